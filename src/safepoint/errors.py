@@ -26,7 +26,37 @@ Interrupted (SystemExit) 75   the run stopped on request; raised through the use
 Every message says what happened, what was done about it, and what the reader can do.
 """
 
+import re
 from enum import IntEnum
+
+_ADDRESS = re.compile(
+    r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}:/{1,2})"
+    r"""(?:[^\s/?#"<>]{0,1000}@|[^\s/:@"<>]{0,100}:[^\s"<>]{0,1000}@)"""
+)
+"""The beginning of a URL with a user's name or password, also where these are not encoded as they should be."""
+_PARAMETER = re.compile(
+    r"(?P<name>[?&](?:x-amz-|x-goog-|sig|[\w-]{0,40}(?:token|secret|password|key|credential))[\w-]{0,40}=)"
+    r"""[^\s&#"<>\\]+""",
+    re.IGNORECASE,
+)
+
+
+def without_credentials(text: str) -> str:
+    """`text` without the user names, passwords and signatures that are in its URLs."""
+    return _PARAMETER.sub(r"\g<name>...", _ADDRESS.sub(r"\g<scheme>", text)) if ":/" in text else text
+
+
+def printable(text: str) -> str:
+    """`text` as one line that shows no credentials and cannot move a terminal's cursor or hide what follows."""
+    text = without_credentials(text)
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def printable_lines(text: str) -> str:
+    """Several lines, each of them `printable`; tabs become spaces."""
+    return "\n".join(printable(line.expandtabs()) for line in text.split("\n"))
 
 
 class ExitCode(IntEnum):
@@ -65,9 +95,9 @@ class SafepointError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = printable_lines(message)
+        self.hint = None if hint is None else printable_lines(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} — {self.hint}" if self.hint else self.message

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from safepoint.cli.lazy import Invocation, LazyGroup
-from safepoint.errors import AccessDeniedError, ExitCode, SafepointError
+from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printable_lines
 
 _CLOSED_PIPE = 141
 """128 + SIGPIPE: the exit code that a shell reports for a program that SIGPIPE has ended."""
@@ -83,7 +83,7 @@ def report_to_program(code: int) -> None:
 
 def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
     document = {"type": "exit_error", "code": int(code), "message": error.message, "hint": error.hint}
-    sys.stderr.write(f"{json.dumps(document) if as_json else f'safepoint: error: {error}'}\n")
+    sys.stderr.write(f"{json.dumps(document) if as_json else printable_lines(f'safepoint: error: {error}')}\n")
     sys.stderr.flush()
     return code
 
@@ -98,6 +98,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     elif isinstance(error, typer.TyperException):
         code = error.exit_code
         if not as_json and (show := getattr(error, "show", None)) is not None:
+            error.message = printable_lines(error.message)  # pyright: ignore
             show()  # it includes the command's usage
             return code
         context = getattr(error, "ctx", None)
@@ -111,7 +112,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
         _forget_unwritten()
         explained = SafepointError(f"the answer cannot be written to stdout: {error.strerror}")
     else:
-        traceback.print_exception(error)
+        sys.stderr.write(printable_lines("".join(traceback.format_exception(error))))
         if not as_json:
             return code
         hint = "this is a bug in Safepoint; report it with the lines above"

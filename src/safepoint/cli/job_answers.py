@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from safepoint.errors import printable
 from safepoint.foundation import clock
-from safepoint.foundation.units import format_age, format_duration, plural, printable
+from safepoint.foundation.units import format_age, format_duration, plural
 from safepoint.jobs.model.job_progress import newest_save, output_of
 from safepoint.jobs.model.records import AttemptRecord, JobRecord, JobState, JobSummary
 from safepoint.progress.record import Progress

@@ -17,13 +17,6 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 Command = TyperCommand | TyperGroup
 
 
-class _ImportedCommand(TyperCommand):
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Override of `click.Command`: for `SCRIPT [ARGS]...`, Typer prints `{SCRIPT [ARGS]...}...`."""
-        pieces = super().collect_usage_pieces(ctx)
-        return [piece[1:-4] if piece.endswith("...}...") else piece for piece in pieces]
-
-
 class LazyCommand(TyperCommand):
     """A command, or a group of commands, that is not imported yet.
 
@@ -44,7 +37,7 @@ class LazyCommand(TyperCommand):
         if isinstance(found, typer.Typer):
             return typer.main.get_group(found)
         app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        app.command(self.name, cls=_ImportedCommand)(found)
+        app.command(self.name)(found)
         command = typer.main.get_command(app)
         assert isinstance(command, TyperCommand)
         # Arguments and options after the name of a program belong to the program.

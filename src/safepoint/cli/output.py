@@ -6,22 +6,42 @@ from typing import Any
 
 import typer
 
-from safepoint.foundation.units import printable
+from safepoint.errors import printable, without_credentials
 
 _VERSION = 1
 """The version of every JSON document on stdout. It increases when a key is removed or changes its meaning."""
 
 
 def print_answer(
-    as_json: bool, document: Mapping[str, Any] | Sequence[Mapping[str, Any]], lines: Sequence[str]
+    as_json: bool,
+    document: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    lines: Sequence[str],
+    colours: Mapping[str, str] | None = None,
 ) -> None:
-    """Print the document, or the list of documents, with `--json`; otherwise print `lines`."""
+    """Print the document, or the list of documents, with `--json`; otherwise print `lines`.
+
+    Args:
+        as_json: whether a program reads the answer.
+        document: for a program.
+        lines: for a person; what is not printable in them is escaped.
+        colours: of lines that begin with these words.
+    """
     if not as_json:
-        typer.echo("\n".join(lines))
+        typer.echo("\n".join(_coloured(printable(line), colours or {}) for line in lines))
     elif isinstance(document, Mapping):
-        typer.echo(json.dumps(versioned(document), indent=1))
+        typer.echo(without_credentials(json.dumps(versioned(document), indent=1)))
     else:
-        typer.echo(json.dumps([versioned(one) for one in document], indent=1))
+        typer.echo(without_credentials(json.dumps([versioned(one) for one in document], indent=1)))
+
+
+def print_warning(text: str) -> None:
+    """Print a warning on stderr."""
+    typer.echo(printable(f"safepoint: warning: {text}"), err=True)
+
+
+def _coloured(line: str, colours: Mapping[str, str]) -> str:
+    word = line.partition(" ")[0]
+    return typer.style(word, fg=colours[word]) + line[len(word) :] if word in colours else line
 
 
 def versioned(document: Mapping[str, Any]) -> dict[str, Any]:

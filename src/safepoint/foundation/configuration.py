@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from safepoint.errors import UsageError
-from safepoint.foundation.units import nearest, printable
+from safepoint.errors import UsageError, printable
+from safepoint.foundation.units import nearest
 
 PROJECT_FILE = "safepoint.toml"
 _PYPROJECT = "pyproject.toml"

@@ -20,8 +20,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from safepoint.errors import printable
 from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.units import printable
 
 _FLOCK = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""

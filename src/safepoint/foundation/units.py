@@ -40,13 +40,6 @@ def format_age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def printable(text: str) -> str:
-    """`text` with everything escaped that could move a terminal's cursor or hide what follows."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-
-
 def plural(count: int, noun: str) -> str:
     """`1 file`, `3 files`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

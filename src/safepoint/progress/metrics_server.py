@@ -5,6 +5,7 @@
 keeps the previous status. No request changes anything.
 """
 
+import contextlib
 import errno
 import http.server
 import os
@@ -12,6 +13,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 from safepoint.foundation import clock
 from safepoint.progress import prometheus_text
@@ -19,6 +21,9 @@ from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 
 _JSON, _TEXTS = "application/json", ("text/plain", "application/openmetrics-text")
 _REQUEST_S = 5.0
+"""Of a request as a whole, however slowly it arrives."""
+_MAX_CONNECTIONS = 32
+_PAUSE_S = 0.1
 _EVERYWHERE = {"", "0.0.0.0", "::", "*"}
 
 
@@ -53,8 +58,43 @@ def default_host(environ: Mapping[str, str] | None = None) -> str:
 
 
 class _Server(http.server.ThreadingHTTPServer):
+    """Has at most `_MAX_CONNECTIONS`: the oldest makes room for the next one. None is older than `_REQUEST_S`."""
+
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: "type[_Handler]") -> None:
+        self._connections: dict[socket.socket, float] = {}  # until when, the oldest first
+        super().__init__(address, handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            clock.sleep(_PAUSE_S)  # without descriptors, the connection is offered again at once
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        # A thread that was just interrupted still needs a moment to close its connection.
+        if len(self._connections) >= 2 * _MAX_CONNECTIONS:
+            super().shutdown_request(request)
+            return
+        self._connections[request] = clock.monotonic_s() + _REQUEST_S
+        for connection in list(self._connections)[:-_MAX_CONNECTIONS]:
+            _interrupt(connection)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called twice a second, and after each connection."""
+        now_s = clock.monotonic_s()
+        for connection, until_s in list(self._connections.items()):
+            if until_s < now_s:
+                _interrupt(connection)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6 and self.server_address[0] == "::":
@@ -104,6 +144,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name is the base class's
         """Write no log of requests."""
+
+
+def _interrupt(connection: socket.socket) -> None:
+    """Let the thread that reads from the connection, or writes to it, end."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def wants_text(accept: str) -> bool:

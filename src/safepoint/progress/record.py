@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from safepoint.errors import ExitCode
+from safepoint.errors import ExitCode, without_credentials
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object, read_regular
 
@@ -188,7 +188,7 @@ class Progress:
 
     def to_bytes(self) -> bytes:
         """The JSON record."""
-        return (json.dumps(self.to_document(), allow_nan=False) + "\n").encode()
+        return (without_credentials(json.dumps(self.to_document(), allow_nan=False)) + "\n").encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Progress":

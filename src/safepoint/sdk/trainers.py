@@ -102,26 +102,26 @@ class TransformersTrainer(types.CustomTrainer):
     It is a subclass of Kubeflow's `CustomTrainer`.
 
     Args:
-        func: the training: a function, the path of a script, or the name of a module. A job receives only the source
-            code of the function, so the function must import and define everything that it uses.
+        func: the training: a function that imports and defines everything it needs inside it, the path of a script,
+            or the name of a module.
         func_args: the arguments of the function, by name; plain values. For a script or module, its options:
             `{"lr": 1e-4}` becomes `--lr 0.0001`.
         packages_to_install: packages to install for this job before it runs.
-        pip_index_urls: the package indexes for `packages_to_install`.
+        pip_index_urls: the package indexes for them.
         num_nodes: number of nodes; 1 when None.
         resources_per_node: `{"nvidia.com/gpu": 1, "cpu": 4, "memory": "16Gi"}`. A node has one rank for each
             GPU, or, if it requests no GPU, one for each CPU.
         env: environment variables; no secrets.
-        enable_progression_tracking: serve the progress of the training over HTTP.
-        metrics_port: the port on the first node that serves the progress; 1024-65535.
-        metrics_poll_interval_seconds: how often the controller of a cluster reads the progress; 5-300.
-        enable_jit_checkpoint: True also saves after each epoch, unless `periodic_checkpoint_config` or `save_every`
-            is set. An `output_dir` sets this field to True. On a request to stop, Safepoint saves with either value.
+        enable_progression_tracking: serve the progress of the training.
+        metrics_port: the port on the first node that serves it; 1024-65535.
+        metrics_poll_interval_seconds: how often the controller of a cluster reads it; 5-300.
+        enable_jit_checkpoint: Safepoint saves on a request to stop with any value. True also saves after each epoch,
+            unless `periodic_checkpoint_config` is set. An `output_dir` sets it to True.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None:
             the folder that the script sets.
         periodic_checkpoint_config: when to save periodically.
-        data_connection_name: the data connection with the keys for `s3://`. On this machine, it is a table in
-            ~/.config/safepoint/connections.toml; in a cluster, it is a Secret.
+        data_connection_name: the keys for `s3://`: the name of a Secret, or on this machine of a table in
+            ~/.config/safepoint/connections.toml.
         verify_cloud_storage_access: before the model is loaded, check that the object store can be written.
         verify_cloud_storage_ssl: False accepts any certificate of the object store.
         image: the container image; without effect on this machine.
@@ -161,8 +161,7 @@ class TransformersTrainer(types.CustomTrainer):
     save_every: str | None = field(default=None, kw_only=True)
     snapshot_steps: int | str | None = field(default=None, kw_only=True)
     function: Callable[..., Any] | str = field(init=False, repr=False)
-    """The value that the caller passed as `func`. The field `func` itself then holds a function that runs this one in
-    a pod (`pod_function`)."""
+    """The value given as `func`. The field `func` is replaced by its pod function; see `pod_function`."""
 
     def __post_init__(self) -> None:
         self.function = original_of(self.func)

@@ -1,10 +1,8 @@
-"""`Checkpointer`: saves and loads the state of a plain PyTorch loop of one process. The loop continues during a save.
+"""`save` and `load` for a plain PyTorch loop of one process, which continues during a save.
 
-Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot, which the
-keeper writes and commits; the keeper also prunes. If there is no memory for a snapshot, the save fails.
-
-`safepoint.session` does more: it saves synchronously if there is no memory for a snapshot, and it handles several
-ranks, signals and object stores.
+Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot that the
+keeper writes, commits and prunes. Without memory for a snapshot a save fails; `safepoint.session` then saves
+synchronously, and also handles several ranks, signals and object stores.
 """
 
 import dataclasses
@@ -47,13 +45,13 @@ _TORN = "parameters were changed outside optimizer.step while they were copied"
 
 
 class Saving:
-    """A save in progress; `Checkpointer.save` returns it.
+    """A save under way; made by `Checkpointer.save`.
 
     Args:
         step: of the checkpoint.
-        path: the checkpoint's folder, which exists when the checkpoint is committed.
-        snapshotter: holds the snapshot.
-        torn: steps whose snapshots were given up, because the parameters changed while they were copied.
+        path: the checkpoint's folder, once it is committed.
+        snapshotter: has the snapshot.
+        torn: steps whose snapshots were given up.
     """
 
     def __init__(self, step: int, path: Path, snapshotter: Snapshotter, torn: set[int]) -> None:
@@ -62,7 +60,7 @@ class Saving:
         self._outcome: Outcome | None = None
 
     def wait_staged(self) -> None:
-        """Wait until the state has been copied. After that the caller may change the state in any way."""
+        """Wait until the state has been copied; from then on it may be changed in any way."""
         self._snapshotter.wait_staged()
 
     @property
@@ -101,7 +99,7 @@ class Checkpointer:
     Args:
         folder: where checkpoints go; claimed for this process until `close`.
         keep: which checkpoints stay, such as `newest=3,every=1000`; None keeps all.
-        slots: how many snapshots may be in memory. None allows three if the state is small, otherwise one.
+        slots: how many snapshots may be in memory; None for one, or three if the state is small.
 
     Raises:
         ConflictError: another run writes there, or this process is one of several ranks.
@@ -178,8 +176,7 @@ class Checkpointer:
         """Allocate the memory for snapshots of `state`, in the background.
 
         Args:
-            state: as for `save`. For an optimizer, memory for two tensors of the size of each parameter is allocated,
-                as Adam needs.
+            state: as for `save`; an optimizer that has not stepped counts with two moments for each parameter.
             is_waiting: whether to wait until the memory is allocated.
 
         Raises:
@@ -206,7 +203,7 @@ class Checkpointer:
             self._snapshotter.watch(optimizers)
 
     def save(self, state: Mapping[str, Any], step: int, *, trigger: Trigger = Trigger.ON_DEMAND) -> Saving:
-        """Save `state` as the checkpoint of `step`. Waits while earlier saves occupy all the memory.
+        """Save `state` as the checkpoint of `step`; waits while earlier saves occupy all the memory.
 
         Args:
             state: name → module, optimizer, any object with `state_dict`, or plain values and tensors.
@@ -312,7 +309,7 @@ class StateImages:
         self._states: dict[str, tuple[Any, ModuleState | OptimizerState]] = {}
 
     def compose(self, name: str, value: Any) -> Image:
-        """Describe how the current content of a value is written into its file.
+        """The image of a value as it is now.
 
         Args:
             name: of the value.
@@ -331,7 +328,7 @@ class StateImages:
             return Image.of_bytes(images.path, content.getvalue())
 
     def _state_of(self, name: str, value: Any) -> tuple[Any, bool]:
-        """What is saved of a value, and whether it certainly has the same tensors as in the last save."""
+        """What is saved of a value, and whether it surely has the same tensors as the last time."""
         if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
             known, state = self._states.get(name, (None, None))
             if state is None or known is not value:
@@ -373,10 +370,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors that have the sizes and the devices of those that a save of `value` writes.
-
-    For an optimizer, these are two tensors for each parameter, as Adam has.
-    """
+    """Tensors as large as those that saving `value` writes, and on the same devices."""
     if isinstance(value, torch.nn.Module):
         yield from {id(tensor): tensor for tensor in value.state_dict(keep_vars=True).values()}.values()
     elif isinstance(value, torch.optim.Optimizer):

@@ -7,8 +7,14 @@ import re
 
 import obstore.exceptions as obstore_errors
 
-from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
-from safepoint.foundation.units import printable
+from safepoint.errors import (
+    AccessDeniedError,
+    ConditionError,
+    ObjectNotFoundError,
+    StorageError,
+    TransientError,
+    printable,
+)
 
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")

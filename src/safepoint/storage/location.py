@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from safepoint.errors import without_credentials
+
 CLAIMS = "SAFEPOINT_PVC_MOUNTS"
 """The variable that states where claims are mounted: `claim=/mount/path` pairs, separated by commas."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -112,29 +114,32 @@ def parse_location(text: str) -> Location:
     Raises:
         ValueError: unknown scheme, no bucket or claim, `..` inside a bucket, a control character.
     """
+    shown = without_credentials(text)
     if not text.strip() or _UNPRINTABLE.search(text):
-        raise ValueError(f"the location {text!r} is empty or has control characters; use {_FORMS}")
+        raise ValueError(f"the location {shown!r} is empty or has control characters; use {_FORMS}")
     match = _SCHEME.fullmatch(text)
     if match is None and _ONE_SLASH.match(text):
-        raise ValueError(f"the location {text!r} needs two slashes after its scheme; use {_FORMS}")
+        raise ValueError(f"the location {shown!r} needs two slashes after its scheme; use {_FORMS}")
     if match is None:
         return Location(scheme=Scheme.FILE, path=_plain(text))
     try:
         scheme = Scheme(match[1].lower())
     except ValueError as error:
-        raise ValueError(f"the location {text!r} has the unknown scheme {match[1]!r}; use {_FORMS}") from error
+        raise ValueError(f"the location {shown!r} has the unknown scheme {match[1]!r}; use {_FORMS}") from error
     rest = match[2]
     if scheme is Scheme.FILE:
         if not rest.startswith("/"):
-            raise ValueError(f"the location {text!r} must name an absolute path: file:///path")
+            raise ValueError(f"the location {shown!r} must name an absolute path: file:///path")
         return Location(scheme=scheme, path=_plain(rest))
     bucket, _, prefix = rest.partition("/")
+    if "@" in bucket:
+        raise ValueError(f"the location {shown!r} must not have a user name or a password; use {_FORMS}")
     if not bucket or bucket in {".", ".."}:
         what = {Scheme.PVC: "claim", Scheme.AZ: "container"}.get(scheme, "bucket")
-        raise ValueError(f"the location {text!r} names no {what}; use {_FORMS}")
+        raise ValueError(f"the location {shown!r} names no {what}; use {_FORMS}")
     path = _plain(prefix).strip("/") if prefix else ""
     if any(part in {".", ".."} for part in path.split("/")):
-        raise ValueError(f"the location {text!r} has `.` or `..` in its path; write the path in full")
+        raise ValueError(f"the location {shown!r} has `.` or `..` in its path; write the path in full")
     return Location(scheme=scheme, bucket=bucket, path=path)
 
 

@@ -8,11 +8,14 @@ the other stores, obstore sends them, and an interrupted upload starts again.
 import contextlib
 import dataclasses
 import hashlib
+import os
 import threading
+import urllib.request
 from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import PreconditionError
@@ -38,6 +41,7 @@ from safepoint.storage.store import (
 )
 
 _SHORTEST_TRY_S = 0.25
+_AWS, _METADATA = "amazonaws.com,amazonaws.com.cn", "169.254.0.0/16,fd00:ec2::/32"
 _SLOWEST_BYTES_PER_S = 64 << 10
 """A link below this counts as broken."""
 _NUM_FENCED_TRIES = 5
@@ -420,6 +424,23 @@ def _gathered(content: Content) -> bytes:
     return bytes(data)
 
 
+def _only_to(options: StorageOptions) -> dict[str, Any]:
+    """Options that keep the session's token from other hosts, and from a connection that is not encrypted.
+
+    obstore follows redirects and uses proxies. So all hosts but the store's, and those that give credentials, have a
+    proxy that does not exist. Through a proxy for an encrypted endpoint the request goes in a tunnel.
+    """
+    endpoint = urlsplit(options.endpoint or "https://")
+    only_encrypted: dict[str, Any] = {"allow_http": endpoint.scheme == "http"}
+    if endpoint.scheme == "https" and {"https", "all"} & urllib.request.getproxies().keys():
+        return only_encrypted
+    hosts = [endpoint.hostname or _AWS]
+    if not options.has_keys:
+        named = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
+        hosts += [_AWS, _METADATA, *(urlsplit(value).hostname or "" for value in named)]
+    return only_encrypted | {"proxy_url": "http://127.0.0.1:1", "proxy_excludes": ",".join(filter(None, hosts))}
+
+
 def _make_client(
     location: Location, options: StorageOptions, timeout_s: float, *, is_repeating: bool = False
 ) -> _Client:
@@ -442,6 +463,7 @@ def _make_client(
         },
     }
     if location.scheme is Scheme.S3:
+        client_options |= _only_to(options)
         given = {
             "endpoint": options.endpoint,
             "access_key_id": options.access_key_id,

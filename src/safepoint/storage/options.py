@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from safepoint.errors import without_credentials
 from safepoint.foundation.quantities import parse_flag
 
 
@@ -33,7 +34,7 @@ class StorageOptions:
 
     def __post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.lower().startswith(("http://", "https://")):
-            raise ValueError(f"endpoint {self.endpoint!r} must begin with http:// or https://")
+            raise ValueError(f"endpoint {without_credentials(self.endpoint)!r} must begin with http:// or https://")
         if not 0 < self.request_timeout_s < float("inf"):
             raise ValueError(f"request_timeout_s {self.request_timeout_s} must be a positive number of seconds")
         if self.ca_bundle is not None and not os.path.isfile(self.ca_bundle):
@@ -49,8 +50,8 @@ class StorageOptions:
         """Read AWS_* and SAFEPOINT_* variables.
 
         AWS_ENDPOINT_URL_S3, AWS_S3_ENDPOINT (as in OpenShift AI's connections) and AWS_ENDPOINT_URL name the
-        endpoint, the first that is set; a bare host means https. AWS_CA_BUNDLE is the CA bundle, and
-        SAFEPOINT_VERIFY_TLS=0 turns verification off.
+        endpoint, the first that is set; a bare host means https, and a user name or password in it is ignored.
+        AWS_CA_BUNDLE is the CA bundle, and SAFEPOINT_VERIFY_TLS=0 turns verification off.
 
         Raises:
             ValueError: a value is invalid.
@@ -67,7 +68,7 @@ class StorageOptions:
         if len(keys) == 1:
             raise ValueError(f"{keys[0]} is not set, and its counterpart is; set both of them or neither")
         return cls(
-            endpoint=endpoint.rstrip("/") if endpoint else None,
+            endpoint=without_credentials(endpoint).rstrip("/") if endpoint else None,
             region=first("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1",
             access_key_id=first("AWS_ACCESS_KEY_ID"),
             secret_access_key=first("AWS_SECRET_ACCESS_KEY"),

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError
+from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError, printable_lines
 from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations import install_integrations
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     try:
         context = current_context()
     except (SafepointError, ValueError) as error:
-        sys.stderr.write(f"safepoint: error: {error}\n")
+        sys.stderr.write(f"{printable_lines(f'safepoint: error: {error}')}\n")
         return ExitCode.USAGE
     outcome = context.outcome
     _exit_with(context.settings.launcher_pid)
@@ -173,4 +173,5 @@ def _print_user_traceback(error: BaseException) -> None:
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename in ours:
         frame = frame.tb_next
-    traceback.print_exception(type(error), error, frame or error.__traceback__)
+    lines = traceback.format_exception(type(error), error, frame or error.__traceback__)
+    sys.stderr.write(printable_lines("".join(lines)))

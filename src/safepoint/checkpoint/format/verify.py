@@ -21,10 +21,10 @@ from safepoint.checkpoint.format.manifest import (
     NodePart,
     is_of_newer_release,
 )
-from safepoint.errors import ManifestError
+from safepoint.errors import ManifestError, printable
 from safepoint.foundation.bounded_json import read_regular
 from safepoint.foundation.files import regular_files
-from safepoint.foundation.units import ByteCounter, printable
+from safepoint.foundation.units import ByteCounter
 
 _MISSING = -1
 

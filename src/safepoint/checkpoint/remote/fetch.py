@@ -17,9 +17,9 @@ from pathlib import Path
 from safepoint.checkpoint.format.digest import PART_BYTES, FileDigester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import compare_listing
-from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError
+from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError, printable
 from safepoint.foundation import files
-from safepoint.foundation.units import format_bytes, printable
+from safepoint.foundation.units import format_bytes
 from safepoint.storage.store import Store
 
 _IN_FLIGHT = 4

@@ -17,9 +17,15 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manif
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord, upload_verified
-from safepoint.errors import ConditionError, ManifestError, ObjectNotFoundError, SafepointError, StorageError
+from safepoint.errors import (
+    ConditionError,
+    ManifestError,
+    ObjectNotFoundError,
+    SafepointError,
+    StorageError,
+    printable,
+)
 from safepoint.foundation import clock
-from safepoint.foundation.units import printable
 from safepoint.storage.store import ABSENT, Condition, Progress
 
 DISCARD_WITHIN_S = 15.0

@@ -23,11 +23,17 @@ from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.store_destination import DISCARD_WITHIN_S, StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
-from safepoint.errors import ConditionError, ConflictError, ObjectNotFoundError, SafepointError, StorageError
+from safepoint.errors import (
+    ConditionError,
+    ConflictError,
+    ObjectNotFoundError,
+    SafepointError,
+    StorageError,
+    printable,
+)
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.environment import host_name
-from safepoint.foundation.units import printable
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import ABSENT, Condition, Progress, Store

@@ -22,11 +22,11 @@ from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, open_inv
 from safepoint.checkpoint.tools.repair import repair
 from safepoint.cli.output import print_answer, table
 from safepoint.cli.place import Connection, find_place
-from safepoint.errors import CheckpointError, NothingValidError, PartlyDoneError, UsageError
+from safepoint.errors import CheckpointError, NothingValidError, PartlyDoneError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.events import console
 from safepoint.foundation.events.console import ProgressLine
-from safepoint.foundation.units import format_age, format_bytes, plural, printable
+from safepoint.foundation.units import format_age, format_bytes, plural
 from safepoint.storage.browsing import browse
 from safepoint.storage.location import Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
@@ -46,10 +46,6 @@ _Place = Annotated[
         callback=find_place,
     ),
 ]
-_OutputLocation = Annotated[
-    str,
-    typer.Argument(metavar="LOCATION", help="An output folder, s3://bucket/prefix or job:NAME.", callback=find_place),
-]
 _OURS = (Kind.CHECKPOINT, Kind.PART)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
@@ -58,7 +54,7 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command
 
 @app.command("list")
 def list_(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
-    """List the checkpoints at a location, newest first.
+    """List the checkpoints of a location, newest first.
 
     For each: age, trigger, size, number of files, and whether it is complete or damaged.
     """
@@ -112,7 +108,7 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
 
 @app.command()
 def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
-    """Check one checkpoint, or every checkpoint at a location, and report faults.
+    """Check one checkpoint or all of a location, and report faults.
 
     Exit code 14 if there is a fault.
     """
@@ -146,7 +142,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
 
 @app.command()
 def prune(
-    location: _OutputLocation,
+    location: _Place,
     keep: Annotated[
         str,
         typer.Option(
@@ -209,9 +205,9 @@ def copy(
     connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
-    """Copy one checkpoint, or every checkpoint at a location, and verify every byte.
+    """Copy one checkpoint or all of a location, and verify every byte.
 
-    SRC and DST may be folders or object stores. Incomplete checkpoints at a location are not copied.
+    Copies between folders and object stores. Incomplete checkpoints of a location are left out.
     """
     inventory, name = _open(source)
     place = _place_around(target, name)
@@ -259,10 +255,10 @@ def export(
     connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
-    """Write a checkpoint's model in the format that `from_pretrained` loads.
+    """Write the model of a checkpoint as `from_pretrained` reads it.
 
-    SRC may also be a folder that torch.distributed.checkpoint or DeepSpeed ZeRO wrote without Safepoint. The data of
-    object stores is not written to this machine's disks.
+    SRC may also be a folder of torch.distributed.checkpoint or DeepSpeed ZeRO that Safepoint did not write. Data of
+    object stores does not go through this machine's disks.
     """
     place, progress = _place(target), ProgressLine("exporting").update
     location = _sharded_model(source)
@@ -313,7 +309,7 @@ def diff(
 
 @app.command("repair")
 def repair_(
-    location: _OutputLocation,
+    location: _Place,
     connection: Connection = None,
     as_json: _Json = False,
     deep: _Deep = False,

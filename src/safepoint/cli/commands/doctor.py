@@ -15,10 +15,10 @@ from safepoint.doctor.examination import examine
 from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import SafepointError
 from safepoint.foundation.configuration import Configuration
-from safepoint.foundation.units import plural, printable
+from safepoint.foundation.units import plural
 from safepoint.settings.run_settings import RunSettings, place_output
 
-_COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
+_COLOURS: dict[str, str] = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
 
 
 def doctor(
@@ -68,7 +68,9 @@ def doctor(
         place = place_output(settings.output_dir, local_dir=settings.local_dir)
     findings = examine(place, grace_s=settings.grace_s, margin_s=settings.margin_s)
     document = {"findings": [dataclasses.asdict(finding) for finding in findings]}
-    print_answer(as_json, document, _lines(findings, is_placed=place is not None))
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or not sys.stdout.isatty()
+    lines = _lines(findings, is_placed=place is not None)
+    print_answer(as_json, document, lines, {} if is_plain else _COLOURS)
     num_failures = sum(finding.status is Status.FAILURE for finding in findings)
     if num_failures:
         raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="see the line `fix` of each")
@@ -76,15 +78,13 @@ def doctor(
 
 def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:
     width = max(len(finding.check) for finding in findings)
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or not sys.stdout.isatty()
     lines: list[str] = []
     for finding in findings:
         status = finding.status.ljust(len(Status.FAILURE))
-        coloured = status if is_plain else typer.style(status, fg=_COLOURS[finding.status])
-        lines.append(f"{coloured}  {finding.check.ljust(width)}  {printable(finding.found)}")
+        lines.append(f"{status}  {finding.check.ljust(width)}  {finding.found}")
         if finding.fix:
             indent = " " * (len(Status.FAILURE) + width + 4)
-            lines += [f"{indent}why: {finding.why}", f"{indent}fix: {printable(finding.fix)}"]
+            lines += [f"{indent}why: {finding.why}", f"{indent}fix: {finding.fix}"]
     if not is_placed:
         lines.append("not checked: the output location; give it with --output-dir")
     return lines

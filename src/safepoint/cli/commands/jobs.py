@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from safepoint.cli.job_answers import HEAD, job_document, page, row
-from safepoint.cli.output import print_answer, table, versioned
-from safepoint.errors import ConflictError, NotFoundError, PartlyDoneError, SafepointError, StorageError
+from safepoint.cli.output import print_answer, print_warning, table, versioned
+from safepoint.errors import ConflictError, NotFoundError, PartlyDoneError, SafepointError, StorageError, printable
 from safepoint.foundation.events import console
 from safepoint.foundation.units import plural
 from safepoint.jobs.local.attempt.logs import FOLDER
@@ -42,22 +42,14 @@ Name = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Timeout = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
-        help="Stop waiting after this time; the request stays in effect.",
-        min=0.1,
-        show_default="no limit",
-    ),
+    typer.Option(metavar="SECONDS", help="Stop waiting after this time.", min=0.1, show_default="no limit"),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.", show_default=False)]
 
 
 def list_(
     active: Annotated[
-        bool,
-        typer.Option(
-            "--active", help="Only jobs that are running, queued or being restarted, not suspended or ended ones."
-        ),
+        bool, typer.Option("--active", help="Only jobs that run, or will run without another command.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -187,7 +179,7 @@ def scale(
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)
         if remark := remark_on(job.spec, count_slots()):
-            typer.echo(f"safepoint: warning: {remark}", err=True)
+            print_warning(remark)
         lines = [f"job {job.name} has {plural(nnodes, 'node')} now, and is {job.state}"]
         print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
 
@@ -231,7 +223,7 @@ def delete(
 
 
 def _confirm(question: str) -> None:
-    if not typer.confirm(question, err=True):
+    if not typer.confirm(printable(question), err=True):
         raise SafepointError("not confirmed; nothing was done")
 
 
@@ -241,7 +233,7 @@ def _ask_if_risky(jobs: LocalJobs, name: str, *, yes: bool) -> None:
     if risk is None:
         return
     if yes:
-        typer.echo(f"safepoint: warning: {risk}", err=True)
+        print_warning(risk)
     elif console.is_interactive():
         _confirm(f"{risk}. Suspend anyway?")
     else:

@@ -54,7 +54,8 @@ def run(
         typer.Option(
             metavar="PORT",
             envvar=["SAFEPOINT_MASTER_PORT", "PET_MASTER_PORT"],
-            help="A free port on node 0; 29500 if it is not set.",
+            help="A free port on node 0.",
+            show_default="29500",
         ),
     ] = None,
     max_restarts: Annotated[
@@ -78,11 +79,8 @@ def run(
     When the launcher or a rank receives SIGTERM, all ranks save one checkpoint at the same step and exit with code
     75. Run the same command again to continue from it. SIGUSR1 saves a checkpoint without stopping.
 
-    Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save, run the
-    command again; 130 stopped by a second SIGINT, or by one before anything could be saved; 2 an option or a setting
-    is invalid; 11 another run uses the output location, or the checkpoints there contradict the settings; 13 the
-    output location cannot be used, or a save or an upload at the end failed; 14 all checkpoints are damaged; 128+N
-    signal N killed a rank; otherwise the script's exit code.
+    Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save; 14 all
+    checkpoints are damaged; otherwise the script's exit code.
     """
     from safepoint.checkpoint.local.output_folder import OutputFolder
     from safepoint.settings.run_settings import place_output

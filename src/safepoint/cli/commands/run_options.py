@@ -142,7 +142,8 @@ class RunOptions:
         typer.Option(
             metavar="PORT",
             envvar="SAFEPOINT_METRICS_PORT",
-            help="Serve the progress on node 0 at http://HOST:PORT/metrics. If not set, or 0: off.",
+            help="Serve the progress on node 0 at http://HOST:PORT/metrics. 0: off.",
+            show_default="0",
         ),
     ] = None
     resume: Annotated[
@@ -150,8 +151,8 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="auto: start from the newest valid checkpoint. never: start at step 0, also when ranks are "
-            "restarted after a failure. PATH: start from this checkpoint.",
+            help="auto: start from the newest valid checkpoint. never: start at step 0. PATH: start from this "
+            "checkpoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[
@@ -159,9 +160,7 @@ class RunOptions:
         typer.Option(
             "--from-scratch",
             envvar="SAFEPOINT_FROM_SCRATCH",
-            help="Start a new run at step 0. Ranks that are restarted after a failure resume from the new run's "
-            "checkpoints. Existing checkpoints in a folder are moved aside, not deleted. Refused if the output "
-            "location is an object store that has checkpoints.",
+            help="Start a new run at step 0. Checkpoints in the output folder are moved aside, not deleted.",
         ),
     ] = False
     allow_batch_change: Annotated[

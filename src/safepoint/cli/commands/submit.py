@@ -10,7 +10,7 @@ import typer
 from safepoint.cli.commands.run import check_resume
 from safepoint.cli.commands.run_options import RunOptions, with_options
 from safepoint.cli.job_answers import job_document
-from safepoint.cli.output import print_answer
+from safepoint.cli.output import print_answer, print_warning
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import current_folder
 from safepoint.foundation.events import console
@@ -130,7 +130,7 @@ def submit(
     with LocalJobs() as jobs:
         job = jobs.submit(spec)
         if remark := remark_on(spec, machine):
-            typer.echo(f"safepoint: warning: {remark}", err=True)
+            print_warning(remark)
         lines = [
             f"job {job.name} is {job.state}",
             "",

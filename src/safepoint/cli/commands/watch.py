@@ -13,7 +13,7 @@ import typer
 from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.job_answers import HEAD, job_document, row
 from safepoint.cli.output import table, versioned
-from safepoint.errors import UsageError
+from safepoint.errors import UsageError, without_credentials
 from safepoint.foundation import clock
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.records import JobRecord
@@ -71,7 +71,7 @@ class _Changes:
 
     def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
         for job, progress in found:
-            text = json.dumps(versioned(job_document(job, progress)))
+            text = without_credentials(json.dumps(versioned(job_document(job, progress))))
             if self._printed.get(job.name) != text:
                 self._printed[job.name] = text
                 typer.echo(text)

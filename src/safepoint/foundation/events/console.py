@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any
 
+from safepoint.errors import printable, printable_lines
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_bytes, format_duration
 
@@ -27,7 +28,8 @@ class _Line(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         kind, colour = _STYLES.get(record.levelno, ("", ""))
-        text = f"safepoint: {kind}{super().format(record)}"
+        # A line break in a name must not look like another line of Safepoint.
+        text = printable_lines(f"safepoint: {kind}{super().format(record)}").replace("\n", "\n  ")
         return f"{colour}{text}\033[0m" if self._colour and colour else text
 
 
@@ -89,7 +91,7 @@ class ProgressLine:
         if done_bytes < total_bytes and rate > 0:
             text += f", {format_duration((total_bytes - done_bytes) / rate)} left"
         end = "\n" if done_bytes >= total_bytes else ""
-        sys.stderr.write(f"\r{text.ljust(self._width)}{end}")  # covers a longer text before it
+        sys.stderr.write(f"\r{printable(text).ljust(self._width)}{end}")  # covers a longer text before it
         sys.stderr.flush()
         self._width = len(text)
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from safepoint.errors import printable
 from safepoint.foundation.events.stream import Event
-from safepoint.foundation.units import format_bytes, format_duration, plural, printable
+from safepoint.foundation.units import format_bytes, format_duration, plural
 
 
 class Started(Event, is_quiet=True):

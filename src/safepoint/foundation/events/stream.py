@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, dataclass_transform
 
+from safepoint.errors import without_credentials
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import MAX_BYTES, open_regular, parse_object
 
@@ -78,7 +79,7 @@ class EventLog:
             record["actor"] = self._actor
         if event.cause:
             record["cause"] = event.cause
-        line = json.dumps(record | vars(event), default=dataclasses.asdict) + "\n"
+        line = without_credentials(json.dumps(record | vars(event), default=dataclasses.asdict)) + "\n"
         for path in self._paths:
             append_lines(path, line.encode())
 

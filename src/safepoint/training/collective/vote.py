@@ -2,9 +2,8 @@
 
 Each optimizer step has one small all-reduce (MAX). It starts while work is left in the step, and its result is read
 when the step ends, so training does not wait for it. The request of one rank is enough. The reduction also carries
-the point of the loop at which each rank votes. When two ranks are at different points, all ranks fail with an error,
-so that they cannot save two different steps. The reduction also carries how long a step takes, so that all ranks
-agree on where in the step to vote.
+the point of the loop at which each rank votes: ranks at different points fail with a clear error, and do not save two
+different steps. It also carries how long a step takes, so that all ranks agree on where in the step to vote.
 """
 
 from typing import NamedTuple
@@ -60,7 +59,7 @@ class Decision(NamedTuple):
         return self.stop_signal > 0
 
     def __or__(self, later: "Decision") -> "Decision":
-        """Both decisions together, with the later `step_ms`."""
+        """Both decisions together, with the later measurement."""
         return Decision(
             stop_signal=self.stop_signal or later.stop_signal,
             stop_rank=self.stop_rank if self.stop else later.stop_rank,
@@ -114,9 +113,8 @@ class Vote:
         signal, rank, save, give_up, step_ms, most_steps, least_steps, most_votes, least_votes = values
         if most_steps != -least_steps or most_votes != -least_votes:
             raise PeerError(
-                "the ranks are at different points of the training loop: they have done between "
-                f"{-least_steps} and {most_steps} steps, and have voted between {-least_votes} and {most_votes} "
-                f"times; rank {self._peers.place.rank} ends and nothing is saved",
+                f"the ranks are at different points of the training loop (steps {-least_steps} and {most_steps}, "
+                f"votes {-least_votes} and {most_votes}); rank {self._peers.place.rank} ends and nothing is saved",
                 hint="every rank must run the same number of steps and evaluations",
             )
         return Decision(

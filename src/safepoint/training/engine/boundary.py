@@ -33,8 +33,7 @@ class Boundary:
 
     A loop calls `prepare`, loads the model, and calls `loop_begins`. In each step it calls `agreement.step_begins`,
     `agreement.gradients_complete` before the optimizer, `step_ends` after it, `save_if_due`, and `ends`. After the
-    last step it calls `save_last_step` and `report_end`. At the end, also after an error, it calls the function
-    `release` of this module.
+    last step it calls `save_last_step` and `report_end`. It calls `release` also after an error.
 
     Args:
         context: this rank.
@@ -66,11 +65,11 @@ class Boundary:
         self.agreement = Agreement(context.termination, peers)
         """The votes of the ranks."""
         self.saver = SynchronousSave(setup)
-        """Saves without the keeper; training waits for these saves."""
+        """Saves without the keeper."""
         self.snapshots = Snapshots(setup)
-        """Takes snapshots, which the keeper writes while training continues."""
+        """Saves through the keeper."""
         self.saves = Saves(setup, self.agreement, self.snapshots, self.saver)
-        """Saves through `snapshots` where possible, otherwise through `saver`. All saves start here."""
+        """Chooses between the two."""
         if start.point is not None and not start.point.is_durable:
             self.saves.requested = Trigger.PERIODIC  # the state is only in memory: save it at the next boundary
         self._deadline = Deadline(context, self.agreement, self.snapshots)
@@ -175,7 +174,7 @@ class Boundary:
                 on_started(trigger)
         agreement.save_done()
         if has_waited and not stops:
-            # The save took long. Without this vote, a signal that arrived during it would have to wait for a step.
+            # The save took long: a signal that arrived in the meantime must not wait for another step.
             agreement.vote_now(step)
         if agreement.decision.stop:
             raise self._leave()
@@ -237,8 +236,7 @@ class Boundary:
         Returns:
             The exception for the caller to raise.
         """
-        # The vote that decided this was followed by another, which every rank has started and must receive.
-        self.agreement.receive()
+        self.agreement.receive()  # `exchange` has started another vote after the one that decided this
         self._report_stop()
         if 0 < step != self._context.outcome.saved_step:
             go_back()
@@ -263,7 +261,7 @@ class Boundary:
         is_saved = context.outcome.saved_step == step
         reason = "" if is_saved else "no step was finished" if step == 0 else "the save failed"
         uploads_failed = context.uploads.stop_reason is not None
-        with contextlib.suppress(PeerError):  # another rank has ended already, which does not affect the checkpoint
+        with contextlib.suppress(PeerError):  # a rank has ended already; the checkpoint is not affected
             uploads_failed = any(self._setup.peers.gather(uploads_failed))
         interrupted = context.outcome.interrupt(is_saved=is_saved, reason=reason, uploads_failed=uploads_failed)
         context.uploads.finish(newest_only=True)
@@ -273,21 +271,20 @@ class Boundary:
 def release(
     context: RankContext, output: OutputFolder, start: Start | None, boundary: Boundary | None, *, is_finished: bool
 ) -> None:
-    """Release the snapshots and the output folder, when a training is over or could not start.
+    """A training is over, or could not start: release the snapshots and the output folder.
 
     Args:
         context: this rank.
         output: the folder.
         start: where the training started; None if the ranks did not agree.
         boundary: of the training; None if it was not prepared.
-        is_finished: whether the training has reached its end. If it has not, and all ranks have not agreed to stop
-            either, the training failed: then the keeper commits its newest snapshot when this process ends.
+        is_finished: whether the training has reached its end. Otherwise, unless it was interrupted, the keeper
+            commits its newest snapshot when this process ends.
     """
     context.termination.leave_training()
     is_orderly = is_finished or context.outcome.interrupted is not None
     if boundary is not None:
         boundary.snapshots.close(is_orderly=is_orderly)
-    # After a failure the keeper may be committing its snapshot, for which it needs the attempt's working folders.
-    # Then they stay, and the next start deletes them.
-    keeper_may_save = not is_orderly and context.keeper.is_connected
-    output.release(start.attempt.attempt_id if start is not None and not keeper_may_save else None)
+    # The keeper may be saving the snapshot of a lost rank: then the next start removes the working folders.
+    is_kept = not is_orderly and context.keeper.is_connected
+    output.release(start.attempt.attempt_id if start is not None and not is_kept else None)

@@ -13,13 +13,13 @@ from safepoint.training.engine.synchronous_save import SynchronousSave
 
 
 class Saves:
-    """Chooses how to save, and tracks which step is saved or being saved. Every rank makes the same choice.
+    """Chooses how to save, and tracks which step is saved or being saved; the same on every rank.
 
     Args:
         setup: the training.
-        agreement: receives how long a save takes; it decides whether a step can still be finished and saved in time.
-        snapshots: takes snapshots, which the keeper writes while training continues.
-        saver: saves without the keeper; training waits.
+        agreement: receives how long a save takes.
+        snapshots: saves through the keeper.
+        saver: saves without it.
     """
 
     def __init__(
@@ -105,19 +105,14 @@ class Saves:
             )
         if took_s is not None:
             self.step = self._loop.step
-            # This save is newer than one that the keeper may still be writing, so nothing has to wait for that one.
-            self.pending_step = self._loop.step_being_saved = None
+            self.pending_step = self._loop.step_being_saved = None  # no caller waits for a save of an older step
             self.requested = None
             self._agreement.save_s = took_s
             if not self._loop.has_callbacks:
                 self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
-        """Request that the keeper commits the snapshot of `step`, unless that was requested before.
-
-        Returns:
-            Whether the keeper commits it; `finish` then waits for that.
-        """
+        """Let the keeper commit the snapshot of `step`; returns whether the keeper commits it, now or already."""
         if self._snapshots.commit_taken(step, Trigger.JIT):
             self.step = self.pending_step = step
         return self.pending_step == step
@@ -125,9 +120,9 @@ class Saves:
     def finish(self) -> None:
         """Wait until the keeper's save is durable; if the save of this step fails, save synchronously."""
         step, self.pending_step = self.pending_step, None
-        # `pending_step` is the same on every rank, so all ranks wait or none does. The messages that the ranks have
-        # received from their keepers may differ.
-        if step is None:
+        if (
+            step is None
+        ):  # the same on every rank; the messages that ranks have received from their keepers may differ
             return
         with self._context.progress.during(State.SAVING):
             is_durable = self._snapshots.finish(step)

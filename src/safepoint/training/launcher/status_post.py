@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from safepoint.errors import printable
 from safepoint.foundation import clock
-from safepoint.foundation.units import printable
 from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 from safepoint.settings.run_settings import STATUS_URL
 
@@ -69,7 +69,9 @@ class StatusTarget:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may omit extensions
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")
-        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
+        # A proxy would receive what is not encrypted; what is encrypted goes through it in a tunnel.
+        proxies = urllib.request.ProxyHandler(None if parts.scheme == "https" else {})
+        opener = urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=context), _NoRedirects())
         try:
             with opener.open(request, timeout=_REQUEST_S):
                 return

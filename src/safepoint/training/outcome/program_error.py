@@ -1,7 +1,6 @@
 """An error that ends the user's program: its exit code, and its summary for the rank's record."""
 
-from safepoint.errors import ExitCode, SafepointError
-from safepoint.foundation.units import printable
+from safepoint.errors import ExitCode, SafepointError, printable
 
 _MOST_CHARACTERS = 300
 

@@ -6,9 +6,7 @@ from safepoint.training.plain.data.position import DataProgress
 
 
 class Periodic:
-    """Decides after each step whether it is saved, with the same result on all ranks.
-
-    Saves by time (`--save-every`) are not decided here but by the vote.
+    """Decides after each step, with the same result on all ranks. The vote decides on saves by time.
 
     Args:
         settings: of the run; they override the script.
@@ -29,17 +27,16 @@ class Periodic:
         self._epochs = 0
 
     def begin(self, data: DataProgress) -> str:
-        """Start, or resume, at the position of `data`.
+        """Start, or resume, where `data` is.
 
         Returns:
-            Why a setting has no effect; empty if all settings have an effect.
+            Why a setting has no effect; empty when all have.
         """
         self._epochs = _epochs_ended(data)
         if self._lacks_steps:
             return "--save-strategy steps has no effect without a number of steps; give --save-steps"
         if self._is_by_epoch and data.num_batches is None:
-            # The epochs of two ranks may end at different steps. These ranks would not save together.
-            self._is_by_epoch = False
+            self._is_by_epoch = False  # ranks whose epochs end at different steps would not save together
             return (
                 "--save-strategy epoch has no effect, because the number of batches in an epoch is not known; give "
                 "--save-steps"

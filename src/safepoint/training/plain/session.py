@@ -18,12 +18,12 @@ _HINT = "call run.step(loss=…) after each step of the optimizer"
 
 
 class Run(Training):
-    """What `session` returns. The loop takes its batches from the run, and reports each step to it.
+    """The run that `session` returns: the loop takes its batches from it and reports its steps to it.
 
     Args:
         context: this rank.
-        parts: the model, the optimizer and all other parts of the state.
-        data: what the loop trains on; iterated once in each epoch.
+        parts: the model, the optimizer and all else that is saved.
+        data: is iterated once in each epoch.
         output_dir: see `Training`.
         save_steps: see `Training`.
     """
@@ -51,10 +51,7 @@ class Run(Training):
         return self._tracked.epoch
 
     def epochs(self, count: int) -> Iterator[Iterator[Any]]:
-        """The batches of each remaining epoch, for loops with work between epochs.
-
-        Args:
-            count: epochs of the whole run, including those of earlier attempts.
+        """The batches of each remaining epoch, up to `count` epochs in all, for loops with work between epochs.
 
         Raises:
             UsageError: the session has no data.
@@ -88,14 +85,7 @@ class Run(Training):
         super()._finish()
 
     def batches(self, epochs: int = 1) -> Iterator[Any]:
-        """The remaining batches, of all remaining epochs.
-
-        Args:
-            epochs: epochs of the whole run, including those of earlier attempts.
-
-        Raises:
-            UsageError: the session has no data.
-        """
+        """The remaining batches, up to `epochs` epochs in all."""
         for batches in self.epochs(epochs):
             yield from batches
 

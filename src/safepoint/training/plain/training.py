@@ -33,7 +33,7 @@ from safepoint.training.state.strategy import check_partitions, check_strategy
 
 
 class Training:
-    """One training, used in a `with` statement. Entering it resumes; the loop calls `step` after each step.
+    """One training, used in a `with` statement: entering it resumes, and `step` ends each step.
 
     Args:
         context: this rank.
@@ -85,7 +85,7 @@ class Training:
         self._hook: Any = None
         self._start: Start | None = None
         self._prepared: Boundary | None = None
-        self._lease = contextlib.ExitStack()
+        self._reading = contextlib.ExitStack()
 
     @property
     def root(self) -> Path:
@@ -113,16 +113,16 @@ class Training:
             if self._location is not None and context.place.restart == 0:
                 on_all_ranks(self._peers, self._try_store)
             self._start = agree_on_start(context, self._peers, self._output, self._location)
-            self._lease.enter_context(lease(self._start.point))
+            self._reading.enter_context(lease(self._start.point))
         return self._start.point.path if self._start.point is not None else None
 
     def _try_store(self) -> None:
-        """Raise an error now if the store cannot be used; without this check, the error would come minutes later."""
+        """Raise an error now, and not after minutes, when the store cannot be used."""
         if self._location is not None and self._context.place.is_first:
             open_checked(self._location, verify_access=self._context.settings.verify_access)
 
     def begin(self) -> None:
-        """Load the checkpoint that `agree` has chosen. The first step follows this call."""
+        """Load the checkpoint that `agree` has found; the first step follows."""
         with self._released_on_error():
             try:
                 self._prepare()
@@ -176,9 +176,9 @@ class Training:
         manifest, context, loop = point.manifest, self._context, self._loop
         check_strategy(manifest, loop.strategy)
         check_partitions(manifest, loop.zero_stage, context.place.world_size)
-        with self._lease:
+        with self._reading:
             position, rng = loop.position_in(point.path, ranks_before=manifest.world_size)
-            # This may raise an error, so it comes before anything is loaded.
+            # Before anything is loaded, because this may raise an error.
             position = rescale_position(
                 position,
                 manifest,
@@ -224,7 +224,7 @@ class Training:
             self._context.outcome.program_ended(exit_code_after(error), summarize(error))
 
     def _release(self, *, is_finished: bool) -> None:
-        self._lease.close()
+        self._reading.close()
         if self._hook is not None:
             self._hook.remove()
         release(self._context, self._output, self._start, self._prepared, is_finished=is_finished)
@@ -236,13 +236,13 @@ class Training:
 
     # ---- a step -----------------------------------------------------------------------------------------------
 
-    def step(self, *, loss: Any = None, metrics: Mapping[str, Any] | None = None, must_save: bool = False) -> None:
-        """Report that the optimizer has stepped. This may save. It ends the program when a stop was requested.
+    def step(self, *, loss: Any = None, metrics: Mapping[str, Any] | None = None, is_saved: bool = False) -> None:
+        """Report that the optimizer has stepped. This may save, and it ends the program when a stop was requested.
 
         Args:
             loss: of the step, for the progress report; a number or a tensor of one element.
             metrics: further metrics by name; names of evaluations start with `eval_`, `val_` or `test_`.
-            must_save: whether to save this step even if no save is due.
+            is_saved: whether to save this step in any case.
 
         Raises:
             Interrupted: all ranks agreed to stop; a `SystemExit` with the right exit code.
@@ -261,10 +261,10 @@ class Training:
         self._batches_before = data.batches
         self._metrics = without_graph({"loss": loss, **(metrics or {})})
         self._boundary.step_ends()
-        self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or must_save)
+        self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or is_saved)
         self._report_progress()
         self._boundary.ends()
-        # Reset after the save only: when an optimizer has no state yet, DCP calls its `step` during the save.
+        # Not before the save, in which DCP steps an optimizer that has no state yet.
         self._has_voted = False
         self._boundary.agreement.step_begins(loop.step)
 
@@ -299,7 +299,7 @@ class Training:
             progress.measured(self._metric_reader.read(metrics, is_last=is_last))
 
     def _steps_in_all(self, in_epoch: int) -> int:
-        """The number of steps of the whole run; 0 when it is not known."""
+        """0 when that is not known."""
         # The last step of an epoch may have fewer batches than the others.
         self._most_batches = most = max(self._most_batches, self._loop.batches_per_step)
         batches = self.epochs_to_do * in_epoch

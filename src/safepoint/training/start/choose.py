@@ -1,9 +1,9 @@
 """Chooses the checkpoint that a run resumes from, and completes it in every folder; all ranks decide together.
 
 The newest step that any folder or the object store holds is tried first. Its files are read and compared with the
-manifest, and damaged ones are reported. A folder gets its missing files from the other folders and the store. A step
+manifest; what is damaged is reported. What is missing in a folder comes from the other folders and the store. A step
 that cannot be completed is rejected, and the next older one is tried. When checkpoints exist and none can be
-completed, the run ends with exit code 14. It does not start at step 0 then.
+completed, the run ends with exit code 14; it never starts from scratch silently.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class _Candidate:
     Args:
         manifest: of the checkpoint.
         is_in_store: whether the store has it.
-        named: the folder that `--resume` names, on the first rank, where it was verified; otherwise None.
+        named: the valid checkpoint on the first rank that the user named, or None.
     """
 
     manifest: Manifest
@@ -62,11 +62,11 @@ class CheckpointChooser:
 
     Args:
         peers: all ranks.
-        output: the folder that this rank uses. One rank, its owner, has claimed it.
+        output: this rank's folder, claimed by its owner.
         folders: which ranks use which folder.
         store: the object store behind the folders, or None.
-        settings: `resume`, `from_scratch` and `has_begun` are used. `--resume PATH` and `from_scratch` apply to the
-            first start only; later starts resume from newer checkpoints. `--resume never` applies to every start.
+        settings: `resume`, `from_scratch` and `has_begun`. A named checkpoint and `from_scratch` apply to the first
+            start only; later starts resume from newer checkpoints.
         report: writes an event; ranks other than the first report only events of their own node.
     """
 
@@ -92,15 +92,15 @@ class CheckpointChooser:
         """Choose the checkpoint to resume from, and complete it in every folder.
 
         Args:
-            in_memory: a snapshot that is left from an earlier start, the same on every rank. If no checkpoint is
-                newer, the snapshot is chosen, and no checkpoint is read.
+            in_memory: a snapshot that an earlier start has left, the same on every rank; when no checkpoint is
+                newer, it is chosen and no checkpoint is read.
 
         Returns:
-            Where the checkpoint is on this node; None to begin at step 0.
+            Where it is on this node; None to begin at step 0.
 
         Raises:
             NothingValidError: there are checkpoints, and none of them can be used.
-            CheckpointError: the checkpoint that `--resume` names is not valid.
+            CheckpointError: the one that was named is not valid.
             StorageError: the store cannot be read, or a disk has too little room.
         """
         settings = self._settings
@@ -138,7 +138,7 @@ class CheckpointChooser:
         """Complete the checkpoint of `step` in every folder, because a framework is about to read it.
 
         Raises:
-            CheckpointError: the checkpoint cannot be completed any more.
+            CheckpointError: it cannot be completed any more.
             StorageError: the store cannot be read, or a disk has too little room.
         """
         candidates = self._candidates(step, is_in_store=step in self._steps_in_store())

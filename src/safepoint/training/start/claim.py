@@ -31,7 +31,7 @@ class Attempt:
         run_id: the run, the same over all its attempts.
         attempt: which start of the run this is, from 1.
         attempt_id: names this attempt's working folders.
-        passed_over: steps whose checkpoints in the object store were damaged, so that the start did not use them.
+        passed_over: steps in the object store that were found damaged.
     """
 
     run_id: str
@@ -41,11 +41,11 @@ class Attempt:
 
 
 def claim_folder(context: RankContext, output: OutputFolder) -> None:
-    """Claim this node's folder, and delete the unfinished files of ended runs from it.
+    """Claim this node's folder, and delete what ended runs left in it.
 
     Raises:
-        ConflictError: another run holds the folder.
-        StorageError: the folder cannot be used.
+        ConflictError: another run holds it.
+        StorageError: it cannot be used.
     """
     output.prepare()
     context.reporter.write_to(output.events)
@@ -66,22 +66,22 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
 
 
 def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> str:
-    """Let the node's keeper write to the claimed folder. The first rank of each node sends the request.
+    """Let the node's keeper write to the claimed folder; one rank of each node asks for it.
 
     Returns:
-        Why the keeper cannot write to it; empty when it can.
+        Why the keeper cannot; empty when it can.
     """
     if place.local_rank != 0:
         return ""
-    # The keeper of node 0 commits. It holds its claim on the folder even after the ranks have ended.
+    # The keeper that commits holds the folder, even when the ranks have ended.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
-    """Record in the folder that it belongs to this location, before anything in the folder is used.
+    """Note that the folder belongs to this object store, before anything in the folder is used.
 
     Raises:
-        ConflictError: the folder holds checkpoints of another location.
+        ConflictError: it holds the checkpoints of another location.
     """
     note = output.control / "location"
     try:
@@ -90,10 +90,9 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
         noted = ""
     if noted and noted != str(location) and output.committed():
         raise ConflictError(
-            f"the folder {output.root} holds checkpoints of {noted}, and this run's location is {location}; training "
-            "was not started and nothing was changed",
-            hint="name another folder with --local-dir. To continue from these checkpoints, also copy them: "
-            f"`safepoint checkpoints copy {output.root} {location}`",
+            f"the folder {output.root} holds the checkpoints of {noted}, not of {location}; training was not "
+            "started and nothing was changed",
+            hint="name another folder with --local-dir, or copy them with `safepoint checkpoints copy`",
         )
     write_atomic(note, str(location).encode(), durable=False)
     context.uploads.close_training()
@@ -102,10 +101,10 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
 
 
 class StoreClaim:
-    """The claim on the object store. Only the first rank uses it.
+    """The claim on the object store; on the first rank.
 
-    `begin` claims the location before a checkpoint is chosen, so that no earlier attempt adds or deletes one in the
-    meantime. `complete` claims it again when the run and the attempt are known.
+    The location is claimed before a checkpoint is chosen, so that no earlier attempt adds or deletes one meanwhile,
+    and again when run and attempt are known.
 
     Args:
         context: this rank.
@@ -118,7 +117,7 @@ class StoreClaim:
         self._before: Claim | None = None
 
     def begin(self) -> None:
-        """Claim the location, and commit checkpoints that all nodes have uploaded and none has committed.
+        """Claim the location, and commit a checkpoint that all nodes have uploaded and none has committed.
 
         Raises:
             ConflictError: the settings would not resume from what the location holds, or another start was first.
@@ -131,15 +130,15 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The number of this run's attempt that held the location before; 0 if none did."""
+        """The attempt of this run that held the location before, or 0."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
-        """Claim the location for the attempt, and delete the unfinished objects of earlier attempts.
+        """Claim the location for the attempt, and delete what earlier attempts left there.
 
         Args:
             run_id: the run.
-            attempt: which start of the run this is.
+            attempt: which start of it.
             attempt_id: unique to this start.
             keep: names of checkpoints that nodes will upload, or have begun to upload.
         """
@@ -186,8 +185,8 @@ def start_uploader(
         context: this rank.
         output: the folder.
         location: the object store.
-        attempt: the attempt that has claimed both.
-        folders: the folders of all nodes. With several, each node uploads its part of a checkpoint.
+        attempt: that has claimed both.
+        folders: whether other nodes upload parts of the same checkpoints.
     """
     settings = context.settings
     plan = UploaderPlan(
@@ -206,13 +205,7 @@ def start_uploader(
 
 
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
-    """Refuse a start that would not resume from the newest checkpoint of the store.
-
-    Checkpoints in a store cannot be moved aside, as those in a folder are.
-
-    Raises:
-        ConflictError: the settings name another start, and the store holds checkpoints.
-    """
+    """Objects in a store cannot be moved aside, so a run must resume from the newest one or use another store."""
     settings = context.settings
     if settings.resume == "auto" and not settings.from_scratch:
         return
@@ -222,5 +215,5 @@ def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
         raise ConflictError(
             f"{remote.store.location} holds checkpoints up to step {max(steps)}, and {option} would not resume from "
             "them; training was not started and nothing was changed",
-            hint="name another location, or first delete the checkpoints there with a tool of the object store",
+            hint="name another location, or delete them with `safepoint checkpoints prune`",
         )

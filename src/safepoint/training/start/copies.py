@@ -10,9 +10,9 @@ from pathlib import Path
 from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, FileEntry, Manifest
 from safepoint.checkpoint.format.verify import Fault, compare_content, read_part, verify, verify_part
-from safepoint.errors import CheckpointError, ManifestError
+from safepoint.errors import CheckpointError, ManifestError, printable
 from safepoint.foundation import files
-from safepoint.foundation.units import printable
+from safepoint.foundation.events.console import ProgressLine
 
 _log = logging.getLogger("safepoint")
 
@@ -155,6 +155,22 @@ def named_manifest(path: Path, progress: Callable[[int, int], None] | None) -> M
             hint="rename the folder to match its manifest, or name another checkpoint",
         )
     return verdict.manifest
+
+
+def verify_best(path: Path) -> None:
+    """Verify the checkpoint with the best model, which a framework is about to load; it may have been deleted.
+
+    Raises:
+        CheckpointError: it is not valid.
+    """
+    if os.path.lexists(path):
+        verdict = verify(path, progress=ProgressLine("verifying").update)
+        strays = [f"{printable(stray)}: it is not in the manifest" for stray in verdict.strays]
+        if not verdict.is_valid or strays:
+            raise CheckpointError(
+                f"the best checkpoint {path} is not valid: {[*verdict.faults, *strays][0]}; its model was not loaded",
+                hint="move it away and start again to end with the model of the last step",
+            )
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import xxhash
 from torch.distributed.tensor import DTensor
 
 from safepoint.checkpoint.format.digest import digest_bytes
-from safepoint.errors import ConflictError
+from safepoint.errors import ConflictError, without_credentials
 from safepoint.training.state.zero_gathering import gathered
 
 _BASE_PREFIX = "base_model.model."
@@ -68,7 +68,11 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     inner = getattr(model.get_base_model(), "config", None)
     name = getattr(config, "base_model_name_or_path", None) or getattr(inner, "_name_or_path", None) or ""
     revision = getattr(inner, "_commit_hash", None) or getattr(config, "revision", None) or ""
-    return {"name": str(name), "revision": str(revision), "digest": _digest_of(model, num_ranks)}
+    return {
+        "name": without_credentials(str(name)),
+        "revision": str(revision),
+        "digest": _digest_of(model, num_ranks),
+    }
 
 
 def base_as_saved(

@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from safepoint.errors import ExitCode, SafepointError
+from safepoint.errors import ExitCode, SafepointError, printable_lines
 from safepoint.foundation.files import write_atomic
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launch import launch
@@ -65,10 +65,10 @@ def main(arguments: Sequence[str]) -> int:
         plan = LaunchPlan(**document["plan"])
         code = launch(plan, RunSettings(**document["settings"]), on_exit=leave)
     except SafepointError as error:
-        sys.stderr.write(f"safepoint: error: {error}\n")
+        sys.stderr.write(f"{printable_lines(f'safepoint: error: {error}')}\n")
         code = error.exit_code
     except BaseException as error:  # noqa: BLE001  the supervisor needs an exit code in any case
-        traceback.print_exc()
+        sys.stderr.write(printable_lines(traceback.format_exc()))
         code = _code_after(error)
     leave(code)
     sys.stdout.flush()

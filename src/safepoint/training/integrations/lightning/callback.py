@@ -19,6 +19,7 @@ from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.lightning.lightning_data import LightningData
 from safepoint.training.integrations.lightning.lightning_parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
+from safepoint.training.start.copies import verify_best
 from safepoint.training.state.temporary_attributes import Overrides, temporarily
 
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
@@ -50,11 +51,14 @@ class SafepointCallback(Checkpoint):
 
     @property
     def best_model_path(self) -> str:
-        """The file of the newest checkpoint; empty when there is no checkpoint.
+        """The newest checkpoint's file, for `Trainer.test` where there is no ModelCheckpoint; empty without one.
 
-        `Trainer.test` reads it when the script has no ModelCheckpoint.
+        Raises:
+            CheckpointError: the checkpoint is damaged.
         """
         found = list_checkpoints(self._root) if self._root is not None else []
+        for path in found[:1]:
+            verify_best(path)
         return str(found[0] / STATE) if found else ""
 
     # ---- what Lightning saves and restores -----------------------------------------------------------------------
@@ -140,7 +144,7 @@ class SafepointCallback(Checkpoint):
 
         def restored(original: Callable[[], None]) -> None:
             original()
-            # If `begin` fails, `_close` must not end the training, which has not started.
+            # `_close` must not end a training that has not started.
             training, self._training = self._training, None
             assert training is not None
             training.begin()
@@ -168,8 +172,8 @@ class SafepointCallback(Checkpoint):
 
         def begin_batches(original: Callable[[], None]) -> None:
             original()
-            # The checkpoint was taken after a batch and all that follows the batch. So Lightning must not repeat
-            # anything, and must end this epoch like any other.
+            # The checkpoint's batch and all that follows it are done: nothing is repeated, and this epoch ends like
+            # any other.
             fit._restarting = epoch._restarting = False
 
         def end_batch(original: Callable[[Any], None], fetcher: Any) -> None:
@@ -196,7 +200,7 @@ class SafepointCallback(Checkpoint):
             self._overrides.override(place, name, instead)
 
     def _resume(self, data: LightningData) -> None:
-        """Restore what Lightning does not; Lightning has already loaded everything that it saves itself."""
+        """Lightning has loaded everything that it saves itself."""
         trainer, fit = self._trainer, self._trainer.fit_loop
         trainer.should_stop = bool(self._saved.get("should_stop"))
         trainer._logger_connector._callback_metrics.update(self._saved.get("metrics", {}))
@@ -213,15 +217,15 @@ class SafepointCallback(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         self._is_last_batch = bool(loop._num_ready_batches_reached())
         if not self._is_last_batch:
-            self._end_step(must_save=loop.done)
+            self._end_step(is_saved=loop.done)
 
-    def _end_step(self, *, must_save: bool = False) -> None:
+    def _end_step(self, *, is_saved: bool = False) -> None:
         assert self._training is not None
         self._is_last_batch = False
-        self._training.step(loss=self._loss, must_save=must_save)
+        self._training.step(loss=self._loss, is_saved=is_saved)
 
     def _metrics(self) -> dict[str, Any]:
-        """The logged metrics, before Lightning has computed their values: the computation is a collective call."""
+        """What has been logged, not yet computed: computing it is a collective call."""
         return dict(getattr(self._trainer._logger_connector, "_callback_metrics", {}))
 
     def _close(self, error: BaseException | None) -> None:
@@ -232,7 +236,7 @@ class SafepointCallback(Checkpoint):
 
 
 def _check(trainer: Any, context: RankContext) -> None:
-    """Refuse a Trainer whose training cannot be saved or resumed.
+    """Refuse what cannot be saved or resumed.
 
     Raises:
         UsageError: the strategy is not supported, or Lightning uses other ranks than were started.
@@ -248,11 +252,11 @@ def _check(trainer: Any, context: RankContext) -> None:
         raise UsageError(
             f"Lightning would start {trainer.world_size} ranks by itself, which is not supported; training was not "
             "started",
-            hint="start all ranks with `safepoint run --nproc-per-node N SCRIPT`, and set Trainer(devices=N)",
+            hint="start all ranks with `safepoint run --nproc-per-node N SCRIPT`, and give the Trainer devices=N",
         )
     if trainer.world_size != context.place.world_size:
         raise UsageError(
             f"Lightning trains on {trainer.world_size} rank(s), and {context.place.world_size} were started; "
             "training was not started",
-            hint="set Trainer(devices=…, num_nodes=…, strategy='ddp') to match the ranks that `safepoint run` starts",
+            hint="give the Trainer devices, num_nodes and strategy='ddp' for as many ranks as `safepoint run` starts",
         )

@@ -15,10 +15,11 @@ from transformers.trainer_callback import TrainerCallback
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import Manifest, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.errors import Interrupted, PeerError, SafepointError
+from safepoint.errors import Interrupted
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import DeadlineChoice, StepGivenUp
 from safepoint.progress.record import State
+from safepoint.training.collective.collective_wait import long_on_all_ranks
 from safepoint.training.collective.peers import join_peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.boundary import Boundary, release
@@ -35,7 +36,7 @@ from safepoint.training.integrations.transformers.save_callbacks import SaveCall
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_supported
 from safepoint.training.integrations.transformers.trainer_loop import TrainerLoop, best_step
-from safepoint.training.start.copies import lease
+from safepoint.training.start.copies import lease, verify_best
 from safepoint.training.start.start import Start, agree_on_start
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
 from safepoint.training.state.temporary_attributes import Overrides
@@ -158,8 +159,7 @@ class TrainerRun(TrainerCallback):
                 resume_from,
             )
             return resume_from
-        # `resume_from` True is not passed on: with it, the Trainer would load any folder that is named like a
-        # checkpoint, or fail if there is none.
+        # With True the Trainer would load any folder that is named like a checkpoint, or fail without one.
         return None
 
     def _override(self, overrides: Overrides) -> None:
@@ -179,8 +179,7 @@ class TrainerRun(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is loaded: restore the state that the Trainer does not save, and do the deferred work."""
-        # The Trainer has loaded the intervals for saves, logs and evaluations from the checkpoint. Those of the
-        # script and of the options replace them.
+        # The script's arguments and the options apply; otherwise the checkpoint's would.
         state.compute_steps(args, int(state.max_steps))
         self._callbacks.loop_begins()
         self._boundary.loop_begins()
@@ -220,7 +219,7 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An epoch starts. Its sampler has not drawn the order of the samples yet."""
+        """An epoch starts; its sampler has not been drawn yet."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -257,10 +256,7 @@ class TrainerRun(TrainerCallback):
         self._boundary.agreement.gradients_complete(self._step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch was evaluated or predicted. If the ranks agree to stop, leave an evaluation of the loop.
-
-        A resume repeats that evaluation. Other evaluations and predictions are not left.
-        """
+        """A batch was evaluated or predicted: leave an evaluation that can be repeated when all agree to stop."""
         if self._evaluating is None:
             return
         self._boundary.agreement.exchange(self._step)
@@ -268,7 +264,7 @@ class TrainerRun(TrainerCallback):
             raise _GiveUp(self._evaluating)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The epoch has ended. Logs, evaluations and saves until the next step belong to the epoch, not to a step."""
+        """What follows until the next step belongs to the end of the epoch, not to a step."""
         self._pending = DeferredWork()
         self._is_between_steps = True
 
@@ -329,11 +325,11 @@ class TrainerRun(TrainerCallback):
         self._boundary.save(self._loop.write, is_last=self._pending.complete, on_started=self._push_to_hub)
 
     def _push_later(self, original: Callable[[str], None], checkpoint_folder: str) -> None:
-        """Postpone the Trainer's push to the Hub: it comes before the checkpoint is complete."""
+        """The Trainer pushes to the Hub from inside its save, when the checkpoint is not complete."""
         self._push = original
 
     def _push_to_hub(self, trigger: Trigger) -> None:
-        """Wait until a periodic save is durable, and push it to the Hub. Other saves are not pushed."""
+        """Wait for a save that the script has requested, and push it; other saves are not pushed."""
         is_pushed = self._trainer.args.push_to_hub and trigger == Trigger.PERIODIC
         if is_pushed and any(self._peers.gather(self._push is not None)):
             self._boundary.saves.finish()
@@ -343,8 +339,7 @@ class TrainerRun(TrainerCallback):
     def _rank_state(self) -> RankState:
         state = self._trainer.state
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._resume.is_complete
-        # After the last step `complete` is not set: a later run with a larger `max_steps` then continues from this
-        # checkpoint.
+        # At the last step itself nothing needs to be stored, and a run with more steps can resume from it.
         complete = bool(ends) and not self._step >= state.max_steps > 0
         loader = self._resume.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
         return RankState(
@@ -372,8 +367,7 @@ class TrainerRun(TrainerCallback):
         self._report_progress()
 
     def _finalize(self, original: Callable[..., Any], trial: Any, num_train_samples: Any, start_time: float) -> Any:
-        # The script's own code follows this method. The last step is saved first, so that a signal in that code
-        # cannot lose the training.
+        # The script continues after this method, and a signal in its code must not lose the training.
         self._pending = DeferredWork(complete=True)
         self._boundary.save_last_step()
         self._callbacks.notify()
@@ -384,7 +378,7 @@ class TrainerRun(TrainerCallback):
         return result
 
     def _agree_on_best(self) -> None:
-        """Set the first rank's best checkpoint on all ranks, so that all of them load it at the end, or none does."""
+        """Give all ranks the first rank's best checkpoint: it decides whether a rank loads one."""
         if self._start.complete is not None:
             state = self._trainer.state
             state.best_model_checkpoint = self._peers.from_first(state.best_model_checkpoint)
@@ -393,15 +387,20 @@ class TrainerRun(TrainerCallback):
                 state.best_model_checkpoint = str(self._output.root / checkpoint_name(step))
 
     def _load_best_model(self, original: Callable[[], None]) -> None:
-        """If each node has only its part of the best checkpoint, combine the parts before the Trainer loads it."""
-        step = best_step(self._trainer)
-        if self._start.complete is not None and step is not None:
-            try:
-                self._start.complete(step)
-            except PeerError:
-                raise
-            except SafepointError as error:  # the first node may have the whole model; the Trainer checks
-                self._context.log.warning("the best checkpoint, step %s, is not on every node: %s", step, error)
+        """Verify the best checkpoint before the Trainer loads it; where nodes have parts of it, combine them.
+
+        Raises:
+            CheckpointError: it is damaged; the same on every rank.
+        """
+        best, step, complete = (
+            self._trainer.state.best_model_checkpoint,
+            best_step(self._trainer),
+            self._start.complete,
+        )
+        if complete is not None and step is not None:
+            complete(step)
+        elif best and (self._start.point is not None or Path(best).parent == self._output.root):
+            long_on_all_ranks(self._peers, lambda: verify_best(Path(best)) if self._context.place.is_first else None)
         original()
 
     # ---- progress -------------------------------------------------------------------------------------------

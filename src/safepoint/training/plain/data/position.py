@@ -16,9 +16,9 @@ GENERATED = " with a generator"
 
 _OPTION = "use --allow-batch-change, which keeps the position in the data only approximately"
 _INDEPENDENT = "DistributedSampler"
-"""A sampler for which the order of all samples does not depend on the number of ranks."""
+"""The order of all its samples does not depend on the number of ranks."""
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
-"""Further such samplers: all ranks draw the same order, and Accelerate assigns its batches to them in turn."""
+"""Nor does the order of these: all ranks draw the same one, and Accelerate assigns its batches to them in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class DataProgress:
 
     @property
     def epochs_done(self) -> float:
-        """Epochs done, with the fraction of the running epoch if the number of its batches is known."""
+        """Epochs done, with the fraction of the running one where the number of its batches is known."""
         return self.epoch + (self.batches / self.num_batches if self.num_batches else 0.0)
 
 
@@ -115,10 +115,10 @@ def rescale_position(
         )
     reason, hint = _obstacle(position, manifest, data, world_size, before, now)
     if reason and not allow_change:
-        ranks = f"on {manifest.world_size} rank(s), and this run has {world_size}; "
+        ranks = f"on {manifest.world_size} rank(s), this run has {world_size}: "
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written "
-            f"{ranks if manifest.world_size != world_size else 'with other batches; '}{reason}; "
+            f"{ranks if manifest.world_size != world_size else 'with other batches: '}{reason}; "
             "training was not started",
             hint=hint,
         )
@@ -128,7 +128,7 @@ def rescale_position(
 
 
 def _num_batches_before(position: Position, manifest: Manifest) -> int | None:
-    """Batches of a rank in an epoch when the checkpoint was written; None if the checkpoint does not show it."""
+    """Batches of a rank in an epoch when the checkpoint was written; None where it does not show that."""
     part = manifest.epoch - int(manifest.epoch)
     return round(position.batches / part) if part and position.batches else None
 
@@ -141,14 +141,14 @@ def _is_at_epoch_end(position: Position, manifest: Manifest, data: DataProgress)
 def _obstacle(
     position: Position, manifest: Manifest, data: DataProgress, world_size: int, before: int, now: int
 ) -> tuple[str, str]:
-    """Why there is no exact position, and a hint; two empty strings when there is an exact position."""
+    """Why there is no exact position, and a hint; two empty strings when there is one."""
     if before != now:
-        fitting = f"set the loader's batch size to {before // world_size}; or " if before % world_size == 0 else ""
-        return f"a batch of all ranks together had {before} samples then, and has {now} now", fitting + _OPTION
+        fitting = f"give the loader batches of {before // world_size}; or " if before % world_size == 0 else ""
+        return f"a batch of all ranks together had {before} samples and has {now}", fitting + _OPTION
     if _is_at_epoch_end(position, manifest, data):
         return "", ""
     if position.loader is not None:
-        return "the checkpoint has the state of the data loaders, which depends on the number of ranks", _OPTION
+        return "the state of their loaders depends on the number of ranks", _OPTION
     is_independent = position.sampler == data.sampler and data.sampler in {_INDEPENDENT, *_DEALT}
     if position.batches and not is_independent:
         other = next(name for name in (position.sampler, data.sampler) if name != _INDEPENDENT)

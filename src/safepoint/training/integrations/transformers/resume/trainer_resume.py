@@ -1,13 +1,9 @@
 """Resumes a `train()` call: restores everything of the checkpoint that the Trainer itself does not.
 
-The Trainer loads the model, the optimizer, the scheduler, its own state and the random number states. This module
-restores:
-
-- the random number states from which the order of the running epoch was drawn;
-- the loss since the last log line;
-- the counters of callbacks, such as the patience of early stopping, and of TRL's trainers;
-- the position in the data, if the ranks or the batches have changed, or if the data has no length;
-- whether the run had already decided to end.
+The Trainer loads model, optimizer, scheduler, its own state and random numbers. Restored here are the random numbers
+from which the running epoch's order was drawn, the loss since the last log line, the counters of stateful callbacks
+(such as the patience of early stopping) and of TRL's trainers, the position in the data when ranks or batches have
+changed or the data has no length, and whether the run had already decided to end.
 """
 
 import importlib
@@ -44,7 +40,7 @@ class TrainerResume:
         point: the checkpoint to resume from, or None to start at step 0.
 
     Raises:
-        ConflictError: the samples per step of the checkpoint cannot be kept, or another kind of loop wrote it.
+        ConflictError: the checkpoint has a batch geometry that cannot be kept, or another kind of loop wrote it.
     """
 
     def __init__(self, context: RankContext, trainer: Any, point: ResumePoint | None) -> None:
@@ -57,7 +53,7 @@ class TrainerResume:
         self._begins_in_epoch = False
         self._has_begun = False
         self.is_regular = True
-        """Whether all steps of the run have used the same number of samples."""
+        """Whether every step of the run had this geometry."""
         self.reference = ReferenceModel(trainer)
         """TRL's reference model."""
         self.geometry = BatchGeometry.of(trainer, context.place.world_size)
@@ -105,8 +101,7 @@ class TrainerResume:
         if kept is not None:
             context.reporter.report(kept)
         saved = self.geometry.as_saved(manifest)
-        # The number of steps gives the position in the data only if all steps have used the same number of samples.
-        # Once a run has used two numbers, this is recorded for all its later starts.
+        # In a run with steps of two sizes the number of steps does not determine the position, in later starts too.
         self.is_regular = self.geometry.has_same_steps(saved) and not (self._state and self._state.is_irregular)
         if self._state is not None and self.geometry != saved:
             self._state = self._state.without_batches()
@@ -148,7 +143,7 @@ class TrainerResume:
         return self._state.pending
 
     def deferred_work_done(self) -> None:
-        """The deferred work is done. The loop continues with the random number states of this moment."""
+        """The deferred work is done: the run continues with the current random number states."""
         if self._state is not None:
             self._rng_to_restore = capture_rng()
 
@@ -174,7 +169,7 @@ class TrainerResume:
 
     def _weights_loaded(self, original: Callable[..., Any], result: Any) -> None:
         point, trainer = self._point, self._trainer
-        # The Trainer calls this method again when it loads the best model at the end.
+        # The best model is loaded through this method too, at the end.
         if self._has_begun or point is None or has_own_model_save(trainer):
             original(result)
         else:

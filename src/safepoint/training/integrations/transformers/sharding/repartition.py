@@ -37,7 +37,7 @@ _HINT = "use the same number of ranks and the same stage, or start from the begi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """What the copy contains; all ranks receive it from the ranks that copy."""
+    """What is copied, as all ranks know it."""
 
     shapes: dict[str, tuple[int, ...]]
     num_groups: int
@@ -46,10 +46,7 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """The copy that the ranks load in place of the checkpoint at `of`.
-
-    Messages of errors end with `consequence`.
-    """
+    """The copy that ranks load instead of the checkpoint `of`; errors end with `consequence`."""
 
     of: Path
     folder: Path
@@ -58,14 +55,14 @@ class _Copy:
 
 
 class Repartition:
-    """Copies checkpoints and loads the copies, for one `train()` call. All ranks call its methods.
+    """Copies and loads for one `train()` call; all ranks call its methods.
 
     Args:
         context: this rank.
         peers: all ranks.
-        trainer: a Trainer that uses DeepSpeed.
-        output: the output folder, with the path that this rank has for it.
-        folders: which ranks share the output folder.
+        trainer: under DeepSpeed.
+        output: the folder, by this rank's path.
+        folders: which ranks share it.
     """
 
     def __init__(
@@ -251,8 +248,8 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
         reason = "this run uses another parallelism besides ZeRO"
     if reason is not None:
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, and this run uses "
-            f"{zero_name((stage,))} on {trainer.args.world_size}; {reason}; training was not started",
+            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run is "
+            f"{zero_name((stage,))} on {trainer.args.world_size}: {reason}; training was not started",
             hint=_HINT,
         )
 
