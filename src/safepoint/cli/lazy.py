@@ -48,7 +48,7 @@ class LazyCommand(TyperCommand):
         command = typer.main.get_command(app)
         assert isinstance(command, TyperCommand)
         # Arguments and options after the name of a program belong to the program.
-        command.allow_interspersed_args = all(param.name != "program" for param in command.params)
+        command.allow_interspersed_args = all(param.name != "script" for param in command.params)
         keep_pydantic_out(command)
         return command
 

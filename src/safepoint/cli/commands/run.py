@@ -14,10 +14,8 @@ from safepoint.cli.place import Connection
 
 @with_options
 def run(
-    program: Annotated[
-        list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script and its arguments."),
-    ],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's arguments.")] = None,
     module: Annotated[
         bool,
         typer.Option(
@@ -54,7 +52,7 @@ def run(
         typer.Option(
             metavar="PORT",
             envvar=["SAFEPOINT_MASTER_PORT", "PET_MASTER_PORT"],
-            help="A free port on node 0; 29500 if it is not set.",
+            help="A free port on node 0. With several nodes, 29500 if it is not set.",
         ),
     ] = None,
     max_restarts: Annotated[
@@ -91,7 +89,7 @@ def run(
 
     settings = options.settings()
     plan = LaunchPlan(
-        program=tuple(program),
+        program=(script, *(arguments or ())),
         is_module=module,
         nproc_per_node=nproc_per_node,
         nnodes=nnodes,

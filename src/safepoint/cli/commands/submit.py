@@ -22,10 +22,8 @@ from safepoint.training.launcher.launch_plan import LaunchPlan
 
 @with_options
 def submit(
-    program: Annotated[
-        list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script and its arguments."),
-    ],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's arguments.")] = None,
     name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Name of the job.", show_default="the script's name and four characters"),
@@ -104,10 +102,11 @@ def submit(
     settings = options.settings()
     log = console.set_up(settings.verbosity)
     check_resume(settings.resume)
-    LaunchPlan(program=tuple(program), is_module=module)  # looks for the program
+    program = (script, *(arguments or ()))
+    LaunchPlan(program=program, is_module=module)  # looks for the program
     spec = JobSpec(
-        name=name_from(Path(program[0]).stem, secrets.token_hex(2)) if name is None else name,
-        program=tuple(program),
+        name=name_from(Path(script).stem, secrets.token_hex(2)) if name is None else name,
+        program=program,
         is_module=module,
         python=sys.executable,
         working_dir=current_folder(),
