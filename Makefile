@@ -49,7 +49,7 @@ lint: $(INSTALLED)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-surface: $(INSTALLED) ## write down anew what users rely on, after a change that is meant
+surface: $(INSTALLED) ## record what users rely on (tests/unit/surface.json), after an intended change of it
 	$(BIN)/python -m tests.support.surface
 
 check: lint ## formatting, lint, types, layers and the unit tests

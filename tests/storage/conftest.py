@@ -1,4 +1,4 @@
-"""The three stores that every contract test runs on."""
+"""The stores that every contract test runs on: a folder, moto, Ceph RGW and MinIO."""
 
 import uuid
 from pathlib import Path

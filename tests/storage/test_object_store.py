@@ -106,6 +106,15 @@ def test_a_stream_without_keys_of_ones_own(server: Server) -> None:
     assert [item.key for item in store.list()] == ["big"]
 
 
+def test_a_stream_without_keys_ends_at_the_deadline(server: Server) -> None:
+    """It is given up, and no object appears."""
+    store = new_store(server)
+    store._requests = None
+    with pytest.raises(TransientError, match="0 of 41943040 bytes were sent before the deadline"):
+        store.upload("big", stream_of(os.urandom(40 << 20)), deadline_s=clock.monotonic_s())
+    assert list(store.list()) == []
+
+
 def _cut() -> None:
     raise CutError
 

@@ -1,7 +1,8 @@
 """Durable and atomic file operations, locks and leases.
 
-After `fsync_file` and `fsync_folder` have returned, content and name survive a power loss. A reader sees the results
-of `write_atomic` and `replace_folder` completely or not at all, also on another node of a shared folder.
+`fsync_file` makes the content of a file survive a power loss, and `fsync_folder` the names in a folder. A reader
+sees the result of `write_atomic` and of `replace_folder` completely or not at all, also on another node of a shared
+folder.
 """
 
 import contextlib
@@ -81,13 +82,15 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def replace_folder(source: Path, target: Path, *, trash: Path) -> None:
-    """Give the finished folder `source` its final name, durably; an older `target` is replaced in one step.
+    """Give the finished folder `source` its final name, durably. A folder that has this name already is replaced.
+
+    Where the file system can exchange two names in one call, a folder of this name exists at every moment. On other
+    file systems the name is missing for a moment.
 
     Args:
         source: a complete folder on the same file system as `target`.
-        target: the name readers know. Where the system can exchange two names at once, there is no moment in
-            which neither the old nor the new one exists.
-        trash: an existing folder on the same file system for what was replaced.
+        target: the name that readers know.
+        trash: an existing folder on the same file system, into which the replaced folder is moved.
     """
     if not os.path.lexists(target):
         source.rename(target)
@@ -109,7 +112,8 @@ def _exchange(source: Path, target: Path, trash: Path) -> None:
         error = ctypes.get_errno()
         if error not in _CANNOT_EXCHANGE:
             raise OSError(error, os.strerror(error), str(target))
-    # Network file systems cannot exchange: for a moment the name is missing, and the older checkpoint is used.
+    # Network file systems cannot exchange two names. For a moment the name is missing, and a reader that comes then
+    # uses the next older checkpoint.
     _replace(source, target, trash)
 
 
@@ -119,12 +123,12 @@ def _replace(source: Path, target: Path, trash: Path) -> None:
     try:
         source.rename(target)
     except OSError:
-        replaced.rename(target)  # otherwise a failed save would remove the checkpoint that it was to replace
+        replaced.rename(target)  # a save that fails must not remove the checkpoint that it should replace
         raise
 
 
 def discard(path: Path, *, trash: Path) -> None:
-    """Move `path` to the trash in one step, then delete it; a crash in between leaves only trash."""
+    """Move `path` to the trash in one step, then delete it there. So after a crash `path` is complete or absent."""
     doomed = trash / uuid.uuid4().hex
     path.rename(doomed)
     fsync_folder(path.parent)
@@ -132,7 +136,7 @@ def discard(path: Path, *, trash: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give the file `source` a second name; where the file system cannot, copy it."""
+    """Make `target` a second name of the file `source`; where the file system has no hard links, copy the file."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -140,23 +144,23 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def delete_tree(path: Path) -> None:
-    """Delete a file, link, pipe or folder; links are never followed, and a missing path is not an error."""
+    """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     shutil.rmtree(path, ignore_errors=True)
 
 
-def regular_files(folder: Path, *, skip_unreadable: bool = False) -> Iterator[tuple[str, os.stat_result]]:
+def walk_files(folder: Path, *, skip_unreadable: bool = False) -> Iterator[tuple[str, os.stat_result]]:
     """Yield `(relative path with /, stat)` of everything below `folder` that is not a folder, sorted by path.
 
-    Links, sockets and devices are yielded as they are (see `stat.S_ISREG`), and never followed. A file that
-    disappears while the folder is listed, such as another process's working file, is left out.
+    That includes links, sockets and devices: a caller that needs regular files checks `stat.S_ISREG`. Links are not
+    followed. A file that disappears while the folder is listed, such as another process's working file, is left out.
 
     Args:
         folder: the folder.
-        skip_unreadable: leave out sub-folders that cannot be read, such as `lost+found`, with a warning; only for a
-            caller to whom what is left out is missing.
+        skip_unreadable: leave out sub-folders that cannot be read, such as `lost+found`, with a warning. Use it only
+            where files that are left out count as missing.
 
     Raises:
         FileNotFoundError: `folder` itself does not exist.
@@ -200,10 +204,10 @@ def _warn_of_unreadable(path: str, reason: str) -> None:
 
 
 class FolderLock:
-    """One writer for one folder, held until `release` or until the process ends, however it ends.
+    """A lock that makes this process the only writer of a folder, until `release` or the end of the process.
 
-    It is a POSIX record lock: children do not inherit it, so a forked data loader that outlives its parent does not
-    hold the folder. File systems without locks make `acquire` return None.
+    It is a POSIX record lock, which forked children do not inherit. So a data loader that outlives its parent does
+    not hold the folder.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -211,7 +215,7 @@ class FolderLock:
 
     @classmethod
     def acquire(cls, path: Path, owner: dict[str, Any]) -> "FolderLock | None":
-        """Take the lock and write `owner` into the file, for the message of a process that is refused.
+        """Take the lock, and write `owner` into its file. The message of a process that is refused names the owner.
 
         Returns:
             The lock, or None where the file system has no locks.
@@ -263,7 +267,7 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Hold a shared lease on the file `path`, which `is_being_read` reports to a process that would delete it."""
+    """Hold a shared lease on the file `path`. Before a process deletes it, it calls `is_being_read`."""
     with path.open("rb") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH)

@@ -49,7 +49,7 @@ class LocalStore:
             return
         found: list[tuple[str, os.stat_result]] = []
         with _translating(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found += files.regular_files(folder, skip_unreadable=True)
+            found += files.walk_files(folder, skip_unreadable=True)
         for path, status in found:
             key = f"{prefix}/{path}" if prefix else path
             is_object = stat.S_ISREG(status.st_mode) and not _WORKING.fullmatch(path.rpartition("/")[2])
@@ -187,7 +187,7 @@ class LocalStore:
         """See `Store`."""
         num_swept = 0
         with _translating(self._root), contextlib.suppress(FileNotFoundError):
-            for path, status in list(files.regular_files(self._root, skip_unreadable=True)):
+            for path, status in list(files.walk_files(self._root, skip_unreadable=True)):
                 if begun_before_s is not None and status.st_mtime >= begun_before_s:
                     continue
                 folder, _, name = path.rpartition("/")

@@ -9,28 +9,50 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from safepoint.errors import without_credentials
 
 CLAIMS = "SAFEPOINT_PVC_MOUNTS"
 """The variable that states where claims are mounted: `claim=/mount/path` pairs, separated by commas."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_ONE_SLASH = re.compile(r"(pvc|s3|gs|az):", re.IGNORECASE)
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f]")
-_FORMS = (
-    "a path, file:///path, pvc://<claim>/<path>, s3://<bucket>/<prefix>, gs://<bucket>/<prefix> or "
-    "az://<container>/<prefix>"
-)
 
 
 class Scheme(enum.StrEnum):
-    """The kind of a location."""
+    """The kind of a location; `_FACTS` has the facts about each."""
 
     FILE = "file"
     PVC = "pvc"
     S3 = "s3"
     GS = "gs"
     AZ = "az"
+
+
+class _Facts(NamedTuple):
+    """The facts about a scheme.
+
+    Args:
+        form: how its locations are written.
+        is_remote: whether an object store holds them.
+        bucket: what `Location.bucket` is in it; empty if there is none.
+    """
+
+    form: str
+    is_remote: bool
+    bucket: str
+
+
+_FACTS = {
+    Scheme.FILE: _Facts("file:///path", is_remote=False, bucket=""),
+    Scheme.PVC: _Facts("pvc://<claim>/<path>", is_remote=False, bucket="claim"),
+    Scheme.S3: _Facts("s3://<bucket>/<prefix>", is_remote=True, bucket="bucket"),
+    Scheme.GS: _Facts("gs://<bucket>/<prefix>", is_remote=True, bucket="bucket"),
+    Scheme.AZ: _Facts("az://<container>/<prefix>", is_remote=True, bucket="container"),
+}
+*_FIRST_FORMS, _LAST_FORM = (facts.form for facts in _FACTS.values())
+_FORMS = f"a path, {', '.join(_FIRST_FORMS)} or {_LAST_FORM}"
+_ONE_SLASH = re.compile(f"({'|'.join(scheme for scheme, facts in _FACTS.items() if facts.bucket)}):", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +78,7 @@ class Location:
     @property
     def is_remote(self) -> bool:
         """Whether an object store holds it."""
-        return self.scheme in {Scheme.S3, Scheme.GS, Scheme.AZ}
+        return _FACTS[self.scheme].is_remote
 
     @property
     def is_folder(self) -> bool:
@@ -135,8 +157,7 @@ def parse_location(text: str) -> Location:
     if "@" in bucket:
         raise ValueError(f"the location {shown!r} must not have a user name or a password; use {_FORMS}")
     if not bucket or bucket in {".", ".."}:
-        what = {Scheme.PVC: "claim", Scheme.AZ: "container"}.get(scheme, "bucket")
-        raise ValueError(f"the location {shown!r} names no {what}; use {_FORMS}")
+        raise ValueError(f"the location {shown!r} names no {_FACTS[scheme].bucket}; use {_FORMS}")
     path = _plain(prefix).strip("/") if prefix else ""
     if any(part in {".", ".."} for part in path.split("/")):
         raise ValueError(f"the location {shown!r} has `.` or `..` in its path; write the path in full")

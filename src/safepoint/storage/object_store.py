@@ -1,8 +1,9 @@
 """An object store: S3 and compatible servers, Google Cloud Storage, Azure. Requests go through obstore.
 
-This module repeats failed requests itself: obstore's ten retries would hide faults and ignore the deadline. Large
-files go to S3 through `multipart`, which can continue an upload. Without static keys (a role, a token file), and for
-the other stores, obstore sends them, and an interrupted upload starts again.
+This module repeats failed requests itself: obstore's ten retries would hide faults and ignore the deadline.
+
+With static keys, large files go to S3 through `multipart`, which can continue an interrupted upload. With a role or a
+token file, and for the other stores, obstore sends large files. Then an interrupted upload starts again.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ _NUM_FENCED_TRIES = 5
 _NUM_STREAM_TRIES = 10
 _BLOCK_BYTES = 16 << 20
 _T = TypeVar("_T")
-_Client = Any  # obstore's stores have no common public type with what they are made from
+_Client = Any  # obstore has no public type for all its stores
 
 
 class ObjectStore:
@@ -235,6 +236,11 @@ class ObjectStore:
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
         client = _make_client(self.location, self._options, self._options.request_timeout_s, is_repeating=True)
+
+        def check_deadline() -> None:
+            if deadline_s is not None and clock.monotonic_s() >= deadline_s:
+                raise TransientError(f"{what}: {done} of {content.size_bytes} bytes were sent before the deadline")
+
         # Not a context manager, which would make an incomplete object after an error.
         writer = obstore.open_writer(
             client, key, buffer_size=part_bytes, max_concurrency=max(1, STREAM_MEMORY_BYTES // part_bytes - 1)
@@ -242,15 +248,17 @@ class ObjectStore:
 
         def take(block: memoryview) -> None:
             nonlocal done
+            check_deadline()
             done += len(block)
             md5.update(block)
             with self._translating(what):
-                writer.write(bytes(block))  # the writer keeps using the block after it has returned
+                writer.write(bytes(block))  # copied, because obstore reads the bytes after `write` has returned
             if progress is not None:
                 progress(len(block))
 
         content.write_to(take)
         check_length(content, done)
+        check_deadline()
         if fence is not None:
             fence()
         with self._translating(what):
@@ -272,7 +280,8 @@ class ObjectStore:
         if fence is None:
             self.write(key, data, deadline_s=deadline_s)
             return
-        # The write requires the version from before the fence, which a later writer has changed.
+        # The write requires the version that the object had before the fence. If another writer has changed the
+        # object since, the write fails, and the fence is checked again.
         for num_left in reversed(range(_NUM_FENCED_TRIES)):
             found = self._stat_or_none(key, deadline_s)
             fence()
@@ -398,7 +407,7 @@ class ObjectStore:
             raise translated from error
 
     def _client(self, timeout_s: float) -> _Client:
-        # A client has one timeout for all its requests. A few clients, whose timeouts double, fit any deadline.
+        # A client has one timeout for all its requests. So there is one client for each timeout of a doubling series.
         bucket_s = self._options.request_timeout_s
         while bucket_s > max(timeout_s, _SHORTEST_TRY_S):
             bucket_s /= 2

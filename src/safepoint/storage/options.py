@@ -49,9 +49,9 @@ class StorageOptions:
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "StorageOptions":
         """Read AWS_* and SAFEPOINT_* variables.
 
-        AWS_ENDPOINT_URL_S3, AWS_S3_ENDPOINT (as in OpenShift AI's connections) and AWS_ENDPOINT_URL name the
-        endpoint, the first that is set; a bare host means https, and a user name or password in it is ignored.
-        AWS_CA_BUNDLE is the CA bundle, and SAFEPOINT_VERIFY_TLS=0 turns verification off.
+        The endpoint is the first of AWS_ENDPOINT_URL_S3, AWS_S3_ENDPOINT (as in OpenShift AI's connections) and
+        AWS_ENDPOINT_URL that is set; without a scheme, it is used with https, and a user name or password in it is
+        ignored. AWS_CA_BUNDLE is the file of trusted certificates. SAFEPOINT_VERIFY_TLS=0 accepts any certificate.
 
         Raises:
             ValueError: a value is invalid.
@@ -64,9 +64,10 @@ class StorageOptions:
         endpoint = first("AWS_ENDPOINT_URL_S3", "AWS_S3_ENDPOINT", "AWS_ENDPOINT_URL")
         if endpoint is not None and "://" not in endpoint:
             endpoint = f"https://{endpoint}"
-        keys = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if first(name) is None]
-        if len(keys) == 1:
-            raise ValueError(f"{keys[0]} is not set, and its counterpart is; set both of them or neither")
+        keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        unset, given = sorted(keys, key=lambda name: first(name) is not None)
+        if first(unset) is None and first(given) is not None:
+            raise ValueError(f"{unset} is not set, but {given} is; set both of them or neither")
         return cls(
             endpoint=without_credentials(endpoint).rstrip("/") if endpoint else None,
             region=first("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1",

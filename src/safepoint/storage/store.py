@@ -13,17 +13,18 @@ from safepoint.storage.location import Location
 Progress = Callable[[int], None]
 """Called with the number of bytes moved since the last call."""
 Sink = Callable[[memoryview], None]
-"""Called with a block of bytes that is valid until it returns."""
+"""Called with a block of bytes. The block is valid until the call returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The content of an object from any source: its length is known first, its bytes are passed once, in order.
+    """The content of an object, from any source. Its length is known before its bytes are.
 
     Args:
         size_bytes: how many bytes there are.
-        write_to: passes them to a sink, in blocks of any size; called at most once for each `upload`, on its thread.
-            Its exceptions end the upload, which raises them; it must not catch those of the sink.
+        write_to: a function that passes all bytes to a sink once, in order, in blocks of any size. `Store.upload`
+            calls it at most once, on the thread of its caller. An exception of `write_to` ends the upload, and
+            `upload` raises it. `write_to` must not catch an exception that the sink raises.
     """
 
     size_bytes: int
@@ -87,9 +88,9 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
-        """Yield every object below `prefix/`, or all of them, sorted by key; nothing when there is none.
+        """Yield the objects below `prefix/`, sorted by key; without a prefix, all objects of the store.
 
-        Objects of other programs whose names are no valid keys are left out, with a warning.
+        Objects of other programs whose names are not valid keys are left out, with a warning.
         """
         ...
 
@@ -145,15 +146,18 @@ class Store(Protocol):
     ) -> None:
         """Write a file or a stream of bytes, of any size, in parts when it is large; an existing object is replaced.
 
-        When an interrupted upload is repeated, even by another process, only the missing parts are sent. A stream is
-        not written to a disk of this machine. At most 32 MiB of it are in memory, or one part where parts are larger,
-        which S3 requires above 300 GB.
+        On S3 with static keys, an interrupted upload can be repeated, even by another process: then only the missing
+        parts are sent. With a role or a token file, and on the other object stores, a repeated upload sends
+        everything again.
+
+        A stream is not written to a disk of this machine. At most 32 MiB of it are in memory. Where one part is
+        larger, which S3 requires above 300 GB, one part is in memory.
 
         Args:
             key: of the object.
             source: a regular file that does not change meanwhile; or a stream.
-            fence: called immediately before the object becomes visible; its exceptions stop the upload. Together
-                with `sweep` it keeps a writer that was replaced from overwriting the objects of its successor
+            fence: called immediately before the object becomes visible. An exception that it raises stops the upload.
+                Together with `sweep` it prevents a replaced writer from overwriting its successor's objects
                 (docs/adr/0007-object-stores.md).
             progress: receives the bytes that were sent; called once for all parts that the server has already.
             deadline_s: when to give up.

@@ -102,7 +102,7 @@ def test_every_kind_of_entry_is_listed_and_none_is_followed(tmp_path: Path) -> N
     (tmp_path / "a").write_bytes(b"")
     (tmp_path / "linked").symlink_to("/etc")
     os.mkfifo(tmp_path / "b/pipe")
-    found = dict(files.regular_files(tmp_path))
+    found = dict(files.walk_files(tmp_path))
     assert list(found) == ["a", "b/c/file", "b/pipe", "linked"]
     assert found["b/c/file"].st_size == 3
 

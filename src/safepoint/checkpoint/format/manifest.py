@@ -31,7 +31,7 @@ FORMAT = "safepoint-checkpoint"
 _PART_FORMAT = "safepoint-part"
 VERSION = 1
 MAX_MANIFEST_BYTES = 64 << 20
-"""More than a million files; a larger manifest is not read into memory."""
+"""Enough for about 650,000 files. A larger manifest is not read into memory."""
 
 _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # both blocks of control characters
@@ -72,7 +72,7 @@ _FACT_KINDS = {
     "run_id": TEXT,
     "attempt": whole(least=1),
     "step": whole(least=0),
-    "epoch": Kind(words="a finite number with a fraction", fits=_is_real, least=0),
+    "epoch": Kind(words="a finite number with a decimal point", fits=_is_real, least=0),
     "world_size": whole(least=1),
     "global_batch": whole(least=1),
     "gradient_accumulation": whole(least=1),
@@ -80,7 +80,7 @@ _FACT_KINDS = {
     "strategy": TEXT,
     "zero_stage": whole(least=0, most=3).optional,
     "libraries": VARIABLES,
-    "metrics": Kind(words="a mapping of names to finite numbers with a fraction", fits=_are_metrics),
+    "metrics": Kind(words="a mapping of names to finite numbers with a decimal point", fits=_are_metrics),
     "base": Kind(words=f"a name, a revision and a digest {_DIGEST_WORDS}", fits=_is_base, is_optional=True),
 }
 _PART_KINDS = {"node": whole(least=0), "num_nodes": whole(least=1), "paths": texts(), "is_open": FLAG}
@@ -101,10 +101,10 @@ class FileEntry:
     """One file of a checkpoint.
 
     Args:
-        path: relative to the checkpoint's folder, with `/`; no `..`, nothing absolute, no control characters.
+        path: relative to the checkpoint's folder, with `/`; without `..` and control characters.
         size_bytes: its size.
         digest: `xxh3-128:<32 hex digits>`.
-        parts: digests of the file's parts of 64 MiB, for files of more than one.
+        parts: the digest of each part of 64 MiB; empty for a file of at most one part.
     """
 
     path: str
@@ -152,7 +152,7 @@ class ManifestFacts:
     """The fields of a manifest that are known before the files are written.
 
     Args:
-        run_id: the run it belongs to; the same over all attempts of a run.
+        run_id: the run that the checkpoint belongs to; the same in all attempts of a run.
         attempt: which start of the run wrote it, from 1.
         step: optimizer steps done.
         epoch: epochs done, with the fraction of the running one.
@@ -161,8 +161,8 @@ class ManifestFacts:
         gradient_accumulation: micro-batches per optimizer step and rank.
         samples_seen: samples the optimizer has seen since the start of the run.
         strategy: how the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`.
-        zero_stage: of DeepSpeed's ZeRO, 0 where it is off; None under other strategies, and in manifests of releases
-            that did not state it.
+        zero_stage: the stage of DeepSpeed's ZeRO; 0 if ZeRO is off. None under other strategies, and in the manifests
+            of releases that did not record it.
         libraries: name → version of what wrote it.
         metrics: what was measured at this step, such as `eval_loss`.
         base: name, revision and digest of the frozen model whose adapters these are; None when the checkpoint holds a
@@ -292,8 +292,8 @@ class NodePart:
         num_nodes: how many parts make the checkpoint.
         paths: the files that the node holds, sorted.
         manifest: of the whole checkpoint.
-        is_open: whether callbacks may still add files, which change the manifest. An open part is resumed from, and
-            not uploaded.
+        is_open: whether callbacks may still add files. Added files change the manifest. A run can resume from an open
+            part; the uploader waits until the part is closed, or until the training ends.
     """
 
     file_name: ClassVar[str] = PART_NAME

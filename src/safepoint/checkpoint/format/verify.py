@@ -23,7 +23,7 @@ from safepoint.checkpoint.format.manifest import (
 )
 from safepoint.errors import ManifestError, printable
 from safepoint.foundation.bounded_json import read_regular
-from safepoint.foundation.files import regular_files
+from safepoint.foundation.files import walk_files
 from safepoint.foundation.units import ByteCounter
 
 _MISSING = -1
@@ -177,12 +177,12 @@ def _verify_files(
 
 
 def list_files(folder: Path, *, skip_unreadable: bool = False) -> dict[str, int | None]:
-    """What is in the folder: path → size in bytes, None for links and special files; see `regular_files`.
+    """What is in the folder: path → size in bytes, None for links and special files; see `walk_files`.
 
     Raises:
         OSError: it cannot be listed.
     """
-    found = regular_files(folder, skip_unreadable=skip_unreadable)
+    found = walk_files(folder, skip_unreadable=skip_unreadable)
     return {path: status.st_size if stat.S_ISREG(status.st_mode) else None for path, status in found}
 
 

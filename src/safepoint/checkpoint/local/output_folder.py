@@ -116,10 +116,10 @@ class OutputFolder:
                 return self._lock is not None
 
     def _check_keeper(self, keeper_pid: int, owner: dict[str, Any]) -> None:
-        """Check that no keeper but `keeper_pid` writes to the folder, for a run that has died.
+        """Check that the keeper of no other run still writes to the folder.
 
         Raises:
-            BlockingIOError: another keeper does.
+            BlockingIOError: a keeper other than `keeper_pid` still writes.
         """
         holder = files.read_lock_owner(self.keeper_lock)
         if (holder.get("pid"), holder.get("host")) != (keeper_pid, owner["host"]):
@@ -136,7 +136,7 @@ class OutputFolder:
             self._lock = None
 
     def clean(self) -> int:
-        """Delete the working folders of ended runs; call it only after `claim` returned True.
+        """Delete the working folders of ended runs. Requires that `claim` has returned True.
 
         Returns:
             The number of deleted folders and files.
@@ -148,7 +148,7 @@ class OutputFolder:
         return len(leftovers)
 
     def next_attempt(self, run_id: str, *, after: int) -> int:
-        """The number of this start of the run, which is recorded in the folder; call it only after `claim`.
+        """Record in the folder which attempt of the run this is, and return its number. Requires `claim`.
 
         Args:
             run_id: the run.

@@ -1,8 +1,8 @@
 """The uploader: chooses the next checkpoint of the folder to publish, and publishes it in the object store.
 
-It reads only the folder: checkpoints there that are not yet in the store are uploaded, newest first. A periodic
-checkpoint that is still waiting when a newer one appears is superseded. An upload that has begun is finished, unless
-a deadline leaves time for the newest checkpoint only.
+It uploads the checkpoints of the folder that are not in the store yet, newest first. When a newer checkpoint appears,
+a periodic one that still waits is superseded: it is not uploaded. An upload that has begun is finished, unless a
+deadline leaves time for the newest checkpoint only.
 """
 
 import contextlib
@@ -74,15 +74,17 @@ class Uploader:
         self.newest_only = False
         """Whether the remaining time is for the newest checkpoint only."""
         self.takes_open = False
-        """Whether to upload open parts: no process is left that could add files to them."""
+        """Whether to upload open parts too (`NodePart.is_open`): at the end of the training or of its processes. Then
+        no callback can add files to the parts."""
         self.deadline_s: float | None = None
         """When to give up, by the monotonic clock; None for never."""
 
     def next(self) -> Path | None:
-        """The folder to upload next: the newest checkpoint, then older requested ones, then the final model.
+        """The folder to upload next; None if there is none, or if the other nodes have to upload their parts first.
 
-        Older periodic ones are superseded, unless another node has begun them (see `NodeUploaders`). So are those
-        that retention has deleted.
+        First come checkpoints that another node has begun (see `NodeUploaders`), then the newest checkpoint, then
+        older ones that were requested, then the final model. Other periodic checkpoints are superseded. So are
+        checkpoints that retention has deleted before they were uploaded.
         """
         committed = list(self._committed())
         present = {folder.name for folder, _ in committed}
@@ -115,9 +117,10 @@ class Uploader:
         if self._done.get(folder.name) == _identity(record):
             return False
         if isinstance(record, Manifest):
-            # All nodes have resumed from this checkpoint and hold all of it; the first node uploads it.
+            # This folder has the whole checkpoint. So has every other node's folder; only the first node uploads it.
             return self._node == 0
-        return record.num_nodes == self._num_nodes  # otherwise other parts of it are lost
+        # If another number of nodes has written the parts, some of them are in no folder of this run.
+        return record.num_nodes == self._num_nodes
 
     def check_complete(self) -> None:
         """Check that the newest checkpoint is complete in the store, with the parts of all other nodes; then prune.

@@ -24,15 +24,16 @@ class Repair:
     """What was found and, unless it was a dry run, done.
 
     Args:
-        unfinished: begun by Safepoint, never committed, and deleted; empty for a folder, where they are leftovers.
-        recent: not committed, and left because a process may still be writing them.
-        foreign: not written by Safepoint; never changed.
+        unfinished: checkpoints in an object store that Safepoint began and never committed; they are deleted. Empty
+            for a folder: there, `num_leftovers` counts them.
+        recent: checkpoints that are not committed, and stay because a process may still be writing them.
+        foreign: checkpoints that Safepoint did not write; they are never changed.
         damaged: checkpoints whose files differ from their manifest, with all faults; removed only when requested.
-        moved_to: where the damaged ones of a folder are now, or None.
-        num_leftovers: the number of deleted working folders, unfinished uploads, marks and files of interrupted
-            exports.
-        newer: written by a later release; never changed.
-        strays: what is beside the files of a checkpoint, and not in its manifest; never changed.
+        moved_to: the folder to which the damaged checkpoints of a folder were moved, or None.
+        num_leftovers: how many working folders, unfinished uploads, marks and files of interrupted exports were
+            deleted.
+        newer: checkpoints that a later release wrote; they are never changed.
+        strays: files beside those of a checkpoint that its manifest does not list; they are never changed.
     """
 
     unfinished: tuple[Item, ...]
@@ -103,7 +104,7 @@ def repair(
 
 
 def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str]) -> int:
-    """Delete the marks of checkpoints that have no objects."""
+    """Delete the marks of unfinished checkpoints whose other objects are gone; returns how many there were."""
     marks = [item for item in inventory.store.list(UNFINISHED) if item.modified_s < before_s]
     names = {item.key.removeprefix(f"{UNFINISHED}/") for item in marks}
     doomed = sorted(name for name in names if is_name(name) and name not in keep)

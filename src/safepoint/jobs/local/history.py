@@ -339,7 +339,7 @@ class History:
             raise StorageError(
                 f"the folder of job {name} cannot be removed: {error.strerror}: {error.filename}; the job was not "
                 "deleted",
-                hint=f"remove {folder}, and delete the job again",
+                hint=f"the job still exists; remove {folder}, and delete the job once more",
             ) from error
         self.forget(name)
 

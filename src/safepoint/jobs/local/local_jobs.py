@@ -239,13 +239,13 @@ class LocalJobs:
 
         Raises:
             ConflictError: with `with_checkpoints`, its output location is unknown, or another job uses it.
-            StorageError: its checkpoints or its folder cannot be deleted. The job is stopped, and can be deleted
-                again.
+            StorageError: its checkpoints or its folder cannot be deleted. The job is stopped but still exists; call
+                `delete` once more.
         """
         name = self._history.name_of(name)
         try:
             job = self.job(name)
-        except StorageError:  # its entry cannot be read: its launchers cannot save first
+        except StorageError:  # the entry cannot be read, so the job cannot be saved before it ends
             if with_checkpoints:
                 raise
             self._history.forget(name)
@@ -259,18 +259,18 @@ class LocalJobs:
         return 0
 
     def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
-        """Delete its checkpoints, then the job. After an error, the job still shows the location of the rest."""
+        """Delete the checkpoints of a job, then the job. If this fails, the job still exists, with its location."""
         from safepoint.jobs.local.outputs import (
             remove_checkpoints,
         )  # imports the object store library, which other commands do not need
 
         output = self.output_of(job)
-        alone = f"{job.name} without its checkpoints"
+        alone = f"delete {job.name} and keep its checkpoints: `safepoint delete {job.name}`"
         if output is None:
             raise ConflictError(
                 f"the output location of job {job.name} is unknown: its options do not set it, and its ranks have "
                 "not reported it; nothing was deleted",
-                hint=f"delete {alone}",
+                hint=alone,
             )
         others = [other.name for other in self._others_at(job.spec, output) if not other.state.is_over]
         if others:
@@ -293,7 +293,7 @@ class LocalJobs:
         except WaitTimeoutError as error:
             raise WaitTimeoutError(
                 f"{error.message}; nothing was deleted",
-                hint="the job is being stopped; delete it again when it has stopped",
+                hint="the job is being stopped but still exists; when it has stopped, delete it once more",
             ) from error
         deadline_s = clock.monotonic_s() + _EXITS_WITHIN_S
         while True:

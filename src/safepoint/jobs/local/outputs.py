@@ -84,7 +84,7 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
     if kept:
         raise ConflictError(
             f"{', '.join(sorted(kept))} in {output} is being read and was not deleted; the others were deleted",
-            hint="delete the job again later",
+            hint="the job still exists; delete it once more when no process reads the checkpoint",
         )
     return len(deleted)
 

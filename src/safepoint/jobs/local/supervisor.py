@@ -65,7 +65,7 @@ class Supervisor:
         self.was_asked_to_leave = True
 
     def run(self) -> None:
-        """Supervise the job until it needs no supervisor, or the caller has to delete it.
+        """Supervise the job until it needs no supervisor. If its deletion was requested, the caller has to delete it.
 
         Raises:
             NotFoundError: the job is no longer in the history.
@@ -95,11 +95,15 @@ class Supervisor:
             return None
         launchers = Launchers(job.spec, self._folder, job.attempt, self._history.nodes(self._name, job.attempt))
         if not launchers.are_complete:
-            launchers.kill()  # it was killed while it started them: no rank trains yet
+            launchers.kill()  # the supervisor was killed before it had started all of them: no rank trains yet
         return launchers
 
     def _wait_for_turn(self) -> bool:
-        """Wait until the job may start, and store its next attempt. False if it is not to run."""
+        """Wait until the job may start, and store its next attempt.
+
+        Returns:
+            False if the job is suspended or to be deleted, or if this process received a signal to exit.
+        """
         capacity = slots.count_slots()
         pause_until_s = clock.monotonic_s() + min(_LONGEST_PAUSE_S, 0.5 * 2**self._job.setbacks)
         seen, look_at_s = -1, 0.0
@@ -167,7 +171,7 @@ class Supervisor:
             extra = install_packages(job.spec, self._folder, may_continue=self._may_continue)
             environ = launcher_environment(job.spec, secrets, extra)
             for node in range(job.spec.num_nodes):
-                with self._history.transaction():  # until its end, no other job can take these devices
+                with self._history.transaction():  # meanwhile no other supervisor can take the same devices
                     record = launchers.start(node, environ, self._free_gpus(job))
                     self._history.add_node(self._name, job.attempt, record)
         except JobStoppedError:

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 
-from safepoint.foundation.files import regular_files
+from safepoint.foundation.files import walk_files
 from safepoint.foundation.units import format_bytes
 from safepoint.snapshot.images.function_patch import Function, FunctionPatch
 from safepoint.snapshot.images.image import Image
@@ -164,7 +164,7 @@ class Capture:
             OSError: a file that it wrote cannot be read.
         """
         images: list[Image] = []
-        for path, status in regular_files(captured.root):
+        for path, status in walk_files(captured.root):
             content = (captured.root / path).read_bytes()
             if content.startswith(_NOTE):
                 image = captured.images[int(content[len(_NOTE) :])]

@@ -19,7 +19,9 @@ from safepoint.snapshot.protocol.messages import Answer, Outcome, decode_rank_me
 
 
 class MessageHandler:
-    """Called by the thread that receives from a rank; it takes `KeeperState.changed` itself.
+    """Carries out the messages of ranks.
+
+    The thread that receives from a rank calls it, without holding `KeeperState.changed`.
 
     Args:
         state: of the keeper.
@@ -34,10 +36,10 @@ class MessageHandler:
         """Do what a message asks for.
 
         Args:
-            group: of the rank.
-            rank: that has sent the message.
-            body: the message, any but the first one.
-            descriptors: those that came with it; closed here unless the message is `LendBlock`.
+            group: the ranks that started together with `rank`.
+            rank: the sender.
+            body: the message; not the first one, `Hello`.
+            descriptors: file descriptors that came with the message; closed here unless the message is `LendBlock`.
 
         Raises:
             ProtocolError: the message is invalid, or the rank may not send it now.
@@ -71,7 +73,7 @@ class MessageHandler:
                     raise ProtocolError(f"block {message.number} was not lent")
                 threading.Thread(target=block.populate, daemon=True).start()
             case messages.ReturnBlock():
-                # It is unmapped when nothing refers to it: a write that is being given up may still read it.
+                # The block is unmapped with its last reference: a write that was given up may still read it.
                 rank.blocks.pop(message.number, None)
             case messages.OverwriteBlocks():
                 group.registry.overwrite(rank.number, set(message.numbers))
@@ -124,11 +126,12 @@ class MessageHandler:
     # ---- the folder ---------------------------------------------------------------------------------------------
 
     def _open_folder(self, group: RankGroup, message: messages.OpenFolder) -> str:
-        """Why the folder cannot be held; empty if it is."""
+        """Hold the folder. Returns why that is impossible; empty if the keeper holds it."""
         path = Path(message.folder)
         if self._state.folder.path == path:
             return ""
-        group.registry.clear()  # snapshots of a training that ended with an error belong to another folder
+        # A training that ended with an error did not close its folder. Its snapshots do not belong into this one.
+        group.registry.clear()
         try:
             self._state.folder.open(path, is_committer=message.is_committer)
         except OSError as error:
@@ -143,7 +146,8 @@ class MessageHandler:
         state.is_closing = False
         state.folder.close()
         group.registry.clear()
-        state.notify(group)  # before the answer: the next training must not receive the message that blocks are free
+        # `BlocksFree` is sent before the answer. After it, the next training would receive the message.
+        state.notify(group)
 
     # ---- snapshots ----------------------------------------------------------------------------------------------
 
@@ -154,7 +158,7 @@ class MessageHandler:
             if block is None or file.offset + file.size_bytes > _readable_bytes(block):
                 raise ProtocolError(f"{file.path} does not lie in block {file.block}, or the block was not lent")
         rank.requests[message.step] = message.request
-        if message.step not in group.begun_s:  # by another rank
+        if message.step not in group.begun_s:  # this rank is the first to begin the step
             group.begun_s[message.step] = clock.monotonic_s()
         snapshot = group.registry.begin(
             rank.number,
@@ -176,13 +180,13 @@ class MessageHandler:
 def _map_block(group: RankGroup, rank: Rank, message: messages.LendBlock, descriptor: int) -> None:
     block = Block(message.number, descriptor, message.capacity_bytes)
     if message.number == CONTROL_NUMBER and _readable_bytes(block) < PAGE_BYTES:
-        raise ProtocolError("the block of the watermarks is less than a page")
+        raise ProtocolError("the block with the watermarks is smaller than a page")
     rank.blocks[message.number] = block
     group.registry.add_block(rank.number, message.number)
 
 
 def _readable_bytes(block: Block) -> int:
-    """How many bytes of a block exist: the rank cuts it to the size of its file."""
+    """How many bytes of a block can be read: the rank may have made the file shorter than the stated capacity."""
     return min(block.capacity_bytes, os.fstat(block.descriptor).st_size)
 
 

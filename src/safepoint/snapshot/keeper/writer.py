@@ -25,13 +25,13 @@ def write_snapshots(state: KeeperState) -> None:
         group, snapshot, facts = _take_next(state)
         try:
             outcome = _save(state, group, snapshot, facts)
-        except Exception as error:  # without this thread nothing would be written any more
+        except Exception as error:  # the thread must continue, because only it writes snapshots
             state.reporter.log.exception("writing step %s failed", snapshot.step)
             outcome = Outcome(step=snapshot.step, error=f"{type(error).__name__}: {error}")
         with state.changed:
             state.is_writing = False
             is_current = group.registry.written(snapshot, is_durable=outcome.is_durable)
-            # Ranks are notified of free blocks first, because they continue as soon as they receive the outcome.
+            # Before the outcome is sent: ranks that have received it may need the blocks that are free now.
             state.notify(group)
             if is_current:
                 group.last_outcome = outcome
@@ -42,6 +42,7 @@ def write_snapshots(state: KeeperState) -> None:
 
 
 def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts]:
+    """Wait for a snapshot to write, and mark it as being written."""
     with state.changed:
         state.changed.wait_for(lambda: state.next_to_write() is not None)
         found = state.next_to_write()
@@ -49,7 +50,7 @@ def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts
         group, snapshot, _ = found
         snapshot.progress = Progress.WRITING
         state.is_writing = True
-        # A small snapshot takes little processor time, and would wait long for it at a low priority.
+        # At a low priority, even the little processor time that a small snapshot needs may be long in coming.
         if state.is_urgent(group) or snapshot.num_bytes < _SMALL_BYTES:
             state.priority.restore()
         else:
@@ -58,7 +59,7 @@ def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts
 
 
 def _save(state: KeeperState, group: RankGroup, snapshot: Snapshot, facts: CheckpointFacts) -> Outcome:
-    """Make a checkpoint of a snapshot; report it, or why it failed."""
+    """Write a snapshot and commit it as a checkpoint. Report `Saved` or `SaveFailed`."""
     began_s = clock.monotonic_s()
     step, trigger = snapshot.step, snapshot.trigger
     try:
@@ -91,7 +92,8 @@ def _commit(state: KeeperState, group: RankGroup, snapshot: Snapshot) -> Manifes
             raise GivenUpError("no rank has opened an output folder in the keeper")
         sources = group.sources(snapshot)
     size_bytes = snapshot.num_bytes
-    # At a low priority, nothing would be written while the processors are never idle.
+    # While other processes use all processors, a thread at a low priority does not run. So the priority is restored
+    # when the write takes much longer than usual.
     hurry = threading.Timer(_PATIENCE_S + size_bytes / _USUAL_BYTES_PER_S, state.priority.restore)
     hurry.daemon = True
     hurry.start()

@@ -22,11 +22,11 @@ class KeeperClient:
     """One rank's connection to its node's keeper.
 
     Args:
-        channel: connected.
-        rank: of the job.
-        num_ranks: of this node.
+        channel: the connection.
+        rank: the number of this rank in the job.
+        num_ranks: how many ranks this node has.
         restart: how often the ranks have been restarted.
-        on_leave: called on the receiving thread when the keeper sends `Leave`: all ranks end now.
+        on_leave: called on the receiving thread when the keeper sends `Leave`; it ends this rank.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class KeeperClient:
     ) -> None:
         self.is_alive = True
         self.pid = 0
-        """Of the keeper; 0 until it has answered."""
+        """The keeper's process; 0 until it has answered."""
         self.write_bytes_per_s: float | None = None
         """How fast the last save was written; None before the first."""
         self._channel = channel
@@ -75,9 +75,9 @@ class KeeperClient:
         Args:
             name: see `KeeperPlan`.
             wait_s: how long the keeper may take to start.
-            rank: see `KeeperClient`, as for the other arguments.
-            num_ranks: of this node.
-            restart: how often the ranks have been restarted.
+            rank: see `KeeperClient`.
+            num_ranks: see `KeeperClient`.
+            restart: see `KeeperClient`.
             on_leave: see `KeeperClient`.
         """
         deadline_s = clock.monotonic_s() + wait_s
@@ -90,7 +90,7 @@ class KeeperClient:
                 clock.sleep(0.01)
 
     def send(self, message: messages.RankMessage, descriptors: Sequence[int] = ()) -> None:
-        """Send a message to which there is no answer; nothing is sent to a keeper that has ended."""
+        """Send a message, and do not wait for an answer. If the keeper has ended, nothing is sent."""
         if not self.is_alive:
             return
         try:
@@ -157,14 +157,14 @@ class KeeperClient:
         return block.number in self._free
 
     def overwrite(self, blocks: Sequence[Block]) -> None:
-        """The blocks are about to be overwritten."""
+        """Notify the keeper that these blocks are about to be overwritten."""
         with self._changed:
             self._free -= {block.number for block in blocks}
         # Before the first byte: the keeper must not write a snapshot that is partly overwritten.
         self.send(messages.OverwriteBlocks(numbers=tuple(block.number for block in blocks)))
 
     def mark_free(self, blocks: Sequence[Block]) -> None:
-        """The blocks are new, or belong to a snapshot that never began: they may be overwritten."""
+        """Note that these blocks may be overwritten: they are new, or belong to a snapshot that did not begin."""
         with self._changed:
             self._free |= {block.number for block in blocks}
 
@@ -197,7 +197,7 @@ class KeeperClient:
         self.send(message)
 
     def request_save(self, step: int, trigger: Trigger) -> None:
-        """Make a checkpoint of a snapshot that was staged."""
+        """Request a checkpoint of a snapshot that is in memory."""
         self.send(messages.RequestSave(step=step, trigger=trigger, request=self._new_request(step)))
 
     def outcome(self, step: int) -> Outcome | None:
@@ -229,8 +229,8 @@ class KeeperClient:
         """Let the keeper write checkpoints into a folder that this job has claimed.
 
         Args:
-            folder: absolute.
-            is_committer: whether this keeper commits and prunes; of several nodes one does.
+            folder: the absolute path.
+            is_committer: see `OpenFolder`.
 
         Returns:
             Why the keeper cannot hold the folder; empty if it does.
@@ -242,7 +242,11 @@ class KeeperClient:
         self._ask(messages.CloseFolder())
 
     def find_earlier_snapshot(self) -> EarlierSnapshot | None:
-        """The newest complete snapshot of the ranks before the restart, when their requests are written."""
+        """Wait until the requests of the ranks before the restart are written; then return their newest snapshot.
+
+        Returns:
+            None if there is no complete snapshot in memory.
+        """
         return self._ask(messages.FindEarlierSnapshot()).snapshot
 
     def _ask(self, message: messages.RankMessage) -> Answer:

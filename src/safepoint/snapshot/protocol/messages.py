@@ -158,9 +158,9 @@ class Hello:
     """The first message.
 
     Args:
-        version: of the protocol.
-        rank: of the job.
-        num_ranks: of this node.
+        version: the version of the protocol.
+        rank: the number of this rank in the job.
+        num_ranks: how many ranks this node has.
         restart: how often the ranks have been restarted.
     """
 
@@ -193,7 +193,7 @@ class LendBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPopulated:
-    """All pages of a block exist: the keeper may fault them in without taking memory."""
+    """All pages of a block are allocated: the keeper can map them without a need for more memory."""
 
     number: int
 
@@ -217,13 +217,14 @@ class BeginSnapshot:
     """The rank begins to fill its memory with its part of a snapshot.
 
     Args:
-        step: of the snapshot.
-        number: of the snapshot, the same on all ranks and rising: a step may be begun several times.
-        request: number of this request; the outcome repeats it.
-        files: of this rank's part.
-        trigger: why it is taken.
+        step: the step of the snapshot.
+        number: the number of the snapshot in the training, the same on all ranks. It tells two snapshots of one step
+            apart.
+        request: the number of this request; `SaveEnded` repeats it.
+        files: the files of this rank's part.
+        trigger: why the snapshot is taken.
         is_requested: whether to make a checkpoint of it.
-        facts: of the checkpoint; None from all ranks but the first of the node.
+        facts: how it becomes a checkpoint; sent by the first rank of the node, None from the others.
     """
 
     step: int
@@ -252,7 +253,7 @@ class CancelSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSave:
-    """Make a checkpoint of a snapshot that was staged; `request` as for `BeginSnapshot`."""
+    """Make a checkpoint of a snapshot that is in memory; `request` as for `BeginSnapshot`."""
 
     step: int
     trigger: Trigger
@@ -261,11 +262,11 @@ class RequestSave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFolder:
-    """Checkpoints go into this folder from now on.
+    """The keeper writes checkpoints into this folder from now on.
 
     Args:
-        folder: absolute.
-        is_committer: whether this keeper commits and prunes; of several nodes one does.
+        folder: the absolute path.
+        is_committer: whether this keeper commits and prunes; with several nodes, only the keeper of node 0 does.
     """
 
     folder: str
@@ -282,12 +283,12 @@ class CloseFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindEarlierSnapshot:
-    """Asks for the newest snapshot that the ranks took before their restart."""
+    """Request the newest snapshot that the ranks took before their restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseEarlierSnapshot:
-    """The ranks have loaded their state: the keeper releases the memory that they had before their restart."""
+    """The ranks have loaded their state: the keeper releases the memory of the ranks before the restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

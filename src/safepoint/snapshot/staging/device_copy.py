@@ -42,7 +42,7 @@ class DeviceCopier:
 
         Args:
             placed: the images; they keep the tensors' memory until `finish`.
-            guard: says what only optimizers change.
+            guard: see `Stager.stage`.
         """
         by_device: dict[int, list[tuple[Placed, Piece]]] = {}
         for place in placed:

@@ -1,7 +1,8 @@
-"""Copies images into memory while training continues, on a thread; threads that wait for the copy help it.
+"""Copies images into shared memory on a thread of its own, while training continues.
 
-A copy is one call, during which other threads can run Python code. The watermark of a block says up to which byte
-everything has been copied, so that the keeper can write up to there.
+A thread that waits for the copy copies too. Each copy is one `memmove`, during which other threads run Python code.
+The watermark of a block is the number of bytes, from the start of the block, that have been copied. The keeper may
+write these bytes already.
 """
 
 import contextlib
@@ -31,37 +32,39 @@ _CHUNK_BYTES = 32 << 20
 _OPERATION_S = 1.0
 _LOOK_EVERY_S = 0.002
 SMALL_PIECE_BYTES = 64 << 10
-"""Smaller tensors are copied many at a time, because the bookkeeping for one takes longer than its copy."""
+"""Smaller tensors are copied in batches, because the bookkeeping for one takes longer than its copy."""
 _PASSING_BYTES = 1 << 20
-"""From this total size on, tensors that were made for one save only are not held after it."""
+"""A plan is dropped after the save if tensors of at least this total size may have been made for that save only.
+Smaller ones stay in memory."""
 
 
 class _Copy(NamedTuple):
-    """One copy: from an address to a place in an image."""
+    """One copy: from the address of a tensor to a place in an image."""
 
     place: int
     num_bytes: int
     address: int
     owner: int | None
     batch: tuple[tuple[int, int, int], ...] = ()
-    """Small ones that are done together: (place, address, bytes)."""
+    """Small copies that are done together: (place, address, bytes) of each."""
 
 
 class _Plan:
     """What is copied of one image, and when; valid until the image's pieces or their owners change.
 
     Args:
-        pieces: of the image.
-        guard: says what only optimizers change; without one, any tensor may change at any time.
+        pieces: the pieces of the image.
+        guard: knows which tensors only an optimizer changes; None: any tensor may change at any time.
     """
 
     def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:
         self.pieces = pieces
         self.epoch = None if guard is None else guard.epoch
         self.unowned: list[Piece] = []
-        """Those that no optimizer owns."""
+        """The pieces that no optimizer owns."""
         self.is_lasting = True
-        """Whether it references no tensor that may have been made for one save only, so that it may be kept."""
+        """Whether the plan is kept after the save. A plan holds its tensors in memory, so one whose tensors may have
+        been made for one save only is dropped."""
         self.at_once: list[tuple[int, int, int]] = []
         self.copies: list[_Copy] = []
         self.guarded: dict[int, list[torch.Tensor]] = {}
@@ -69,7 +72,8 @@ class _Plan:
         small: dict[int, list[tuple[int, int, int]]] = {}
         for piece in pieces:
             self._add(piece, guard, small)
-        # First, because the watermark counts the copies that are done without a gap from the first one.
+        # Batches come first: their bytes may be anywhere in the image, and the watermark must not pass one of them
+        # before it is copied.
         self.copies[:0] = [_Copy(0, 0, 0, owner, tuple(batch)) for owner, batch in small.items()]
         self.counts = Counter(copy.owner for copy in self.copies)
 
@@ -77,7 +81,7 @@ class _Plan:
         owner = guard.owner_of(piece) if guard is not None else None
         if owner is None:
             self.unowned.append(piece)
-        if piece.device != "cpu":  # copied by the device's own engine
+        if piece.device != "cpu":  # `DeviceCopier` copies it
             if owner is not None:
                 self.guarded.setdefault(owner.number, []).extend(owner.tensors)
             return
@@ -101,10 +105,10 @@ class Work:
     """One snapshot of this rank.
 
     Args:
-        placed: the images.
+        placed: the images, with their places in memory.
         on_begin: called on the copying thread before the first copy.
-        on_end: called on the copying thread when all is copied; with False when tensors were changed meanwhile, or
-            a device has failed.
+        on_end: called on the copying thread at the end; with True if the copy is good, with False if tensors were
+            changed while they were copied, or a device has failed.
     """
 
     placed: Sequence[Placed]
@@ -118,7 +122,7 @@ class Work:
     unmarked: set[int] = field(default_factory=set[int])
     is_torn: bool = False
     thread: int = field(default_factory=threading.get_ident)
-    """The training's."""
+    """The number of the training's thread."""
     began_s: float = field(default_factory=clock.monotonic_s)
     head: int = 0
     tail: int = 0
@@ -130,7 +134,7 @@ class Stager:
     """Copies one snapshot after the other.
 
     Args:
-        set_mark: called with (block, bytes that are copied without a gap).
+        set_mark: sets the watermark of a block: called with the block and the number of bytes.
     """
 
     def __init__(self, set_mark: Callable[[Block, int], None]) -> None:
@@ -139,12 +143,12 @@ class Stager:
         self._work: Work | None = None
         self._is_closed = False
         self._is_waited_for = False
-        """Whether the training's own thread waits for the copy, and so executes no operation."""
+        """Whether the training's thread waits for the copy. Then it executes no operation that changes a tensor."""
         self.waited_s = 0.0
         """How long optimizers have waited for the last snapshot."""
         self._plans: dict[str, _Plan] = {}
         self._seen: dict[str, dict[int, StorageWeakRef]] = {}
-        """By file: the storages of tensors without an owner in the last save that was planned."""
+        """Path of a file → the storages of its tensors that no optimizer owns, in the last planned save."""
         self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
         self._thread = threading.Thread(target=self._run, name="safepoint-stager", daemon=True)
@@ -157,11 +161,12 @@ class Stager:
 
         Args:
             work: what to copy.
-            guard: says what only optimizers change; without one everything is copied before this returns.
+            guard: knows which tensors only an optimizer changes; with None, this call returns when everything is
+                copied.
 
         Returns:
-            Files with tensors that may have been made for this snapshot alone; the stager holds them until the copy
-            ends.
+            The paths of the files with tensors that may have been made for this snapshot only. The stager holds these
+            tensors until the copy ends.
         """
         if guard is not None:
             guard.refresh(has_new_pieces=not all(self._is_planned(placed.image) for placed in work.placed))
@@ -194,11 +199,15 @@ class Stager:
         return plan
 
     def _is_lasting(self, path: str, plan: _Plan) -> bool:
-        """Untrained weights have the storages of the last save; tensors that were made for a save have new ones."""
+        """Whether the tensors that no optimizer owns existed at the last save already.
+
+        Weights that are not trained keep their storages between saves. A tensor that was made for a save has a new
+        storage.
+        """
         if sum(piece.num_bytes for piece in plan.unowned) < _PASSING_BYTES:
             return True
         storages = [_storage_of(piece.owner) for piece in plan.unowned]
-        # As long as there is such a reference, no other storage can have the same number.
+        # While a weak reference to a storage exists, no other storage gets the same number.
         now = {int(storage._cdata): StorageWeakRef(storage) for storage in storages}
         before, self._seen[path] = self._seen.get(path, {}), now
         return now.keys() <= before.keys()
@@ -208,7 +217,8 @@ class Stager:
             return
         plan = self._plan_of(placed.image, guard)
         if not plan.is_on_host:
-            # How far a device's copies are is known only at their end; until then the keeper must not read the block.
+            # How far the copies from a device have come is known only when they end. Until then the watermark stays
+            # 0, and the keeper does not read the block.
             work.unmarked.add(placed.block.number)
         begin = placed.block.address + placed.offset
         for offset, address, num_bytes in plan.at_once:
@@ -235,7 +245,7 @@ class Stager:
             self._help(work)
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_pending(work, optimizer))
-        # Verify now: the step that follows changes the versions itself.
+        # Verified now, because the step that follows changes the versions.
         self._verify(work, list(work.versions) if optimizer is None else [optimizer])
         self.waited_s += clock.monotonic_s() - began_s
 
@@ -254,9 +264,9 @@ class Stager:
 
     def _verify(self, work: Work, optimizers: Sequence[int]) -> None:
         """Compare the versions of the copied tensors with those at the boundary."""
-        with self._changed:  # a second caller finds no versions, only the result
+        with self._changed:
             for optimizer in optimizers:
-                versions = work.versions.pop(optimizer, [])
+                versions = work.versions.pop(optimizer, [])  # each optimizer's tensors are compared once
                 work.is_torn |= any(list(map(_version, tensors)) != then for tensors, then in versions)
 
     def _is_pending(self, work: Work, optimizer: int | None) -> bool:
@@ -266,7 +276,7 @@ class Stager:
         return any(counts)
 
     def _help(self, work: Work) -> None:
-        """Copy from the last copy backwards: the thread copies forwards, and the watermark advances without a gap."""
+        """Copy too, from the last copy backwards. The copying thread goes forwards, so the watermark advances."""
         while True:
             with self._changed:
                 if work.head >= work.tail:
@@ -286,13 +296,13 @@ class Stager:
                 return
             try:
                 self._do(work)
-            except Exception:  # noqa: BLE001  a thread that waits for this copy would wait for ever
+            except Exception:  # noqa: BLE001  otherwise threads that wait for this copy would wait forever
                 _log.exception("a snapshot is lost: it could not be copied")
                 with contextlib.suppress(Exception):
                     work.on_end(False)
             finally:
                 self._end(work)
-                del work  # and its memory, which may have been given back in the meantime
+                del work  # while this thread waits, it must not hold the tensors and the memory of the last snapshot
 
     def _do(self, work: Work) -> None:
         for placed in work.placed:
@@ -315,11 +325,12 @@ class Stager:
         work.on_end(not work.is_torn)
 
     def _wait_for_operation(self, work: Work) -> None:
-        """Wait for the end of the operation that the training executed when the last byte was copied.
+        """Wait for the end of the operation that the training's thread executed when the last byte was copied.
 
-        An operation that changes a tensor increments its version when it ends. A change by an operation that still
-        runs is therefore not visible yet. Changing what was copied takes about as long as the copy. After much more
-        time than that the training must be in a later operation.
+        torch increments the version of a tensor when the operation that changes it ends. So the change by an
+        operation that still runs is not visible in the version. If the end of the operation cannot be observed, this
+        call waits four times as long as the copy took, and one second more: an operation on the same bytes takes
+        about as long as their copy.
         """
         passed = threading.Event()
         deadline_s = clock.monotonic_s() + _OPERATION_S + 4 * (clock.monotonic_s() - work.began_s)
@@ -342,7 +353,7 @@ class Stager:
         literals = image.literals
         if placed.offset or self._fixed.get(block.number) is not image.fixed:
             literals += image.fixed
-        # Fixed parts that the block still has from its last image are not written again: an archive has hundreds.
+        # An archive has hundreds of fixed parts. Those that the block still holds from its last image stay.
         self._fixed[block.number] = image.fixed if placed.offset == 0 else ()
         for offset, content in literals:
             block.write(placed.offset + offset, content)
@@ -354,7 +365,7 @@ class Stager:
             for place, address, num_bytes in copy.batch or ((copy.place, copy.address, copy.num_bytes),):
                 ctypes.memmove(placed.block.address + placed.offset + place, address, num_bytes)
             is_whole = True
-        finally:  # also when Ctrl-C ends the training in here: others wait for this copy
+        finally:  # also after Ctrl-C: other threads wait for this copy
             with self._changed:
                 work.is_torn |= not is_whole
                 work.is_done[index] = 1
@@ -362,7 +373,7 @@ class Stager:
                 self._changed.notify_all()
 
     def _mark(self, work: Work, marked: int) -> int:
-        """Set the watermarks: how far the copies have come without a gap."""
+        """Set the watermarks up to the first copy that is not done. Returns how many copies are done before it."""
         copies = work.copies
         while marked < len(copies) and work.is_done[marked]:
             placed = copies[marked][0]
@@ -403,7 +414,9 @@ def _arrived(number: int | None) -> int:
 
 
 def when_between_operations(thread: int, call: Callable[[], None]) -> None:
-    """Call `call` on `thread` when it next goes from one Python instruction to another, if that can be observed.
+    """Call `call` on `thread` when it next goes from one Python instruction to another.
+
+    If that is impossible, `call` is never called.
 
     Args:
         thread: its number; only the main thread is supported.

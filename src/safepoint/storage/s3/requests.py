@@ -415,7 +415,10 @@ def _tls_context(options: StorageOptions) -> ssl.SSLContext:
 def _parsed(data: bytes, what: str) -> ElementTree.Element:
     # No entity is ever defined in these answers; without a DTD none can be expanded.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise StorageError(f"{what}: the server's answer is not S3's")
+        raise StorageError(
+            f"{what}: the answer is not that of an S3 server",
+            hint="check that the endpoint is the store itself, and not a proxy or a web console",
+        )
     # Not every server escapes the names of strangers' uploads. These characters are not valid in XML, nor in keys.
     root = ElementTree.fromstring(_NO_XML.sub(b"\x7f", data))
     for element in root.iter():

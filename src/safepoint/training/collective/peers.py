@@ -63,10 +63,12 @@ class Sender:
         self._group = group
 
     def send(self, block: torch.Tensor, source: int) -> None:
-        """Send a block from rank `source` to all that take part; each one calls this with a block of the same size.
+        """Send a block from rank `source` to the other ranks of the group.
+
+        Every rank of the group calls this, with a block of the same size.
 
         Args:
-            block: uint8, one dimension; filled on all but `source`.
+            block: uint8, one dimension; read on rank `source`, written on the others.
             source: the rank that sends.
 
         Raises:
@@ -92,9 +94,8 @@ class Peers:
         self._timeout_s = timeout_s
         self._group: torch.distributed.ProcessGroup | None = None
         self._world: Any = None
-        # One tensor for every reduction, over an array that is quick to fill and to read, handed to the backend
-        # itself: a new tensor, and the checks and the dispatcher of `dist.all_reduce`, cost more than the exchange
-        # (docs/benchmarks.md).
+        # All reductions use one tensor over one array, and call the backend directly. A new tensor for each, and the
+        # checks of `dist.all_reduce`, would take longer than the exchange itself (docs/benchmarks.md).
         self._backend: Any = None
         self._maximum = dist.AllreduceOptions()
         self._maximum.reduceOp = dist.ReduceOp.MAX
@@ -102,9 +103,9 @@ class Peers:
         self._tensor = torch.frombuffer(self.values, dtype=torch.int64)
         self._running: Reduction | None = None
         if place.world_size > 1:
-            # A script that destroys its process group and then drops its model runs the destructor of torch's
-            # gloo group, which waits for a thread that waits for the interpreter's lock: a hang after all the work.
-            # With a reference held here the destructor never runs; the process ends with os._exit.
+            # The destructor of torch's gloo group can hang: it waits for a thread that waits for the interpreter's
+            # lock. It would run when a script destroys its process group. This reference prevents that, and the
+            # process ends with `os._exit`, which runs no destructors.
             self._world = dist.group.WORLD
             group = self._new_group(None, "safepoint")
             self._group = group
@@ -113,8 +114,8 @@ class Peers:
     def start_maximum(self, values: list[int]) -> Reduction:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
 
-        Returns at once, unless the last reduction is still running. They share an array, so this call first waits for
-        the last one and keeps its result for its caller.
+        All reductions share one array. So if the last reduction still runs, this call waits for it, and its
+        `Reduction` keeps the result. Otherwise this call returns at once.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -158,10 +159,10 @@ class Peers:
         return values[0]
 
     def to_first(self, block: torch.Tensor, source: int) -> None:
-        """Send a block from rank `source` to the first; those two call it, with blocks of the same size.
+        """Send a block from rank `source` to the first rank; both call this, with blocks of the same size.
 
         Args:
-            block: uint8, one dimension, on the CPU; filled on the first rank.
+            block: uint8, one dimension, on the CPU; read on rank `source`, written on the first rank.
             source: the rank that sends.
 
         Raises:
@@ -176,7 +177,7 @@ class Peers:
                 dist.send(block, dst=0, group=self._group)
 
     def sender_among(self, ranks: Sequence[int]) -> Sender:
-        """For transfers between `ranks`; every rank calls this.
+        """A `Sender` for transfers between `ranks`. Every rank of the job calls this.
 
         Raises:
             PeerError: the ranks could not form a group.
@@ -192,7 +193,7 @@ class Peers:
 
     @contextlib.contextmanager
     def losing(self) -> Generator[None]:
-        """Raise an error of the process group as the loss of a rank; too slow for a call in every step.
+        """Raise PeerError for an error of the process group. This takes too long for a call in every step.
 
         Raises:
             PeerError: see `lost`.
@@ -205,8 +206,8 @@ class Peers:
     def lost(self, during: str) -> PeerError:
         """The error for a rank that is gone or silent."""
         return PeerError(
-            f"rank {self.place.rank} lost another rank during the {during}: it died, or did not answer within "
-            f"{format_duration(self._timeout_s)}; this rank ends",
+            f"rank {self.place.rank} lost the connection to another rank during the {during}: that rank died, or did "
+            f"not answer within {format_duration(self._timeout_s)}; this rank ends",
             hint="the cause is in the log of the rank that ended first",
         )
 

@@ -134,7 +134,7 @@ class Outcome:
         return self.interrupted
 
     def training_ended(self, step: int) -> None:
-        """Report the end; whether it is saved decides the exit code when the program has ended."""
+        """Report the end of the training. If its last step is not saved, the exit code will be 13 (`unsaved_end`)."""
         if 0 < step != self.saved_step:
             self.unsaved_end = (
                 f"the training ended at step {step}, which could not be saved; fix the cause given in the warning "
@@ -146,8 +146,8 @@ class Outcome:
     def require_saved_end(self) -> None:
         """Wait until everything is saved and uploaded; used when no launcher waits for that.
 
-        All ranks call it when a training has ended. The first one reports for them, so that none ends while another
-        waits.
+        All ranks call it when a training has ended. Only the first rank raises an error, so that the other ranks do
+        not end while it waits.
 
         Raises:
             StorageError: on the first rank, if a save or an upload has failed for good.
@@ -187,7 +187,7 @@ class Outcome:
             pass
 
     def end_with_snapshot(self, message: Leave) -> None:
-        """The keeper has committed the newest snapshot, because the running step would miss the deadline: exit."""
+        """End the process in the middle of a step: the keeper has committed the newest snapshot in its place."""
         with self._ending:
             if self.interrupted is not None:
                 return  # the step was finished in time
@@ -205,7 +205,7 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def end_outside_training(self) -> None:
-        """SIGTERM arrived outside a training: no work is at risk, so end at once."""
+        """SIGTERM arrived outside a training, where nothing can be saved: end at once."""
         with self._ending:
             if self.interrupted is not None:  # it is ending already
                 self.end_now(self.interrupted.exit_code)

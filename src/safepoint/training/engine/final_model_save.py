@@ -246,7 +246,7 @@ class FinalUpload:
         self._destination.begin()
         for file in self._large:
             self._destination.put(SourceFile(file.path, self._leader.content_of(file)), self._progress)
-        for path, _ in files.regular_files(self._small):
+        for path, _ in files.walk_files(self._small):
             self._destination.put(SourceFile(path, self._small / path), self._progress)
         self._leader.check()
         manifest = describe(self._destination.entries)

@@ -97,7 +97,10 @@ class Snapshots:
         )
 
     def _warn_once(self, text: str, about: str | None = None) -> None:
-        """Log a warning once; `about` identifies it where the figures in the text change."""
+        """Log a warning, once for each `about`, or for each text if `about` is None.
+
+        A text with figures needs an `about`: each new figure would make it another text.
+        """
         if (about or text) not in self._warned:
             self._warned.add(about or text)
             self._context.log.warning("%s", text)
@@ -189,11 +192,12 @@ class Snapshots:
         self.taken_step, self._taken_time = step, time
         self._taken_stall_s = clock.monotonic_s() - started_s
         if is_requested:
-            self._await(step, started_s)
+            self._save_begins(step, started_s)
         self._report_taken(trigger, is_requested=is_requested)
         return agreed
 
-    def _await(self, step: int, started_s: float) -> None:
+    def _save_begins(self, step: int, started_s: float) -> None:
+        """The keeper has received the request to save `step`; its outcome is pending."""
         self.pending, self._handed_s = step, started_s
         self._pending_time, self._pending_stall_s = self._taken_time, self._taken_stall_s
         self._pending_facts = self._taken_facts
@@ -227,7 +231,7 @@ class Snapshots:
         try:
             self._scratch.ensure(keeper)
         except OSError as error:
-            # Checked before the ranks agree: the others would wait for the part of a rank that fails later.
+            # Checked before the ranks agree. A rank that fails later makes the snapshot of all ranks useless.
             self._warn_once(
                 f"saves are synchronous: there is no room for their small files: {error}", about="scratch"
             )
@@ -380,13 +384,19 @@ class Snapshots:
         if agreed != TakeResult.TAKEN or self._snapshotter is None:
             return False
         self._snapshotter.keeper.request_save(step, trigger)
-        self._await(step, clock.monotonic_s())
+        self._save_begins(step, clock.monotonic_s())
         return True
 
     # ---- when time is short -----------------------------------------------------------------------------------
 
     def can_rescue(self, step: int) -> bool:
-        """Whether the run may end with the newest snapshot: it is of `step`, or `--snapshot-steps` is set."""
+        """Whether the keeper can commit the newest snapshot instead of the running step.
+
+        The snapshot must be of the last finished step. With `--snapshot-steps` it may be older.
+
+        Args:
+            step: the last finished step.
+        """
         is_chosen = self._context.settings.snapshot_steps is not None
         keeper = self._context.keeper.client
         is_there = self.taken_step is not None and (is_chosen or self.taken_step == step)
@@ -400,7 +410,12 @@ class Snapshots:
         return sum(self._sizes) / (keeper.write_bytes_per_s or _SLOW_BYTES_PER_S) + _COMMIT_S
 
     def rescue(self, step: int, why: str) -> None:
-        """Let the keeper commit the newest snapshot, and then end all ranks."""
+        """Request that the keeper commits the newest snapshot, and then ends all ranks.
+
+        Args:
+            step: the step that the ranks do not finish.
+            why: the reason, for people.
+        """
         keeper = self._context.keeper.client
         if keeper is not None:
             keeper.send(AbandonStep(step=step, reason=why))
@@ -409,8 +424,8 @@ class Snapshots:
         """The training ends.
 
         Args:
-            is_orderly: whether the last step is committed, or cannot be. Otherwise the keeper commits its newest
-                snapshot when this process ends.
+            is_orderly: whether the training has reached its end, or was interrupted: no further save is needed.
+                Otherwise the keeper commits its newest snapshot when this process ends.
         """
         if self._snapshotter is not None and is_orderly:
             self._snapshotter.wait_staged()

@@ -43,8 +43,9 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         on_exit: receives the exit code when a signal ends the process before this function returns.
 
     Returns:
-        The exit code for this process: 0, 75, 143, 14, 130, or the failed rank's own. End the
-        process with it at once: the tear-down of an interpreter with torch in it takes longer than a save.
+        The exit code for this process: 0, 2, 11, 13, 14, 75, 130 or 143 (docs/exit-codes.md), or the exit code of the
+        failed rank. End the process with it, by `os._exit`: the tear-down of an interpreter that has imported torch
+        takes longer than a save.
     """
     console.set_up(settings.verbosity)
     if settings.job_dir is not None:

@@ -80,7 +80,7 @@ def describe_end(rank: int, code: int, record: RankRecord | None) -> str:
     if code < 0:
         return f"rank {rank} was killed by {signal.Signals(-code).name}"
     if record is not None and record.lost_peer:
-        return f"rank {rank} lost a rank of another node"
+        return f"rank {rank} lost the connection to a rank on another node; see that node's output"
     return f"rank {rank} exited with code {code}; its own output has the reason"
 
 

@@ -68,7 +68,7 @@ def agree_on_start(
     """
     context.keeper.open()
     folders = find_folders(peers, output, has_store=location is not None)
-    # Before the folder is cleaned up: the keeper may still be writing what the last start has left.
+    # Before `claim` deletes working folders: the keeper may still be writing a snapshot of the last start into one.
     in_memory = on_first_rank(peers, lambda: _recall(context) if folders.is_shared else None)
     store: Store | None = None
 
@@ -117,7 +117,7 @@ def agree_on_start(
 
 
 def _open_store(context: RankContext, location: Location, folders: Folders) -> Store:
-    # The first rank has tried it before the model was loaded.
+    # The first rank has checked the access before the model was loaded. The owners on other nodes check it here.
     is_tried = context.place.is_first or not folders.is_owner
     try:
         if is_tried or not context.settings.verify_access:
@@ -128,7 +128,7 @@ def _open_store(context: RankContext, location: Location, folders: Folders) -> S
 
 
 def _recall(context: RankContext) -> ResumePoint | None:
-    """The snapshot that an earlier start of this job's ranks has left in memory, or None."""
+    """The snapshot that the ranks before a restart have left in the keeper's memory, or None."""
     keeper = context.keeper.client
     recalled = keeper.find_earlier_snapshot() if keeper is not None and context.place.restart > 0 else None
     if recalled is None:
@@ -140,7 +140,7 @@ def _recall(context: RankContext) -> ResumePoint | None:
 def _begin_attempt(
     output: OutputFolder, claim: StoreClaim | None, point: ResumePoint | None, to_upload: Collection[str]
 ) -> Attempt:
-    """Count the attempt, in the folder and in the store; on the first rank."""
+    """Number the attempt, record it in the folder, and claim the store for it; on the first rank."""
     run_id = point.manifest.run_id if point else uuid.uuid4().hex
     after = point.manifest.attempt if point else 0
     if claim is not None:

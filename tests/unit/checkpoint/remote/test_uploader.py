@@ -226,7 +226,7 @@ def test_the_scripts_own_model_is_the_final_one(place: str, is_kept: bool, scene
     final = final_folder(scene.output)
     assert verify(final).is_valid
     assert (final / "model.safetensors").read_bytes() == b"own"
-    assert sorted(path for path, _ in files.regular_files(final)) == sorted(
+    assert sorted(path for path, _ in files.walk_files(final)) == sorted(
         ["config.json", "model.safetensors", MANIFEST_NAME]
     )
 

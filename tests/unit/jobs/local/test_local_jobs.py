@@ -437,7 +437,7 @@ class TestDeleting:
         """The whole command is to be given again."""
         commit(prepared(tmp_path / "out"), 10)
         known(history, "a", RUNNING, output_dir=str(tmp_path / "out"))
-        with pytest.raises(WaitTimeoutError, match=r"nothing was deleted.*delete it again when it has stopped"):
+        with pytest.raises(WaitTimeoutError, match=r"nothing was deleted.*has stopped, delete it once more"):
             jobs.delete("a", with_checkpoints=True, timeout_s=0.1)
         assert jobs.job("a").wanted is RequestedAction.SUSPEND
         assert (tmp_path / "out" / "checkpoint-10").exists()
