@@ -18,6 +18,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import MAX_BYTES, read_regular
 from safepoint.foundation.environment import Place, host_name
 from safepoint.foundation.files import delete_tree, write_atomic
+from safepoint.foundation.units import printable
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.storage.location import Location
 from safepoint.training.context.rank_context import RankContext
@@ -91,7 +92,7 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
         noted = ""
     if noted and noted != str(location) and output.committed():
         raise ConflictError(
-            f"the folder {output.root} holds checkpoints of {noted}, and this run's location is {location}; training "
+            f"the folder {output.root} holds checkpoints of {printable(noted)}, and this run's location is {location}; training "
             "was not started and nothing was changed",
             hint="name another folder with --local-dir. To continue from these checkpoints, also copy them: "
             f"`safepoint checkpoints copy {output.root} {location}`",
