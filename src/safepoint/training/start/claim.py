@@ -92,8 +92,8 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
         noted = ""
     if noted and noted != str(location) and output.committed():
         raise ConflictError(
-            f"the folder {output.root} holds checkpoints of {printable(noted)}, and this run's location is {location}; training "
-            "was not started and nothing was changed",
+            f"the folder {output.root} holds checkpoints of {printable(noted)}, and this run's location is "
+            f"{location}; training was not started and nothing was changed",
             hint="name another folder with --local-dir. To continue from these checkpoints, also copy them: "
             f"`safepoint checkpoints copy {output.root} {location}`",
         )
