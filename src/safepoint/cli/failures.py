@@ -6,6 +6,7 @@ file, an answer that cannot be written, and bugs of Safepoint. When the reader o
 does, the command ends without a message.
 """
 
+import errno
 import json
 import os
 import sys
@@ -16,10 +17,14 @@ from typing import Any
 import typer
 
 from safepoint.cli.lazy import Invocation, LazyGroup
-from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printable_lines
+from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printable, printable_lines
 
 _CLOSED_PIPE = 141
 """128 + SIGPIPE: the exit code that a shell reports for a program that SIGPIPE has ended."""
+_OUTSIDE_FAULTS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS),
+    *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
+}
 _MEANINGS: dict[int, str] = {
     ExitCode.FAILED: "the command failed",
     ExitCode.USAGE: "an argument is invalid",
@@ -111,6 +116,9 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     elif isinstance(error, OSError) and not _can_be_written():
         _forget_unwritten()
         explained = SafepointError(f"the answer cannot be written to stdout: {error.strerror}")
+    elif isinstance(error, OSError) and error.errno in _OUTSIDE_FAULTS:
+        code, where = ExitCode.STORAGE, printable(str(error.filename or "a file"))
+        explained = SafepointError(f"{where}: {error.strerror}; the command was not completed")
     else:
         sys.stderr.write(printable_lines("".join(traceback.format_exception(error))))
         if not as_json:

@@ -13,8 +13,9 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.publish import finish_parts
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
-from safepoint.errors import ConflictError
+from safepoint.errors import ConflictError, printable
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import MAX_BYTES, read_regular
 from safepoint.foundation.environment import Place, host_name
 from safepoint.foundation.files import delete_tree, write_atomic
 from safepoint.snapshot.keeper_client.client import KeeperClient
@@ -53,7 +54,7 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
     has_locks = output.claim(
         wait_s=context.settings.grace_s,
         waiting=lambda who: context.log.info("waiting for an earlier run to leave %s (%s)", output.root, who),
-        keeper_pid=keeper.pid if keeper is not None else 0,
+        keeper=keeper.identity if keeper is not None else "",
     )
     if has_locks:
         output.clean()
@@ -85,14 +86,15 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
     """
     note = output.control / "location"
     try:
-        noted = note.read_text(encoding="utf-8")
-    except OSError:
+        noted = read_regular(note, MAX_BYTES).decode()
+    except (OSError, ValueError):
         noted = ""
     if noted and noted != str(location) and output.committed():
         raise ConflictError(
-            f"the folder {output.root} holds the checkpoints of {noted}, not of {location}; training was not "
-            "started and nothing was changed",
-            hint="name another folder with --local-dir, or copy them with `safepoint checkpoints copy`",
+            f"the folder {output.root} holds checkpoints of {printable(noted)}, and this run's location is "
+            f"{location}; training was not started and nothing was changed",
+            hint="name another folder with --local-dir. To continue from these checkpoints, also copy them: "
+            f"`safepoint checkpoints copy {output.root} {location}`",
         )
     write_atomic(note, str(location).encode(), durable=False)
     context.uploads.close_training()
