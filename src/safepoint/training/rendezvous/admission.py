@@ -166,7 +166,10 @@ def is_same_user(writer: asyncio.StreamWriter) -> bool:
     The kernel's table says who owns the client's socket. One that its process has closed has no owner any more and
     would be listed as root's, so only a socket that is still open counts.
     """
-    client, server = _as_listed(*writer.get_extra_info("peername")[:2]), _as_listed(*writer.get_extra_info("sockname")[:2])
+    client, server = (
+        _as_listed(*writer.get_extra_info("peername")[:2]),
+        _as_listed(*writer.get_extra_info("sockname")[:2]),
+    )
     # A client may use an IPv6 socket for an IPv4 address, as torch's does.
     for table, prefix in (("tcp", ""), ("tcp6", _MAPPED)):
         ends = f" {prefix}{client} {prefix}{server} {_ESTABLISHED} "

@@ -1,7 +1,7 @@
 """The secret that the nodes of a job have in common, by which they recognize each other.
 
-A file that the user names comes first. Otherwise the nodes agree on one through what they share: the object store that
-the job writes to, or its output folder. The first node to start writes it; the others read it.
+A file that the user names comes first. Otherwise the nodes agree on one through what they share: the object store
+that the job writes to, or its output folder. The first node to start writes it; the others read it.
 """
 
 import contextlib

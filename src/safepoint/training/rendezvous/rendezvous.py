@@ -1,4 +1,7 @@
-"""torch elastic's rendezvous over Safepoint's own store: the nodes are fixed, and no one else can speak to the store."""
+"""torch elastic's rendezvous over Safepoint's own store.
+
+The nodes of a job are fixed when it starts. Other programs cannot speak to the store.
+"""
 
 import datetime
 import ipaddress
@@ -21,7 +24,7 @@ _LOOPBACK = "127.0.0.1"
 _DEFAULT_PORT = 29500
 _TIMEOUT_S = 600.0
 _RETRY_S = 0.2
-_REFUSED_FOR_S = 30.0
+_MAX_REFUSALS = 50
 
 
 class Rendezvous(RendezvousHandler):
@@ -70,60 +73,44 @@ class Rendezvous(RendezvousHandler):
     def _connect(self) -> int:
         """Start what this node serves; the port on loopback where its ranks find the store."""
         plan = self._plan
+        is_on_one_machine = plan.nnodes == 1 or _is_loopback(self._address)
+        if is_on_one_machine and plan.node_rank > 0:
+            return self._port  # node 0 serves it
+        self._server = StoreServer(self._port if is_on_one_machine else 0)
         try:
-            if plan.nnodes == 1 or (_is_loopback(self._address) and plan.node_rank == 0):
-                return self._serve(self._port)
-            if _is_loopback(self._address):
-                return self._port  # all nodes are on this machine, and node 0 serves them
-            port = self._serve(0)
-            self._join_nodes()
-            return port
+            self._server.start()
+            if not is_on_one_machine:
+                self._join_nodes(self._server)
         except OSError as error:
             raise UsageError(
                 f"port {self._port} cannot be used for the rendezvous: {error.strerror}; no rank was started",
                 hint="choose another one with --master-port, the same on every node",
             ) from error
-
-    def _serve(self, port: int) -> int:
-        self._server = StoreServer(port)
-        self._server.start()
         return self._server.port
 
-    def _join_nodes(self) -> None:
+    def _join_nodes(self, server: StoreServer) -> None:
         secret = agree_on_secret(self._settings)
-        plan, server = self._plan, self._server
-        assert server is not None
-        if plan.node_rank == 0:
-            server.serve_nodes(
-                Gate(
-                    secret.value,
-                    num_nodes=plan.nnodes,
-                    is_open=not secret.is_common,
-                    on_unproven=_warn_of_unproven,
-                ),
-                self._port,
-            )
+        plan = self._plan
+        if plan.node_rank > 0:
+            self._join_first_node(server, Key(secret.value, node=plan.node_rank, may_use_token=not secret.is_common))
             return
-        key = Key(secret.value, node=plan.node_rank, may_use_token=not secret.is_common)
-        begun_s, refused_since_s = clock.monotonic_s(), None
+        gate = Gate(secret.value, num_nodes=plan.nnodes, is_open=not secret.is_common, on_unproven=_warn_of_unproven)
+        server.serve_nodes(gate, self._port)
+
+    def _join_first_node(self, server: StoreServer, key: Key) -> None:
+        """Reach node 0, which may start later than this node."""
+        deadline_s, num_refused = clock.monotonic_s() + _TIMEOUT_S, 0
         while True:
-            now_s = clock.monotonic_s()
             try:
-                server.pass_on(key, self._address, self._port)
-                return
-            except RefusedError as error:
-                refused_since_s = now_s if refused_since_s is None else refused_since_s
-                if now_s - refused_since_s > _REFUSED_FOR_S:
+                return server.pass_on(key, self._address, self._port)
+            except (RefusedError, OSError) as error:
+                num_refused += isinstance(error, RefusedError)
+                if num_refused == _MAX_REFUSALS or clock.monotonic_s() > deadline_s:
                     raise UsageError(
-                        f"node {plan.node_rank} could not join: {error}; no rank was started",
-                        hint=f"give every node the same output folder or object store, or name a file with the same "
-                        f"secret in {SECRET_FILE}; and each node its own --node-rank",
-                    ) from error
-            except OSError as error:
-                if now_s - begun_s > _TIMEOUT_S:
-                    raise UsageError(
-                        f"node 0 cannot be reached at {self._address}:{self._port}: {error}; no rank was started",
-                        hint="check --master-addr and --master-port, and that node 0 runs",
+                        f"node {self._plan.node_rank} could not join node 0 at {self._address}:{self._port}: "
+                        f"{error}; no rank was started",
+                        hint="give every node the same output folder or object store, or name a file with the same "
+                        f"secret in {SECRET_FILE}; check --master-addr, --master-port and --node-rank",
                     ) from error
             clock.sleep(_RETRY_S)
 
@@ -159,9 +146,8 @@ def _is_loopback(address: str) -> bool:
 
 def _warn_of_unproven(node: int) -> None:
     _log.warning(
-        "node %s joined without a secret: the nodes share no object store and no output folder that they know of. "
-        "Another machine that reached the port first could have joined in its place; name a file with the same secret on every "
-        "node in %s",
+        "node %s joined without a secret: the nodes share no object store and no output folder. Another machine that "
+        "reached the port first could have joined in its place; name a file with the same secret on every node in %s",
         node,
         SECRET_FILE,
     )

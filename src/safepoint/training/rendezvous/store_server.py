@@ -32,8 +32,10 @@ class StoreServer:
 
     def __init__(self, port: int = 0) -> None:
         self._store = KeyValues()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="safepoint-rendezvous", daemon=True)
+        self._runner = asyncio.Runner()
+        self._loop = self._runner.get_loop()
+        self._stopped = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="safepoint-rendezvous", daemon=True)
         self._servers: list[asyncio.Server] = []
         self._requested_port = port
         self._upstream: tuple[Key, str, int] | None = None
@@ -47,7 +49,7 @@ class StoreServer:
             OSError: the port is taken.
         """
         self._thread.start()
-        self.port = self._wait(self._listen([_LOOPBACK], self._requested_port, self._local_client))
+        self.port = self._wait(self._listen(_LOOPBACK, self._requested_port, self._local_client))
 
     def serve_nodes(self, gate: Gate, port: int) -> None:
         """On node 0: answer the other nodes.
@@ -64,8 +66,7 @@ class StoreServer:
             await gate.admit(reader, writer)
             await serve(self._store, reader, writer)
 
-        hosts = ["::"] if socket.has_dualstack_ipv6() else ["0.0.0.0"]
-        self._wait(self._listen(hosts, port, node))
+        self._wait(self._listen("", port, node))
 
     def pass_on(self, key: Key, host: str, port: int) -> None:
         """On another node: pass connections on to node 0.
@@ -85,8 +86,22 @@ class StoreServer:
     def close(self) -> None:
         """Answer no one any more."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._serve_until_stopped())
+
+    async def _serve_until_stopped(self) -> None:
+        await self._stopped.wait()
+        for server in self._servers:
+            server.close()
+        connections = asyncio.all_tasks() - {asyncio.current_task()}
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.sleep(0)  # the sockets are closed in the loop's next round
 
     def _wait(self, work: Awaitable[_T]) -> _T:
         async def run() -> _T:
@@ -94,7 +109,7 @@ class StoreServer:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
-    async def _listen(self, hosts: list[str], port: int, client: _Client) -> int:
+    async def _listen(self, host: str, port: int, client: _Client) -> int:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 await client(reader, writer)
@@ -106,7 +121,7 @@ class StoreServer:
             finally:
                 writer.close()
 
-        listening = _bind(hosts[0], port)
+        listening = _bind(host, port)
         server = await asyncio.start_server(connected, sock=listening)
         self._servers.append(server)
         return listening.getsockname()[1]
@@ -130,8 +145,11 @@ class StoreServer:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6)
+    """A listening socket; of IPv6 and IPv4 where `host` is empty and the machine has both."""
+    if not host and socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 may be switched off
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server((host, port), backlog=1024)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
