@@ -225,6 +225,9 @@ class TestOtherNodes:
             await reader.read()
             writer.close()
             await writer.wait_closed()
+            ended.set()
+
+        ended = asyncio.Event()
 
         async def run() -> None:
             listening = await asyncio.start_server(impostor, "127.0.0.1", 0)
@@ -232,6 +235,7 @@ class TestOtherNodes:
             with pytest.raises(RefusedError):
                 await Key(_SECRET, node=1, may_use_token=True).connect("127.0.0.1", port)
             listening.close()
+            await ended.wait()
 
         asyncio.run(run())
 
