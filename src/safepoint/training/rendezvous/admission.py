@@ -6,7 +6,7 @@ import hmac
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from enum import IntEnum
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class Gate:
                 raise RefusedError("the client did not say who it is") from error
 
     @contextlib.contextmanager
-    def _counting(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+    def _counting(self, writer: asyncio.StreamWriter) -> Generator[None]:
         """Close the oldest unfinished handshake when there are too many: strangers must not use up descriptors."""
         if len(self._running) >= _MAX_HANDSHAKES:
             self._running.pop(0).close()

@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import socket
 
-import torch.distributed
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from safepoint.errors import UsageError
@@ -41,7 +41,7 @@ class Rendezvous(RendezvousHandler):
         self._address = plan.master_addr or _LOOPBACK
         self._port = plan.master_port or (_DEFAULT_PORT if plan.nnodes > 1 else 0)
         self._server: StoreServer | None = None
-        self._store: torch.distributed.Store | None = None
+        self._store: Store | None = None
 
     def get_backend(self) -> str:
         """What torch elastic calls it in its log."""
@@ -60,7 +60,7 @@ class Rendezvous(RendezvousHandler):
         """
         if self._store is None:
             self._port = self._connect()
-            self._store = torch.distributed.TCPStore(
+            self._store = TCPStore(
                 _LOOPBACK,
                 self._port,
                 is_master=False,

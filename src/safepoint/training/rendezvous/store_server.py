@@ -116,8 +116,8 @@ class StoreServer:
             except (RefusedError, ProtocolError) as error:
                 peer = writer.get_extra_info("peername")
                 _log.debug("rendezvous: closed a connection from %s: %s", peer, error)
-            except (OSError, asyncio.IncompleteReadError):
-                pass  # the client went away
+            except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                pass  # the client went away, or the server ends
             finally:
                 writer.close()
 
