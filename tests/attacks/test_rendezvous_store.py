@@ -1,13 +1,14 @@
 """A stranger at the rendezvous store: another user of the machine, and a network neighbour."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pickle
-import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import pytest
 
 from safepoint.training.rendezvous.admission import Gate, Key, RefusedError
 from safepoint.training.rendezvous.store_server import StoreServer
+from tests.support import networks
 from tests.support.ports import free_port
 
 _SECRET = b"s" * 32
+_HELLO = bytes([0]) + (0x3C85F7CE).to_bytes(4, "little")
 _CLIENT = """
 import datetime, json, sys
 import torch.distributed as dist
@@ -55,10 +58,14 @@ _STRANGER = """
 import os, socket, sys
 "".encode("idna")  # imported while it may be read
 os.setgid(65534); os.setuid(65534)
+hello = bytes([0]) + (0x3C85F7CE).to_bytes(4, "little")
+for _ in range(100):
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as client:
+        client.sendall(hello + bytes([1]) + (1).to_bytes(8, "little") + b"k" + (1).to_bytes(8, "little") + b"v")
 client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-client.sendall(bytes([0]) + (0x3C85F7CE).to_bytes(4, "little") + bytes([13]) + b"ping")
-client.settimeout(5)
+client.settimeout(20)
 try:
+    client.sendall(hello + bytes([13]) + b"ping")
     print(client.recv(100))
 except ConnectionError:
     print(b"")
@@ -73,18 +80,19 @@ def server() -> Iterator[StoreServer]:
     running.close()
 
 
-def _talk(port: int, data: bytes) -> bytes:
-    """What the server answers to `data` before it ends the connection."""
+def _talk(port: int, data: bytes, *, num_bytes: int = 1 << 20) -> bytes:
+    """What the server answers to `data` until it ends the connection, is silent, or has sent that many bytes."""
     received = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        try:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        with contextlib.suppress(OSError):
             client.sendall(data)
-            client.shutdown(socket.SHUT_WR)
-            while block := client.recv(1 << 16):
+            while len(received) < num_bytes and (block := client.recv(1 << 16)):
                 received += block
-        except ConnectionError:
-            pass
     return received
+
+
+def _ping(port: int) -> bytes:
+    return _talk(port, _HELLO + bytes([13]) + b"ping", num_bytes=4)
 
 
 def _answers(port: int, kind: str) -> list[object]:
@@ -102,23 +110,17 @@ def test_answers_as_torchs_own_server(server: StoreServer) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_gets_no_answer(server: StoreServer) -> None:
-    """A process of another user on this machine is not answered; one of this user is."""
+    """Another user of this machine is not answered, and changes nothing, also when it sends and closes at once.
+
+    The kernel lists a closed socket as root's, so it must not pass for root.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _STRANGER, str(server.port)], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "b''"
-    ping = bytes([0]) + (0x3C85F7CE).to_bytes(4, "little") + bytes([13]) + b"ping"
-    assert _talk(server.port, ping) == b"ping"
-
-
-def test_a_socket_without_an_owner_counts_for_no_user(server: StoreServer) -> None:
-    """The kernel lists a closed socket as root's: a stranger who sends and closes at once must not pass for root."""
-    for _ in range(50):
-        with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(bytes([0]) + (0x3C85F7CE).to_bytes(4, "little"))
-            client.sendall(bytes([1]) + (1).to_bytes(8, "little") + b"k" + (1).to_bytes(8, "little") + b"v")
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\0" * 8)
-    assert _talk(server.port, bytes([0]) + (0x3C85F7CE).to_bytes(4, "little") + bytes([13]) + b"ping") == b"ping"
+    assert _ping(server.port) == b"ping"
+    count_keys = _HELLO + bytes([7])
+    assert _talk(server.port, count_keys, num_bytes=8) == bytes(8)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +128,8 @@ def test_a_socket_without_an_owner_counts_for_no_user(server: StoreServer) -> No
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x00",
-        bytes([0]) + (0x3C85F7CE).to_bytes(4, "little") + bytes([1]) + b"\xff" * 8,
-        bytes([0]) + (0x3C85F7CE).to_bytes(4, "little") + bytes([99]),
+        _HELLO + bytes([1]) + b"\xff" * 8,
+        _HELLO + bytes([99]),
         pickle.dumps(print),
         os.urandom(1 << 20),
     ],
@@ -136,7 +138,7 @@ def test_a_socket_without_an_owner_counts_for_no_user(server: StoreServer) -> No
 def test_garbage_ends_only_its_own_connection(data: bytes, server: StoreServer) -> None:
     """What is not the protocol is answered by the end of the connection; the others go on."""
     assert len(_talk(server.port, data)) < 100
-    assert _talk(server.port, bytes([0]) + (0x3C85F7CE).to_bytes(4, "little") + bytes([13]) + b"ping") == b"ping"
+    assert _ping(server.port) == b"ping"
 
 
 class TestOtherNodes:
@@ -256,23 +258,97 @@ dist.barrier()
 """
 
 
+def _run(output: Path, script: Path, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "safepoint.cli.main", "run", "--nproc-per-node", "2", *options]
+    return [*command, "--output-dir", str(output), str(script)]
+
+
 @pytest.mark.ranks
-@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs a network namespace")
+@pytest.mark.skipif(bool(networks.unavailable()), reason="needs a network namespace")
 def test_a_job_of_one_node_listens_on_loopback_only(tmp_path: Path) -> None:
     """In a network of its own, no socket of a job is open to another machine."""
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
-    command = [sys.executable, "-m", "safepoint.cli.main", "run", "--nproc-per-node", "2"]
-    inside = ["sh", "-c", 'ip link set lo up 2>/dev/null || ifconfig lo up; exec "$@"', "sh"]
-    done = subprocess.run(
-        ["unshare", "-n", *inside, *command, "--output-dir", str(tmp_path / "out"), str(script)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    with networks.two_networks() as (here, _):
+        command = here.command(*_run(tmp_path / "out", script))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     listening = [line.split()[2] for line in done.stdout.splitlines() if line.startswith("LISTENS")]
     assert listening
     loopback = ("0100007F:", "00000000000000000000000001000000:", "0000000000000000FFFF00000100007F:")
     assert [address for address in listening if not address.startswith(loopback)] == []
+
+
+_WAITING = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+while not os.path.exists(os.environ["STOP"]):
+    dist.all_reduce(torch.ones(1))
+    open(os.environ["STOP"] + ".running", "w").close()
+    time.sleep(0.1)
+    votes = torch.tensor([os.path.exists(os.environ["STOP"])], dtype=torch.int64)
+    dist.all_reduce(votes)
+    if votes.item():
+        break
+print("SUM", dist.get_world_size(), flush=True)
+"""
+_NEIGHBOUR = """
+import datetime, os, pickle, socket, sys
+address = sys.argv[1], 29500
+hello = bytes([0]) + (0x3C85F7CE).to_bytes(4, "little")
+put = bytes([1]) + (14).to_bytes(8, "little") + b"safepoint/stop" + (1).to_bytes(8, "little") + b"1"
+for data in (b"", b"x", b"GET / HTTP/1.1\\r\\n\\r\\n", os.urandom(1 << 20), pickle.dumps(print), hello + put,
+             bytes([0]) + (1).to_bytes(4, "big") + bytes(96) + hello + put,
+             bytes([1]) + (1).to_bytes(4, "big") + b"t" * 96 + hello + put):
+    with socket.create_connection(address, timeout=3) as client:
+        try:
+            client.recv(55)
+            client.sendall(data)
+            print("ANSWER", client.recv(100).strip(bytes(1)))
+        except OSError:
+            print("ANSWER", b"")
+idle = [socket.create_connection(address, timeout=3) for _ in range(300)]
+print("DONE")
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(bool(networks.unavailable()), reason="needs a network namespace")
+def test_a_neighbour_does_nothing_to_a_job_of_two_nodes(tmp_path: Path) -> None:
+    """Over the network, a job's nodes find each other, and a third program can neither read, write nor disturb."""
+    script, secret, stop = tmp_path / "train.py", tmp_path / "secret", tmp_path / "stop"
+    script.write_text(_WAITING)
+    secret.write_text("0123456789abcdef" * 2)
+    with networks.two_networks() as ends:
+        nodes: list[subprocess.Popen[str]] = []
+        for number, end in enumerate(ends):
+            place = ["--nnodes", "2", "--node-rank", str(number), "--master-addr", ends[0].address]
+            environment = {
+                **os.environ,
+                "GLOO_SOCKET_IFNAME": end.interface,
+                "SAFEPOINT_JOB_SECRET_FILE": str(secret),
+                "STOP": str(stop),
+            }
+            nodes.append(
+                subprocess.Popen(
+                    end.command(*_run(tmp_path / "out", script, *place)),
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        give_up_s = time.monotonic() + 240
+        while not (tmp_path / "stop.running").exists() and time.monotonic() < give_up_s:
+            assert all(node.poll() is None for node in nodes), [node.communicate()[0] for node in nodes]
+            time.sleep(0.1)
+        neighbour = ends[1].command(sys.executable, "-c", _NEIGHBOUR, ends[0].address)
+        tried = subprocess.run(neighbour, capture_output=True, text=True, timeout=120, check=False)
+        stop.touch()
+        outputs = [node.communicate(timeout=240)[0] for node in nodes]
+    assert tried.stdout.splitlines()[-1:] == ["DONE"], tried.stderr
+    assert set(tried.stdout.splitlines()[:-1]) == {"ANSWER b''"}
+    for node, output in zip(nodes, outputs, strict=True):
+        assert node.returncode == 0, output
+        assert output.count("SUM 4") == 2, output
