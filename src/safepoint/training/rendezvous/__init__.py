@@ -4,5 +4,4 @@ store_protocol   torch's TCPStore protocol, served from Python
 admission        who may speak to the store: this user on this machine, and nodes that know the job's secret
 store_server     the listening sockets, on a thread of the launcher
 job_secret       the secret that the nodes of a job have in common
-rendezvous       torch elastic's side: hands the store to the agent and the ranks
 """
