@@ -34,10 +34,10 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
+from safepoint.training.launcher.rendezvous import Rendezvous
 from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.outcome.rank_record import read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
-from safepoint.training.launcher.rendezvous import Rendezvous
 
 _log = logging.getLogger("safepoint")
 _STOP_KEY = "safepoint/stop"

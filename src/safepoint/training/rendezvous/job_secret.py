@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import ConditionError, StorageError, UsageError
-from safepoint.settings.output_place import place_output
-from safepoint.settings.run_settings import RunSettings
+from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import ABSENT

@@ -1,6 +1,6 @@
 """The protocol of torch's TCPStore, served from Python.
 
-torch's own server listens on every interface and answers whoever connects. The clients are torch's, unchanged, in the
+torch's own server listens on every interface and answers every client. The clients are torch's, unchanged, in the
 agent and in the ranks, so this side speaks their protocol: a byte for the query, then integers in the machine's byte
 order, keys and values behind their lengths (torch/csrc/distributed/c10d/TCPStoreBackend.hpp). Nothing is unpickled.
 """
