@@ -17,6 +17,7 @@ import torch.distributed
 from safepoint.errors import PeerError
 from safepoint.foundation.environment import Place
 from safepoint.foundation.units import format_duration
+from safepoint.training.collective.seal import Seal, SealError
 
 _T = TypeVar("_T")
 # The functions of this module have no types.
@@ -110,6 +111,7 @@ class Peers:
             group = self._new_group(None, "safepoint")
             self._group = group
             self._backend = group._get_backend(torch.device("cpu"))
+            self._seal = Seal()
 
     def start_maximum(self, values: list[int]) -> Reduction:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
@@ -140,10 +142,15 @@ class Peers:
         """
         if self._group is None:
             return [value]
-        values: list[_T | None] = [None] * self.place.world_size
+        message = self._seal.close(value, self.place.rank)
         with self.losing():
-            dist.all_gather_object(values, value, group=self._group)
-        return values  # pyright: ignore[reportReturnType]
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.place.world_size)]
+            dist.all_gather(sizes, torch.tensor([len(message)]), group=self._group)
+            longest = int(max(sizes))
+            blocks = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
+            dist.all_gather(blocks, _tensor_of(message.ljust(longest, b"\0")), group=self._group)
+            messages = [block.numpy()[: int(size)].tobytes() for block, size in zip(blocks, sizes, strict=True)]
+            return self._seal.open_all(messages)
 
     def from_first(self, value: _T) -> _T:
         """The first rank's value, on every rank.
@@ -153,10 +160,13 @@ class Peers:
         """
         if self._group is None:
             return value
-        values = [value]
+        message = self._seal.close(value, 0) if self.place.is_first else b""
         with self.losing():
-            dist.broadcast_object_list(values, src=0, group=self._group)
-        return values[0]
+            size = torch.tensor([len(message)])
+            dist.broadcast(size, src=0, group=self._group)
+            block = _tensor_of(message.ljust(int(size), b"\0"))
+            dist.broadcast(block, src=0, group=self._group)
+            return self._seal.open_all([block.numpy().tobytes()])[0]
 
     def to_first(self, block: torch.Tensor, source: int) -> None:
         """Send a block from rank `source` to the first rank; both call this, with blocks of the same size.
@@ -200,6 +210,11 @@ class Peers:
         """
         try:
             yield
+        except SealError as error:
+            raise PeerError(
+                f"rank {self.place.rank} received {error}; nothing of it was read, and this rank ends",
+                hint="another program speaks to the ranks' network: close it to other pods (docs/security.md)",
+            ) from error
         except RuntimeError as error:
             raise self.lost("exchange") from error
 
@@ -216,3 +231,7 @@ class Peers:
 def join_peers(place: Place, *, timeout_s: float) -> Peers:
     """The peers of this process, the same at each call; see `Peers`."""
     return Peers(place, timeout_s=timeout_s)
+
+
+def _tensor_of(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -22,8 +22,6 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import (
     config_from_args,  # pyright: ignore[reportUnknownVariableType]
@@ -36,6 +34,7 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
+from safepoint.training.launcher.rendezvous import Rendezvous
 from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.outcome.rank_record import read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
@@ -45,7 +44,6 @@ _STOP_KEY = "safepoint/stop"
 _RESTART_KEY = "safepoint/restart/{}"
 _ENDED_KEY = "safepoint/left/{}"
 _WAIT_FOR_OTHERS_S = 3.0
-_DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,27 +70,15 @@ def run_agent(
     config = _config(plan, settings)
     # torch elastic must not handle the signals that `relay` handles.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
-    rendezvous = RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )
-    is_static = config.rdzv_backend == "static"
     module = ["-m"] if plan.is_module else []
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=sys.executable,
         args=("-u", "-m", "safepoint.training", *module, *plan.program),
-        rdzv_handler=rendezvous_registry.get_rendezvous_handler(rendezvous),
+        rdzv_handler=Rendezvous(plan, settings),
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
-        master_addr=plan.master_addr if is_static else None,
-        master_port=(plan.master_port or _DEFAULT_PORT) if is_static else None,
         local_addr=config.local_addr,
         event_log_handler=config.event_log_handler,
         numa_options=config.numa_options,
@@ -116,11 +102,9 @@ def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
         "--monitor-interval=0.1",
         f"--shutdown-timeout={math.ceil(settings.grace_s)}",
     ]
-    if plan.nnodes == 1 and plan.master_port is None:
-        options += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id=safepoint-{os.getpid()}"]
-    else:
-        options += [f"--master-addr={plan.master_addr or '127.0.0.1'}"]
-        options += [f"--master-port={plan.master_port or _DEFAULT_PORT}"]
+    if plan.nnodes == 1 and Path("/sys/class/net/lo").exists():
+        for library in ("GLOO", "NCCL", "TP"):  # they authenticate no one, so they listen on loopback only
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with five lines about it
     config, _, _ = config_from_args(parse_args([*options, plan.program[0]]))

@@ -1,0 +1,153 @@
+"""torch elastic's rendezvous over Safepoint's own store.
+
+The nodes of a job are fixed when it starts. Other programs cannot speak to the store.
+"""
+
+import datetime
+import ipaddress
+import logging
+import socket
+
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from safepoint.errors import UsageError
+from safepoint.foundation import clock
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.launcher.launch_plan import LaunchPlan
+from safepoint.training.rendezvous.admission import Gate, Key, RefusedError
+from safepoint.training.rendezvous.job_secret import SECRET_FILE, agree_on_secret
+from safepoint.training.rendezvous.store_server import StoreServer
+
+_log = logging.getLogger("safepoint")
+_LOOPBACK = "127.0.0.1"
+_DEFAULT_PORT = 29500
+_TIMEOUT_S = 600.0
+_RETRY_S = 0.2
+_MAX_REFUSALS = 50
+
+
+class Rendezvous(RendezvousHandler):
+    """Where the agents of a job meet.
+
+    Args:
+        plan: which nodes there are.
+        settings: the run's, with the output folder through which nodes agree on a secret.
+    """
+
+    def __init__(self, plan: LaunchPlan, settings: RunSettings) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._address = plan.master_addr or _LOOPBACK
+        self._port = plan.master_port or (_DEFAULT_PORT if plan.nnodes > 1 else 0)
+        self._server: StoreServer | None = None
+        self._store: Store | None = None
+
+    def get_backend(self) -> str:
+        """What torch elastic calls it in its log."""
+        return "safepoint"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks use this store too; none of them serves one."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The store, and this node's place.
+
+        Raises:
+            UsageError: the port is taken, or node 0 refuses this node.
+        """
+        if self._store is None:
+            self._port = self._connect()
+            self._store = TCPStore(
+                _LOOPBACK,
+                self._port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=datetime.timedelta(seconds=_TIMEOUT_S),
+            )
+        address = RendezvousStoreInfo(_LOOPBACK, self._port)
+        return RendezvousInfo(self._store, self._plan.node_rank, self._plan.nnodes, address)
+
+    def _connect(self) -> int:
+        """Start what this node serves; the port on loopback where its ranks find the store."""
+        plan = self._plan
+        is_on_one_machine = plan.nnodes == 1 or _is_loopback(self._address)
+        if is_on_one_machine and plan.node_rank > 0:
+            return self._port  # node 0 serves it
+        self._server = StoreServer(self._port if is_on_one_machine else 0)
+        try:
+            self._server.start()
+            if not is_on_one_machine:
+                self._join_nodes(self._server)
+        except OSError as error:
+            raise UsageError(
+                f"port {self._port} cannot be used for the rendezvous: {error.strerror}; no rank was started",
+                hint="choose another one with --master-port, the same on every node",
+            ) from error
+        return self._server.port
+
+    def _join_nodes(self, server: StoreServer) -> None:
+        secret = agree_on_secret(self._settings)
+        plan = self._plan
+        if plan.node_rank > 0:
+            self._join_first_node(server, Key(secret.value, node=plan.node_rank, may_use_token=not secret.is_common))
+            return
+        gate = Gate(secret.value, num_nodes=plan.nnodes, is_open=not secret.is_common, on_unproven=_warn_of_unproven)
+        server.serve_nodes(gate, self._port)
+
+    def _join_first_node(self, server: StoreServer, key: Key) -> None:
+        """Reach node 0, which may start later than this node."""
+        deadline_s, num_refused = clock.monotonic_s() + _TIMEOUT_S, 0
+        while True:
+            try:
+                return server.pass_on(key, self._address, self._port)
+            except (RefusedError, OSError) as error:
+                num_refused += isinstance(error, RefusedError)
+                if num_refused == _MAX_REFUSALS or clock.monotonic_s() > deadline_s:
+                    raise UsageError(
+                        f"node {self._plan.node_rank} could not join node 0 at {self._address}:{self._port}: "
+                        f"{error}; no rank was started",
+                        hint="give every node the same output folder or object store, or name a file with the same "
+                        f"secret in {SECRET_FILE}; check --master-addr, --master-port and --node-rank",
+                    ) from error
+            clock.sleep(_RETRY_S)
+
+    def is_closed(self) -> bool:
+        """Never: the nodes of a job do not change."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing to do."""
+
+    def num_nodes_waiting(self) -> int:
+        """None: the nodes of a job do not change."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """What torch elastic calls the job."""
+        return "safepoint"
+
+    def shutdown(self) -> bool:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.close()
+        return True
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
+
+
+def _warn_of_unproven(node: int) -> None:
+    _log.warning(
+        "node %s joined without a secret: the nodes share no object store and no output folder. Another machine that "
+        "reached the port first could have joined in its place; name a file with the same secret on every node in %s",
+        node,
+        SECRET_FILE,
+    )

@@ -1,0 +1,186 @@
+"""Who may speak to the store: this user's processes on this machine, and nodes that know the job's secret."""
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+import struct
+from collections.abc import Callable, Generator
+from enum import IntEnum
+from pathlib import Path
+
+_GREETING = b"safepoint rendezvous 1\n"
+_NONCE_BYTES = 32
+_REQUEST = struct.Struct(f">BI{_NONCE_BYTES}s{_NONCE_BYTES}s32s")
+_ESTABLISHED = "01"
+_MAPPED = "0000000000000000FFFF0000"
+_HANDSHAKE_S = 5.0
+_MAX_HANDSHAKES = 64
+
+
+class RefusedError(Exception):
+    """The other side does not belong to this job, or is no rendezvous of Safepoint."""
+
+
+class _Proof(IntEnum):
+    SECRET = 0
+    """The node knows the job's secret."""
+    TOKEN = 1
+    """The node has no secret in common; it names a random token, and proves it again with every later connection."""
+
+
+class Gate:
+    """Admits the other nodes of a job.
+
+    Args:
+        secret: the job's.
+        num_nodes: numbers from 1 to this are admitted, without it.
+        is_open: also admit nodes that have no secret in common: the first that comes under a number keeps it.
+        on_unproven: called with the number of a node that was admitted without the secret.
+    """
+
+    def __init__(
+        self, secret: bytes, *, num_nodes: int, is_open: bool, on_unproven: Callable[[int], None] = lambda node: None
+    ) -> None:
+        self._secret = secret
+        self._num_nodes = num_nodes
+        self._is_open = is_open
+        self._on_unproven = on_unproven
+        self._tokens: dict[int, bytes] = {}
+        self._running: list[asyncio.StreamWriter] = []
+
+    async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Let the client at the other end prove that it is a node of the job.
+
+        Raises:
+            RefusedError: it cannot; the connection is to be closed.
+        """
+        with self._counting(writer):
+            try:
+                async with asyncio.timeout(_HANDSHAKE_S):
+                    await self._check(reader, writer)
+            except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+                raise RefusedError("the client did not say who it is") from error
+
+    @contextlib.contextmanager
+    def _counting(self, writer: asyncio.StreamWriter) -> Generator[None]:
+        """Close the oldest unfinished handshake when there are too many: strangers must not use up descriptors."""
+        if len(self._running) >= _MAX_HANDSHAKES:
+            self._running.pop(0).close()
+        self._running.append(writer)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ValueError):
+                self._running.remove(writer)
+
+    async def _check(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        challenge = secrets.token_bytes(_NONCE_BYTES)
+        writer.write(_GREETING + challenge)
+        proof, node, nonce, token, mac = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
+        key = self._key_of(proof, node, token)
+        if key is None or not hmac.compare_digest(mac, _mac(key, b"node", challenge, nonce, node)):
+            writer.write(bytes(33))
+            await writer.drain()
+            raise RefusedError("the client does not know the job's secret")
+        if proof == _Proof.TOKEN and node not in self._tokens:
+            self._tokens[node] = token
+            self._on_unproven(node)
+        writer.write(b"\1" + _mac(key, b"store", nonce, challenge, node))
+
+    def _key_of(self, proof: int, node: int, token: bytes) -> bytes | None:
+        if not 0 < node < self._num_nodes:
+            return None
+        if proof == _Proof.SECRET:
+            return self._secret
+        known = self._tokens.get(node, token)
+        is_admitted = self._is_open and proof == _Proof.TOKEN and hmac.compare_digest(known, token)
+        return token if is_admitted else None
+
+
+class Key:
+    """What a node proves itself with.
+
+    Args:
+        secret: the job's.
+        node: the node's number.
+        may_use_token: join without the secret if the store admits that.
+    """
+
+    def __init__(self, secret: bytes, *, node: int, may_use_token: bool) -> None:
+        self._secret = secret
+        self._node = node
+        self._token = secrets.token_bytes(_NONCE_BYTES)
+        self._proofs = [_Proof.SECRET, _Proof.TOKEN] if may_use_token else [_Proof.SECRET]
+
+    async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the store, admitted.
+
+        Raises:
+            OSError: it cannot be reached.
+            RefusedError: it refuses this node, or is none.
+        """
+        while True:
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                async with asyncio.timeout(_HANDSHAKE_S):
+                    is_admitted = await self._prove(reader, writer)
+            except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+                writer.close()
+                raise RefusedError(f"{host}:{port} did not answer as a rendezvous of Safepoint does") from error
+            except RefusedError:
+                writer.close()
+                raise
+            if is_admitted:
+                return reader, writer
+            writer.close()
+            if len(self._proofs) == 1:
+                raise RefusedError(f"node 0 at {host}:{port} has another secret, or another node has this number")
+            self._proofs.pop(0)
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if await reader.readexactly(len(_GREETING)) != _GREETING:
+            raise RefusedError("the program at the master's address is no Safepoint of this release")
+        challenge = await reader.readexactly(_NONCE_BYTES)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        is_token = self._proofs[0] == _Proof.TOKEN
+        key, token = (self._token, self._token) if is_token else (self._secret, bytes(_NONCE_BYTES))
+        mac = _mac(key, b"node", challenge, nonce, self._node)
+        writer.write(_REQUEST.pack(self._proofs[0], self._node, nonce, token, mac))
+        answer = await reader.readexactly(33)
+        if answer[:1] != b"\1":
+            return False
+        if not hmac.compare_digest(answer[1:], _mac(key, b"store", nonce, challenge, self._node)):
+            raise RefusedError("the program at the master's address does not know the job's secret")
+        return True
+
+
+def _mac(key: bytes, side: bytes, first: bytes, second: bytes, node: int) -> bytes:
+    return hmac.digest(key, side + first + second + node.to_bytes(4, "big"), "sha256")
+
+
+def is_same_user(writer: asyncio.StreamWriter) -> bool:
+    """Whether the client at the other end of a loopback connection is a process of this user.
+
+    The kernel's table says who owns the client's socket. One that its process has closed has no owner any more and
+    would be listed as root's, so only a socket that is still open counts.
+    """
+    client, server = (
+        _as_listed(*writer.get_extra_info("peername")[:2]),
+        _as_listed(*writer.get_extra_info("sockname")[:2]),
+    )
+    # A client may use an IPv6 socket for an IPv4 address, as torch's does.
+    for table, prefix in (("tcp", ""), ("tcp6", _MAPPED)):
+        ends = f" {prefix}{client} {prefix}{server} {_ESTABLISHED} "
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines():
+                if ends in line:
+                    columns = line.split()
+                    return int(columns[7]) == os.geteuid() and columns[9] != "0"
+    return False
+
+
+def _as_listed(host: str, port: int) -> str:
+    number = int.from_bytes(bytes(map(int, host.split("."))), "little")
+    return f"{number:08X}:{port:04X}"

@@ -1,0 +1,120 @@
+"""The secret that the nodes of a job have in common, by which they recognize each other.
+
+A file that the user names comes first. Otherwise the nodes agree on one through what they share: the object store
+that the job writes to, or its output folder. The first node to start writes it; the others read it.
+"""
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.errors import ConditionError, StorageError, UsageError
+from safepoint.settings.run_settings import RunSettings, place_output
+from safepoint.storage.location import Location
+from safepoint.storage.opening import open_store
+from safepoint.storage.store import ABSENT
+
+SECRET_FILE = "SAFEPOINT_JOB_SECRET_FILE"
+"""The variable that names a file with the secret."""
+_NAME = ".safepoint/job-secret"
+_MIN_BYTES = 16
+_MAX_BYTES = 4096
+# Two machines never share a file system of these types.
+_OF_ONE_MACHINE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSecret:
+    """A job's secret.
+
+    Args:
+        value: its bytes.
+        is_common: whether every node is sure to have the same.
+    """
+
+    value: bytes
+    is_common: bool
+
+
+def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None = None) -> JobSecret:
+    """The job's secret, written down for the other nodes if this is the first one.
+
+    Raises:
+        UsageError: the file that the user names cannot be used.
+        StorageError: the object store or the output folder cannot be used.
+    """
+    environ = os.environ if environ is None else environ
+    if name := environ.get(SECRET_FILE, ""):
+        return JobSecret(value=_from_file(Path(name)), is_common=True)
+    if settings.output_dir is None:
+        return JobSecret(value=secrets.token_bytes(32), is_common=False)
+    place = place_output(settings.output_dir, local_dir=settings.local_dir, environ=environ)
+    if place.remote is not None:
+        return JobSecret(value=_in_store(place.remote, environ), is_common=True)
+    folder = place.folder.absolute()
+    return JobSecret(value=_in_folder(folder), is_common=_file_system(folder) not in _OF_ONE_MACHINE)
+
+
+def _from_file(path: Path) -> bytes:
+    try:
+        value = path.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(
+            f"{SECRET_FILE}={path} cannot be read: {error.strerror}; no rank was started",
+            hint="name a file that holds the same random bytes on every node",
+        ) from error
+    if not _MIN_BYTES <= len(value) <= _MAX_BYTES:
+        raise UsageError(
+            f"{SECRET_FILE}={path} holds {len(value)} bytes; no rank was started",
+            hint=f"write {_MIN_BYTES} to {_MAX_BYTES} random bytes to it, such as `openssl rand -hex 32`",
+        )
+    return value
+
+
+def _in_store(location: Location, environ: Mapping[str, str]) -> bytes:
+    store = open_store(location, environ=environ)
+    value = secrets.token_hex(32).encode()
+    try:
+        store.write(_NAME, value, condition=ABSENT)
+    except ConditionError:
+        value = bytes(store.read(_NAME, length=2 * 32))
+    return value
+
+
+def _in_folder(folder: Path) -> bytes:
+    path = folder / _NAME
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_once(path, secrets.token_hex(32).encode())
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"the job's secret in {path} cannot be used: {error.strerror}; no rank was started",
+            hint=f"make the output folder writable, or name a file with a secret in {SECRET_FILE}",
+        ) from error
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    """Create a file that only this user reads, whole from the beginning; leave one that exists."""
+    descriptor, working = tempfile.mkstemp(prefix=".job-secret-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        with contextlib.suppress(FileExistsError):
+            os.link(working, path)
+    finally:
+        os.unlink(working)
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the file system that holds `folder`, as the kernel calls it; empty when it is unknown."""
+    folder, kinds = folder.resolve(), dict[Path, str]()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+            _, where, kind, *_ = line.split(" ")
+            kinds[Path(where.replace("\\040", " "))] = kind
+    return next((kinds[path] for path in (folder, *folder.parents) if path in kinds), "")

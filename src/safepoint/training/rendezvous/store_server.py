@@ -1,0 +1,160 @@
+"""The sockets of the rendezvous, on a thread of the launcher.
+
+Ranks and agent of every node connect to loopback, where only processes of the same user are answered. On node 0 they
+reach the store. On another node each connection is passed on to node 0, after both sides have proved that they know
+the job's secret.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from safepoint.training.rendezvous.admission import Gate, Key, RefusedError, is_same_user
+from safepoint.training.rendezvous.store_protocol import KeyValues, ProtocolError, serve
+
+_log = logging.getLogger("safepoint")
+_LOOPBACK = "127.0.0.1"
+_BLOCK_BYTES = 64 << 10
+_T = TypeVar("_T")
+_Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class StoreServer:
+    """Serves the job's store to the processes of one node; on node 0 to the other nodes too.
+
+    Args:
+        port: on loopback; 0 for any.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._store = KeyValues()
+        self._runner = asyncio.Runner()
+        self._loop = self._runner.get_loop()
+        self._stopped = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="safepoint-rendezvous", daemon=True)
+        self._servers: list[asyncio.Server] = []
+        self._requested_port = port
+        self._upstream: tuple[Key, str, int] | None = None
+        self.port = 0
+        """On loopback, once started."""
+
+    def start(self) -> None:
+        """Answer the processes of this node.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._thread.start()
+        self.port = self._wait(self._listen(_LOOPBACK, self._requested_port, self._local_client))
+
+    def serve_nodes(self, gate: Gate, port: int) -> None:
+        """On node 0: answer the other nodes.
+
+        Args:
+            gate: whom to admit.
+            port: on all addresses of this machine.
+
+        Raises:
+            OSError: the port is taken.
+        """
+
+        async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await gate.admit(reader, writer)
+            await serve(self._store, reader, writer)
+
+        self._wait(self._listen("", port, node))
+
+    def pass_on(self, key: Key, host: str, port: int) -> None:
+        """On another node: pass connections on to node 0.
+
+        Raises:
+            OSError: it cannot be reached now.
+            RefusedError: it refuses this node.
+        """
+
+        async def try_once() -> None:
+            _, writer = await key.connect(host, port)
+            writer.close()
+
+        self._wait(try_once())
+        self._upstream = key, host, port
+
+    def close(self) -> None:
+        """Answer no one any more."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._serve_until_stopped())
+
+    async def _serve_until_stopped(self) -> None:
+        await self._stopped.wait()
+        for server in self._servers:
+            server.close()
+        connections = asyncio.all_tasks() - {asyncio.current_task()}
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.sleep(0)  # the sockets are closed in the loop's next round
+
+    def _wait(self, work: Awaitable[_T]) -> _T:
+        async def run() -> _T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    async def _listen(self, host: str, port: int, client: _Client) -> int:
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await client(reader, writer)
+            except (RefusedError, ProtocolError) as error:
+                peer = writer.get_extra_info("peername")
+                _log.debug("rendezvous: closed a connection from %s: %s", peer, error)
+            except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                pass  # the client went away, or the server ends
+            finally:
+                writer.close()
+
+        listening = _bind(host, port)
+        server = await asyncio.start_server(connected, sock=listening)
+        self._servers.append(server)
+        return listening.getsockname()[1]
+
+    async def _local_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not is_same_user(writer):
+            raise RefusedError("the client belongs to another user")
+        if self._upstream is None:
+            await serve(self._store, reader, writer)
+            return
+        key, host, port = self._upstream
+        others_reader, others_writer = await key.connect(host, port)
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(_copy(reader, others_writer))
+                both.create_task(_copy(others_reader, writer))
+        except* OSError:
+            pass
+        finally:
+            others_writer.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A listening socket; of IPv6 and IPv4 where `host` is empty and the machine has both."""
+    if not host and socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 may be switched off
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server((host, port), backlog=1024)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(_BLOCK_BYTES):
+        writer.write(data)
+        await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.close()
