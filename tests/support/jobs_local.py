@@ -34,7 +34,8 @@ class Place:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.jobs = LocalJobs(actor="test")
+        self._exit = contextlib.ExitStack()
+        self.jobs = self._exit.enter_context(LocalJobs(actor="test"))
 
     def output(self, name: str) -> Path:
         return self.root / "out" / name
@@ -170,7 +171,7 @@ class Place:
             while pids or supervisor_pid(job.name) is not None:
                 kill([*pids, *self.processes(job.name, "supervisor")])
                 pids = processes_of(job_folder(job.name))
-        self.jobs.close()
+        self._exit.close()
         return guilty
 
 
