@@ -6,6 +6,7 @@ file, an answer that cannot be written, and bugs of Safepoint. When the reader o
 does, the command ends without a message.
 """
 
+import errno
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printa
 
 _CLOSED_PIPE = 141
 """128 + SIGPIPE: the exit code that a shell reports for a program that SIGPIPE has ended."""
+_FAULTS_OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 _MEANINGS: dict[int, str] = {
     ExitCode.FAILED: "the command failed",
     ExitCode.USAGE: "an argument is invalid",
@@ -111,6 +113,9 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     elif isinstance(error, OSError) and not _can_be_written():
         _forget_unwritten()
         explained = SafepointError(f"the answer cannot be written to stdout: {error.strerror}")
+    elif isinstance(error, OSError) and error.errno in _FAULTS_OF_DISKS:
+        code = ExitCode.STORAGE
+        explained = SafepointError(f"{error.filename or 'a file'}: {error.strerror}; the command was not completed")
     else:
         sys.stderr.write(printable_lines("".join(traceback.format_exception(error))))
         if not as_json:

@@ -79,13 +79,25 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it; a pipe without a writer does not block.
+    """Open a file to read it; see `open_file`."""
+    return os.fdopen(open_file(path), "rb")
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open the file `path` itself, so that nothing outside its folder is read or changed, and no pipe waited for.
+
+    Args:
+        path: a regular file. One that is to be written must have no second name.
+        flags: of `os.open`, without `O_TRUNC`.
 
     Raises:
-        OSError: it cannot be opened, is a link, or is no regular file.
+        OSError: it is missing, a link, or anything else.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # asked first: fdopen refuses a folder, and keeps it open
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    status = os.fstat(descriptor)
+    is_shared = flags & os.O_ACCMODE != os.O_RDONLY and status.st_nlink > 1
+    if is_shared or not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
+        what = "it has a second name (a hard link)" if is_shared else "it is not a regular file"
+        raise OSError(errno.EINVAL, what, str(path))
+    return descriptor

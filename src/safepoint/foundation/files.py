@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import functools
+import itertools
 import json
 import logging
 import os
@@ -21,15 +22,32 @@ from pathlib import Path
 from typing import IO, Any
 
 from safepoint.errors import printable
-from safepoint.foundation.bounded_json import read_object
+from safepoint.foundation.bounded_json import open_file, open_regular, read_object
+from safepoint.foundation.processes import close_in_children
 
 _FLOCK = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
+_SET_LOCK = fcntl.F_OFD_SETLK, fcntl.F_SETLK
+_GET_LOCK = fcntl.F_OFD_GETLK, fcntl.F_GETLK
+"""Locks of an open file; and those of a process, for kernels that have no others."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 _log = logging.getLogger("safepoint")
 _CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and those above it that are missing; their names survive a power loss.
+
+    Raises:
+        OSError: it cannot be created, or is something else.
+    """
+    path = path.absolute()
+    made = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in made:
+        fsync_folder(folder.parent)
 
 
 def fsync_file(path: Path) -> None:
@@ -144,7 +162,24 @@ def delete_tree(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        with contextlib.suppress(OSError):
+            _delete_deep(path)
+
+
+def _delete_deep(path: Path) -> None:
+    """Delete a folder that is too deep for recursion: move what is below its folders up, one level at a time."""
+    while folders := [entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]:
+        for folder in folders:
+            for entry in list(os.scandir(folder)):
+                if entry.is_dir(follow_symlinks=False):
+                    os.rename(entry, path / uuid.uuid4().hex)
+                else:
+                    os.unlink(entry)
+            os.rmdir(folder)
+    shutil.rmtree(path)
 
 
 def regular_files(folder: Path, *, skip_unreadable: bool = False) -> Iterator[tuple[str, os.stat_result]]:
@@ -202,12 +237,14 @@ def _warn_of_unreadable(path: str, reason: str) -> None:
 class FolderLock:
     """One writer for one folder, held until `release` or until the process ends, however it ends.
 
-    It is a POSIX record lock: children do not inherit it, so a forked data loader that outlives its parent does not
-    hold the folder. File systems without locks make `acquire` return None.
+    The lock belongs to the open file, so user code that opens and closes the same file does not release it. A forked
+    child closes its copy: a data loader that outlives its parent does not hold the folder. File systems without locks
+    make `acquire` return None.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        close_in_children(file)
 
     @classmethod
     def acquire(cls, path: Path, owner: dict[str, Any]) -> "FolderLock | None":
@@ -217,11 +254,12 @@ class FolderLock:
             The lock, or None where the file system has no locks.
 
         Raises:
-            BlockingIOError: another process holds it.
+            BlockingIOError: another process, or this one, holds it.
+            OSError: the file cannot be opened, see `open_file`.
         """
-        file = path.open("a+b")
+        file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _call_lock(file, _SET_LOCK, fcntl.F_WRLCK)
         except OSError as error:
             file.close()
             if error.errno in _CANNOT_LOCK:
@@ -229,29 +267,41 @@ class FolderLock:
             if error.errno in {errno.EACCES, errno.EAGAIN}:
                 raise BlockingIOError(error.errno, "held by another process", str(path)) from error
             raise
-        file.truncate(0)
-        file.write(json.dumps(owner).encode())
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: the lock counts without it
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), json.dumps(owner).encode(), 0)
         return cls(file)
 
     def release(self) -> None:
         """Release the lock."""
-        self._file.close()
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                _call_lock(self._file, _SET_LOCK, fcntl.F_UNLCK)
+            self._file.close()
+
+
+def _call_lock(file: IO[bytes], commands: tuple[int, int], kind: int) -> int:
+    """Set or look for a lock on the whole file; returns the kind of lock that the answer names."""
+    query = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
+    try:
+        answer = fcntl.fcntl(file, commands[0], query)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        answer = fcntl.fcntl(file, commands[1], query)
+    return struct.unpack(_FLOCK, answer)[0]
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds the `FolderLock` at `path`; False where the file system has no locks.
+    """Whether a process holds the `FolderLock` at `path`; False where the file system has no locks.
 
-    The check takes no lock, so that concurrent checks do not affect each other. A process that holds the lock itself
-    loses it by this call, because POSIX releases it when any descriptor of the file is closed.
+    The check takes no lock, so that concurrent checks do not affect each other.
     """
-    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        with path.open("rb") as file:
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, query)
+        with open_regular(path) as file:
+            return _call_lock(file, _GET_LOCK, fcntl.F_WRLCK) != fcntl.F_UNLCK
     except OSError:
         return False
-    return struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK
 
 
 def read_lock_owner(path: Path) -> dict[str, Any]:
@@ -264,7 +314,7 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def reading(path: Path) -> Generator[None]:
     """Hold a shared lease on the file `path`, which `is_being_read` reports to a process that would delete it."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH)
         yield
@@ -273,7 +323,7 @@ def reading(path: Path) -> Generator[None]:
 def is_being_read(path: Path) -> bool:
     """Whether a process holds a `reading` lease on `path`; False where the file system has no locks."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)

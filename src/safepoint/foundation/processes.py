@@ -7,9 +7,11 @@ inherit, so that processes which have left their parent are found too.
 import contextlib
 import os
 import signal
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _PROC = Path("/proc")
 JOB_VARIABLE = "SAFEPOINT_JOB_DIR"
@@ -73,6 +75,22 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+_not_for_children: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def close_in_children(connection: Any) -> None:
+    """Close `connection` in forked processes: a data loader's worker would keep it open after its parent has died."""
+    _not_for_children.add(connection)
+
+
+def _close_in_child() -> None:
+    for connection in list(_not_for_children):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _start_ticks(pid: int, *, also_ended: bool = False) -> int | None:

@@ -239,7 +239,7 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
         environ: the variables that name claims and cache folders; the process's own when None.
 
     Raises:
-        UsageError: it is invalid, or a claim without a folder.
+        UsageError: it is invalid, a claim without a folder, or inside of a checkpoint of an object store.
     """
     environ = os.environ if environ is None else environ
     try:
@@ -248,6 +248,13 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
         raise UsageError(f"{error}; training was not started") from error
     if not location.is_remote:
         return OutputPlace(folder=location.folder)
+    from safepoint.checkpoint.format.catalog import step_of  # not at the top: every command reads these settings
+
+    if any(step_of(Path(name)) is not None for name in location.path.split("/")):
+        raise UsageError(
+            f"{text} is inside of a checkpoint, which further objects would make invalid; nothing was written",
+            hint="name the location that contains the checkpoint",
+        )
     return OutputPlace(folder=Path(local_dir) if local_dir else _cache_folder(location, environ), remote=location)
 
 

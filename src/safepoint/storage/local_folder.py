@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import itertools
 import os
 import re
 import stat
@@ -238,7 +237,7 @@ def _create_working(path: Path) -> Path:
     for _ in range(_MOST_TRIES):
         # Between any two calls, a process that deletes the folder's last object deletes the folder too.
         try:
-            _make_folder(path.parent)
+            files.make_folder(path.parent)
             working.touch(exist_ok=False)
         except FileNotFoundError:
             continue
@@ -250,13 +249,6 @@ def _create_working(path: Path) -> Path:
     raise StorageError(
         f"{path.parent} is deleted by another process each time that it is created; nothing was written"
     )
-
-
-def _make_folder(folder: Path) -> None:
-    made = list(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in made:
-        files.fsync_folder(path.parent)
 
 
 def _copy(source: Path, target: int, progress: Progress | None) -> None:

@@ -186,7 +186,7 @@ def test_a_file_system_without_locks_is_not_one_that_is_in_use(
     def refuse(*args: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(files.fcntl, "lockf", refuse)
+    monkeypatch.setattr(files.fcntl, "fcntl", refuse)
     if outcome is None:
         assert files.FolderLock.acquire(tmp_path / "lock", {}) is None
     else:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from safepoint.checkpoint.format.verify import Fault, verify
-from safepoint.errors import NothingValidError
+from safepoint.errors import NothingValidError, UsageError
 from safepoint.foundation import clock
 from safepoint.foundation.files import fsync_folder
 from safepoint.foundation.units import plural
@@ -39,6 +39,23 @@ def list_checkpoints(output: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def refuse_inside_checkpoint(folder: Path) -> None:
+    """Refuse a folder in which new files would make a checkpoint invalid, or would be deleted as unfinished.
+
+    Raises:
+        UsageError: it is a committed checkpoint, or is inside of one or of `.safepoint`.
+    """
+    real = Path(os.path.realpath(folder))
+    for place in (real, *real.parents):
+        is_committed = os.path.isfile(place / MANIFEST_NAME) or os.path.isfile(place / PART_NAME)
+        if is_committed or place.name == ".safepoint":
+            what = "a checkpoint" if is_committed else "Safepoint's own folder"
+            raise UsageError(
+                f"{folder} is inside of {what}, {place}; nothing was written",
+                hint=f"name another folder, such as --output-dir {place.parent}",
+            )
 
 
 def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tuple[Path, Manifest] | None:

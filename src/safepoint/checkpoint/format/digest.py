@@ -8,12 +8,13 @@ a checkpoint is executed, whether or not its digests match.
 """
 
 import os
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+
+from safepoint.foundation.bounded_json import open_file
 
 ALGORITHM = "xxh3-128"
 PART_BYTES = 64 << 20
@@ -96,10 +97,7 @@ def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> Fi
     Raises:
         OSError: unreadable, a link, or not a regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is not a regular file")
+    with os.fdopen(open_file(path), "rb", buffering=0) as file:
         buffer = memoryview(bytearray(_CHUNK_BYTES))
         digester = FileDigester()
         while count := file.readinto(buffer):

@@ -1,18 +1,24 @@
 """The folder that a run writes to: its lock, its checkpoints, and the leftovers of ended runs."""
 
 import contextlib
+import errno
 import json
 import os
+import stat
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
-from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
+from safepoint.checkpoint.format.catalog import (
+    checkpoint_name,
+    list_checkpoints,
+    refuse_inside_checkpoint,
+    step_of,
+)
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from safepoint.checkpoint.format.verify import has_all_files, is_newer_format, read_manifest_of_any
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
-from safepoint.errors import ConflictError, ManifestError, StorageError
+from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import host_name
@@ -43,11 +49,21 @@ class OutputFolder:
 
         Raises:
             StorageError: it cannot be created, or is a file.
+            UsageError: it is a checkpoint, or inside of one.
         """
+        self._create_root("; training was not started")
+
+    def _create_root(self, consequence: str = "") -> None:
+        refuse_inside_checkpoint(self.root)
+        if step_of(self.root) is not None:
+            raise UsageError(
+                f"the output folder {self.root} has the name of a checkpoint; nothing was written",
+                hint=f"name the folder that contains it, --output-dir {self.root.parent}",
+            )
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            files.make_folder(self.root)
         except OSError as error:
-            raise self._unusable(error, "; training was not started") from error
+            raise self._unusable(error, consequence) from error
 
     def _unusable(self, error: OSError, consequence: str = "") -> StorageError:
         is_file = isinstance(error, NotADirectoryError | FileExistsError)
@@ -56,34 +72,73 @@ class OutputFolder:
             f"the output folder {self.root} {what}: {error.strerror}{consequence}", hint="name a writable folder"
         )
 
-    def prepare(self) -> None:
-        """Create the folders that are missing, and check that files can be written.
+    def check_control(self) -> None:
+        """Refuse links and special files among Safepoint's own files, because they lead out of the folder.
 
         Raises:
-            StorageError: it cannot be created or written.
+            StorageError: there is one, or `.safepoint` cannot be read.
         """
+        found = [self.control]
         try:
-            self.work.mkdir(parents=True, exist_ok=True)
-            self.trash.mkdir(exist_ok=True)
+            while found:
+                path = found.pop()
+                with contextlib.suppress(FileNotFoundError):  # another process's working file
+                    status = path.lstat()
+                    if stat.S_ISDIR(status.st_mode):
+                        found += path.iterdir() if path == self.control else []
+                    elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or path in {self.work, self.trash}:
+                        raise StorageError(
+                            f"{path} is a link or a special file, or has a second name (a hard link), and Safepoint "
+                            "would write outside the output folder; nothing was changed",
+                            hint="delete it or replace it by a copy, or name another output folder",
+                        )
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def create(self) -> None:
+        """Create what is missing.
+
+        Raises:
+            StorageError: it cannot be created, or see `check_control`.
+            UsageError: see `check_usable`.
+        """
+        self._create_root()
+        self.check_control()
+        try:
+            files.make_folder(self.work)
+            files.make_folder(self.trash)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def prepare(self) -> None:
+        """Create what is missing, and prove that it can be written.
+
+        Raises:
+            StorageError: it cannot be created or written, or see `check_control`.
+            UsageError: see `check_usable`.
+        """
+        self.create()
+        try:
             probe = self.trash / uuid.uuid4().hex  # other ranks may be doing the same
             files.write_atomic(probe, b"", durable=False)
             probe.unlink()
         except OSError as error:
             raise self._unusable(error) from error
 
-    def claim(self, *, wait_s: float, waiting: Callable[[str], None], keeper_pid: int = 0) -> bool:
+    def claim(self, *, wait_s: float, waiting: Callable[[str], None], keeper: str = "") -> bool:
         """Lock the folder for this run, and wait for another run that is about to exit.
 
         Args:
             wait_s: how long to wait for it.
             waiting: called once, with a description of the process that holds the folder.
-            keeper_pid: the keeper of this run, which may hold the folder from an earlier start; 0 for none.
+            keeper: the identity of this run's keeper, which may hold the folder from an earlier start.
 
         Returns:
             Whether the file system has locks; without them nothing is cleaned up.
 
         Raises:
             ConflictError: another run still holds the folder.
+            StorageError: the lock cannot be opened.
         """
         path = self.control / "lock"
         owner = {
@@ -98,7 +153,7 @@ class OutputFolder:
             try:
                 self._lock = files.FolderLock.acquire(path, owner)
                 held = self.keeper_lock
-                self._check_keeper(keeper_pid, owner)
+                self._check_keeper(keeper)
             except BlockingIOError as error:
                 self.release()
                 holder = files.read_lock_owner(held)
@@ -112,20 +167,22 @@ class OutputFolder:
                     waiting(who)
                     is_reported = True
                 clock.sleep(0.2)
+            except OSError as error:
+                self.release()
+                raise self._unusable(error) from error
             else:
                 return self._lock is not None
 
-    def _check_keeper(self, keeper_pid: int, owner: dict[str, Any]) -> None:
-        """Check that no keeper but `keeper_pid` writes to the folder, for a run that has died.
+    def _check_keeper(self, keeper: str) -> None:
+        """Check that no keeper but `keeper` writes to the folder, for a run that has died.
 
         Raises:
             BlockingIOError: another keeper does.
         """
-        holder = files.read_lock_owner(self.keeper_lock)
-        if (holder.get("pid"), holder.get("host")) != (keeper_pid, owner["host"]):
-            lock = files.FolderLock.acquire(self.keeper_lock, owner)
-            if lock is not None:
-                lock.release()
+        if not files.is_locked(self.keeper_lock):
+            return
+        if not keeper or files.read_lock_owner(self.keeper_lock).get("keeper") != keeper:
+            raise BlockingIOError(errno.EAGAIN, "held by a keeper", str(self.keeper_lock))
 
     def release(self, attempt_id: str | None = None) -> None:
         """Release the lock for the next run, after deleting the attempt's own working folder."""
@@ -141,7 +198,7 @@ class OutputFolder:
         Returns:
             The number of deleted folders and files.
         """
-        leftovers = [*self.work.iterdir(), *self.trash.iterdir()]
+        leftovers = [path for folder in (self.work, self.trash) if folder.is_dir() for path in folder.iterdir()]
         leftovers += self.control.glob(".*.????????????????????????????????")
         for path in leftovers:
             files.delete_tree(path)

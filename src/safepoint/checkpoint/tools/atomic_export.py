@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.checkpoint.commit import FolderDestination, Record, commit, discarding
+from safepoint.checkpoint.format.catalog import refuse_inside_checkpoint
 from safepoint.checkpoint.format.manifest import Describe, FileEntry
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.final_model import FINAL
@@ -34,6 +35,7 @@ from safepoint.errors import (
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.environment import host_name
+from safepoint.foundation.files import make_folder
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import ABSENT, Condition, Progress, Store
@@ -76,14 +78,16 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
 
     Raises:
         StorageError: the folder cannot be created.
+        UsageError: it is inside of a checkpoint.
         OSError: the disk is full or gone.
     """
     folder = target.folder.absolute()
+    refuse_inside_checkpoint(folder)
     working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
         working.mkdir()  # fails in some places that look like folders, such as /proc
     except OSError as error:
         raise StorageError(

@@ -292,7 +292,7 @@ class Inventory:
         if self.folder is None:
             return RemoteFolder.as_guest(self.store).delete(item.prefix)
         output = OutputFolder(self.folder)
-        output.prepare()
+        output.create()
         return output.delete(item.prefix)
 
 

@@ -4,6 +4,7 @@ Files that a process may still be writing stay. In a folder the lock shows wheth
 object store only the age of the files does.
 """
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,12 +115,13 @@ def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str])
 
 def _clean_folder(output: OutputFolder, damaged: Sequence[Item]) -> tuple[str | None, int]:
     """Move `damaged` aside and delete leftovers of ended runs; returns the new place, and the number of leftovers."""
-    if not output.control.is_dir():  # Safepoint never wrote here, so it creates no files here
+    if not os.path.lexists(output.control):  # Safepoint never wrote here, so it creates no files here
         return None, 0
-    output.prepare()
+    output.check_control()  # no more: the disk may be full
     has_locks = output.claim(wait_s=0, waiting=lambda who: None)
     try:
+        num_deleted = output.clean() if has_locks else 0
         moved_to = set_aside(output.root, [output.root / item.prefix for item in damaged])
-        return str(moved_to) if moved_to else None, output.clean() if has_locks else 0
+        return str(moved_to) if moved_to else None, num_deleted
     finally:
         output.release()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, dataclass_transform
 
 from safepoint.errors import without_credentials
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import MAX_BYTES, open_regular, parse_object
+from safepoint.foundation.bounded_json import MAX_BYTES, open_file, open_regular, parse_object
 
 EVENTS_NAME = "events.jsonl"
 
@@ -99,7 +99,7 @@ def append_lines(path: Path, lines: bytes) -> None:
     """Append to a stream of events; a failed write loses the lines."""
     # A report must not end the run.
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(descriptor, lines)
         finally:

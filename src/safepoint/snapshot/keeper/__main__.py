@@ -99,7 +99,7 @@ class _Keeper:
             channel.send(encode(Refused(reason=str(error))))
             raise
         group, rank = self._state.admit(channel, hello)
-        rank.send(Welcome(pid=os.getpid()))
+        rank.send(Welcome(pid=os.getpid(), identity=self._state.folder.identity))
         return group, rank
 
 

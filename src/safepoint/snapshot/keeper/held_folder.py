@@ -2,6 +2,7 @@
 
 import logging
 import os
+import uuid
 from pathlib import Path
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -55,6 +56,8 @@ class HeldFolder:
 
     def __init__(self, reporter: Reporter) -> None:
         self.path: Path | None = None
+        self.identity = uuid.uuid4().hex
+        """Of this keeper: its lock names it, and its ranks know it. A pid repeats in another PID namespace."""
         self._lock: FolderLock | None = None
         self._reporter = reporter
 
@@ -71,12 +74,15 @@ class HeldFolder:
         self.close()
         output = OutputFolder(path)
         if is_committer:
-            owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
+            process = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
+            owner = {**process, "keeper": self.identity}
             self._lock = FolderLock.acquire(output.keeper_lock, owner)
             try:
-                for unfinished in output.work.glob("*/*"):
-                    if unfinished.name.isdecimal():
-                        files.delete_tree(unfinished)
+                for attempt in output.work.iterdir():
+                    is_folder = attempt.is_dir() and not attempt.is_symlink()
+                    for unfinished in attempt.iterdir() if is_folder else ():
+                        if unfinished.name.isdecimal():
+                            files.delete_tree(unfinished)
             except OSError:
                 self.close()
                 raise

@@ -41,6 +41,8 @@ class KeeperClient:
         self.is_alive = True
         self.pid = 0
         """Of the keeper; 0 until it has answered."""
+        self.identity = ""
+        """Of the keeper; see `HeldFolder`."""
         self.write_bytes_per_s: float | None = None
         """How fast the last save was written; None before the first."""
         self._channel = channel
@@ -119,7 +121,7 @@ class KeeperClient:
     def _handle(self, message: messages.KeeperMessage) -> None:
         match message:
             case messages.Welcome():
-                self.pid = message.pid
+                self.pid, self.identity = message.pid, message.identity
             case messages.Refused():
                 _log.warning("the keeper refused this rank: %s", message.reason)
             case messages.BlocksFree():

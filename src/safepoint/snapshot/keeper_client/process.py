@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from safepoint.foundation import clock
-from safepoint.snapshot.protocol.channel import close_in_children
+from safepoint.foundation.processes import close_in_children
 from safepoint.snapshot.protocol.messages import KeeperPlan
 
 _log = logging.getLogger("safepoint")

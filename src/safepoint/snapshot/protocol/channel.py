@@ -1,7 +1,7 @@
 """The connection between a rank and its keeper: frames of bytes over a Unix socket, with descriptors of memory.
 
-The socket is in the abstract namespace: it has no file, so nothing is left of it. Only processes of the same user can
-connect.
+The socket is in the abstract namespace: it has no file, so nothing is left of it. Any user may take such a name, so
+both sides check that the other one is a process of the same user.
 """
 
 import contextlib
@@ -11,15 +11,17 @@ import struct
 import sys
 import threading
 import uuid
-import weakref
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+
+from safepoint.foundation.processes import close_in_children
 
 _HEADER = struct.Struct("<II")
 MAX_FRAME_BYTES = 64 << 20
 _MAX_DESCRIPTORS = 2
 """One more than any message has, so that a second one is noticed."""
 _CREDENTIALS = struct.Struct("3i")
+_SOCKETS = Path("/proc/net/unix")
 
 
 class Channel:
@@ -93,46 +95,60 @@ def new_keeper_name() -> str:
 
 
 def listen(name: str) -> socket.socket:
-    """Accept connections under `name`.
+    """Accept connections under `name`; if another user has taken it, under one that begins with it.
 
     Raises:
-        OSError: another keeper uses the name.
+        OSError: another keeper of this user has the name.
     """
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         server.bind(f"\0{name}")
     except OSError:
-        server.close()
-        raise
+        if _is_ours(name):
+            server.close()
+            raise
+        server.bind(f"\0{name}-{uuid.uuid4().hex}")
     server.listen(128)
     return server
 
 
-_not_for_children: "weakref.WeakSet[Any]" = weakref.WeakSet()
-
-
-def close_in_children(connection: Any) -> None:
-    """Close `connection` in forked processes: a data loader's worker would keep it open after its parent has died."""
-    _not_for_children.add(connection)
-
-
-def _close_in_child() -> None:
-    for connection in list(_not_for_children):
-        connection.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
+def _is_ours(name: str) -> bool:
+    try:
+        connect(name).close()
+    except OSError:
+        return False
+    return True
 
 
 def connect(name: str) -> Channel:
-    """Connect to the keeper called `name`.
+    """Connect to the keeper called `name`, under that name or one that `listen` used instead.
 
     Raises:
         OSError: there is none, or it belongs to another user.
     """
+    try:
+        return _connect(name)
+    except OSError:
+        for other in _similar_names(name):
+            with contextlib.suppress(OSError):
+                return _connect(other)
+        raise
+
+
+def _similar_names(name: str) -> list[str]:
+    """The names of sockets on this machine that begin like those that `listen` uses instead of `name`."""
+    with contextlib.suppress(OSError):
+        names = [line.rpartition(" @")[2] for line in _SOCKETS.read_text(errors="replace").splitlines()]
+        return [other for other in names if other.startswith(f"{name}-")]
+    return []
+
+
+def _connect(name: str) -> Channel:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        client.setblocking(False)  # a stranger's socket whose queue is full would block
         client.connect(f"\0{name}")
+        client.setblocking(True)
         check_same_user(client)
     except OSError:
         client.close()

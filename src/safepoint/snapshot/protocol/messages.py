@@ -16,7 +16,7 @@ from safepoint.snapshot.memory.block import PAGE_BYTES
 from safepoint.snapshot.protocol import codec
 from safepoint.snapshot.protocol.codec import ProtocolError
 
-VERSION = 2
+VERSION = 3
 """Changes with every change of a message. All ranks of a node and their keeper must have the same."""
 SCRATCH_PREFIX = "scratch-"
 """A keeper removes only folders whose names begin with this; a message cannot name another one."""
@@ -325,9 +325,10 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The answer to `Hello`; `pid` is the keeper's."""
+    """The answer to `Hello`: the keeper's pid, and its identity (see `HeldFolder`)."""
 
     pid: int
+    identity: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.errors import ConflictError
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import MAX_BYTES, read_regular
 from safepoint.foundation.environment import Place, host_name
 from safepoint.foundation.files import delete_tree, write_atomic
 from safepoint.snapshot.keeper_client.client import KeeperClient
@@ -53,7 +54,7 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
     has_locks = output.claim(
         wait_s=context.settings.grace_s,
         waiting=lambda who: context.log.info("waiting for an earlier run to leave %s (%s)", output.root, who),
-        keeper_pid=keeper.pid if keeper is not None else 0,
+        keeper=keeper.identity if keeper is not None else "",
     )
     if has_locks:
         output.clean()
@@ -85,8 +86,8 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
     """
     note = output.control / "location"
     try:
-        noted = note.read_text(encoding="utf-8")
-    except OSError:
+        noted = read_regular(note, MAX_BYTES).decode()
+    except (OSError, ValueError):
         noted = ""
     if noted and noted != str(location) and output.committed():
         raise ConflictError(

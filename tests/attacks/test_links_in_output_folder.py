@@ -1,0 +1,186 @@
+"""An output folder of a stranger: links, second names and pipes where Safepoint has its own files."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.doctor.deadline import look_at_history
+from safepoint.errors import StorageError
+from safepoint.foundation.events.stream import append_lines
+from safepoint.foundation.files import FolderLock, is_being_read, is_locked, read_lock_owner
+from safepoint.progress.record import read_progress
+from safepoint.snapshot.keeper.held_folder import HeldFolder, Reporter
+from safepoint.training.engine.save_clock import read_losses
+from tests.support.checkpoints import commit, prepared
+from tests.support.commands import safepoint
+
+FOLDERS = ["work", "trash"]
+FILES = ["lock", "keeper", "events.jsonl", "progress.json", "attempt.json", "location", "ended", "upload.json", "new"]
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    """Files of somebody else, which are the same after the test."""
+    folder = tmp_path / "outside"
+    for name in ("12/data", "sub/7/data", f".x.{'0' * 32}/data", f".y.{'0' * 32}", "file"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of somebody else")
+    before = contents(folder)
+    yield folder
+    assert contents(folder) == before
+
+
+def hostile(root: Path, name: str, outside: Path, kind: str) -> OutputFolder:
+    """An output folder with a checkpoint, and something else in the place of one of Safepoint's own names."""
+    output = prepared(root)
+    commit(output, 4)
+    place = output.root / name
+    if place.is_dir():
+        place.rename(output.root / "was-here")
+    place.parent.mkdir(exist_ok=True)
+    if kind == "link":
+        place.symlink_to(outside if name.partition("/")[2] in ["", *FOLDERS] else outside / "file")
+    elif kind == "dangling link":
+        place.symlink_to(outside / "missing")
+    elif kind == "second name":
+        os.link(outside / "file", place)
+    else:
+        os.mkfifo(place)
+    return output
+
+
+CASES = [
+    *((".safepoint", kind) for kind in ("link", "dangling link", "pipe")),
+    *((f".safepoint/{name}", kind) for name in FOLDERS for kind in ("link", "dangling link", "pipe")),
+    *((f".safepoint/{name}", kind) for name in FILES for kind in ("link", "dangling link", "second name", "pipe")),
+    (".safepoint/final", "link"),
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_folder_with_something_else_among_its_own_files_is_refused(
+    name: str, kind: str, outside: Path, tmp_path: Path
+) -> None:
+    """The message names it, nothing is changed, and what reads only does not wait."""
+    output = hostile(tmp_path / "out", name, outside, kind)
+    other = prepared(tmp_path / "other")
+    commit(other, 9)
+    before = sorted(output.root.rglob("*"))
+    for command in (
+        ["checkpoints", "repair", output.root, "--drop-damaged"],
+        ["checkpoints", "copy", other.root / "checkpoint-9", output.root],
+    ):
+        done = safepoint(*command)
+        assert done.code == 13, done.stderr
+        assert str(output.root / name) in done.stderr
+        assert "Traceback" not in done.stderr
+    with pytest.raises(StorageError, match=re.escape(str(output.root / name))):
+        OutputFolder(output.root).prepare()  # as `run` and the ranks do
+    assert safepoint("checkpoints", "list", output.root).code == 0
+    assert safepoint("checkpoints", "verify", output.root).code == 0
+    look_at_history(output.root)
+    assert sorted(output.root.rglob("*")) == before
+
+
+def test_prune_refuses_it_too(outside: Path, tmp_path: Path) -> None:
+    """The checkpoint stays, and is not moved to where the trash leads."""
+    output = prepared(tmp_path / "out")
+    commit(output, 3)
+    commit(output, 4)
+    output.trash.rmdir()
+    output.trash.symlink_to(outside)
+    done = safepoint("checkpoints", "prune", output.root, "--keep", "newest=1")
+    assert done.code == 13, done.stderr
+    assert (output.root / "checkpoint-3").is_dir()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+def test_each_file_by_itself_is_refused_or_ignored(kind: str, outside: Path, tmp_path: Path) -> None:
+    """Also a process that has not looked at the whole folder changes nothing outside it, and does not wait."""
+    output = hostile(tmp_path / "out", ".safepoint/file", outside, kind)
+    path = output.control / "file"
+    append_lines(path, b"lines\n")
+    for _ in range(2):
+        with pytest.raises(OSError, match="file"):
+            FolderLock.acquire(path, {"pid": 1})
+    assert read_progress(path) is None
+    if kind != "second name":
+        assert read_lock_owner(path) == {}
+    assert not is_locked(path)
+    assert not is_being_read(path)
+    read_losses(path)
+
+
+def test_the_keeper_deletes_only_in_its_own_folder(outside: Path, tmp_path: Path) -> None:
+    """A link in the working folder leads to unfinished files of nobody."""
+    output = prepared(tmp_path / "out")
+    (output.work / "attempt").symlink_to(outside / "sub")
+    (output.work / "other").symlink_to(outside)
+    (output.work / "mine/12").mkdir(parents=True)
+    folder = HeldFolder(Reporter(0, None))
+    folder.open(output.root, is_committer=True)
+    folder.close()
+    assert not (output.work / "mine/12").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("record", [MANIFEST_NAME, "model.safetensors"])
+def test_a_pipe_in_a_checkpoint_does_not_stop_a_command(record: str, tmp_path: Path) -> None:
+    """It is found, and no command waits for a writer."""
+    output = prepared(tmp_path / "out")
+    folder = commit(output, 4)
+    commit(output, 3)
+    (folder / record).unlink()
+    os.mkfifo(folder / record)
+    assert safepoint("checkpoints", "list", output.root).code == 0
+    assert safepoint("checkpoints", "verify", output.root).code == (0 if record == MANIFEST_NAME else 14)  # foreign
+    assert safepoint("checkpoints", "prune", output.root, "--keep", "newest=1").code in {0, 3}
+    assert not output.is_in_use("checkpoint-4")
+    target = tmp_path / "copy"
+    assert safepoint("checkpoints", "copy", output.root / "checkpoint-4", target).code != 0
+    assert safepoint("checkpoints", "repair", output.root).code in {0, 14}
+
+
+def test_a_checkpoint_that_is_a_link_is_left_where_it_leads(outside: Path, tmp_path: Path) -> None:
+    """A commit under its name replaces the link; `repair` and `prune` do not go through it."""
+    output = prepared(tmp_path / "out")
+    (output.root / "checkpoint-4").symlink_to(outside)
+    (output.root / "final").symlink_to(outside)
+    for command in (["repair", output.root, "--drop-damaged"], ["prune", output.root, "--keep", "newest=1"]):
+        assert safepoint("checkpoints", *command).code in {0, 14}
+    commit(output, 4)
+    assert (output.root / "checkpoint-4").is_dir()
+    assert not (output.root / "checkpoint-4").is_symlink()
+
+
+def test_a_folder_that_is_a_link_itself_may_be_used(tmp_path: Path) -> None:
+    """People link `out` to a large disk: what they name is theirs."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    commit(prepared(tmp_path / "out"), 4)
+    assert safepoint("checkpoints", "repair", tmp_path / "out").code == 0
+    assert (tmp_path / "disk/checkpoint-4").is_dir()
+
+
+def test_run_refuses_it(outside: Path, tmp_path: Path) -> None:
+    """The command ends before it starts a rank."""
+    output = hostile(tmp_path / "out", ".safepoint/events.jsonl", outside, "link")
+    command = [sys.executable, "-m", "safepoint.cli.main", "run", "--output-dir", output.root, "-m", "this"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 13, done.stderr
+    assert "events.jsonl" in done.stderr
+    assert "Beautiful" not in done.stdout

@@ -1,0 +1,80 @@
+"""An output location inside of a checkpoint, which any further file makes invalid."""
+
+from pathlib import Path
+
+import pytest
+
+from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.errors import SafepointError, UsageError
+from safepoint.settings.run_settings import place_output
+from tests.support.checkpoints import commit, prepared
+from tests.support.commands import safepoint
+
+BELOW = ["checkpoint-4", "checkpoint-4/sub", "checkpoint-4/a/b/c", "link", "link/sub", "checkpoint-4/../checkpoint-4"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    output = prepared(tmp_path / "out")
+    commit(output, 4)
+    (output.root / "link").symlink_to("checkpoint-4")
+    return output.root
+
+
+@pytest.mark.parametrize("below", [*BELOW, "checkpoint-5", ".safepoint", ".safepoint/work/x"])
+def test_a_run_does_not_write_into_a_checkpoint(below: str, root: Path) -> None:
+    """The launcher and a rank refuse it before anything is written."""
+    before = sorted(root.rglob("*"))
+    for check in (OutputFolder.check_usable, OutputFolder.prepare):
+        with pytest.raises(UsageError, match=r"nothing was written"):
+            check(OutputFolder(root / below))
+    assert sorted(root.rglob("*")) == before
+    assert verify(root / "checkpoint-4").is_valid
+
+
+@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("command", ["copy", "export"])
+def test_a_command_does_not_write_into_a_checkpoint(command: str, below: str, root: Path, tmp_path: Path) -> None:
+    """Neither as the target of a copy nor of an export."""
+    commit(prepared(tmp_path / "other"), 7)
+    done = safepoint("checkpoints", command, tmp_path / "other/checkpoint-7", root / below / "model")
+    assert done.code == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert verify(root / "checkpoint-4").is_valid
+
+
+def test_the_command_says_what_to_do(root: Path) -> None:
+    """`run` ends with 2, and the message names the folder to use."""
+    script = root / "script.py"
+    script.touch()
+    done = safepoint("run", "--output-dir", root / "checkpoint-4", script)
+    assert done.code == 2
+    assert "checkpoint-4" in done.stderr
+    assert f"--output-dir {root}" in done.stderr
+    assert verify(root / "checkpoint-4").is_valid
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://bucket/run/checkpoint-5", "s3://bucket/run/checkpoint-5/sub", "gs://b/checkpoint-0"]
+)
+def test_a_store_has_no_run_in_a_checkpoint_either(text: str, tmp_path: Path) -> None:
+    """Objects below a checkpoint's prefix make it invalid."""
+    with pytest.raises(UsageError, match="checkpoint"):
+        place_output(text, local_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint-05", "checkpoint", "checkpoints", "my-checkpoint-5", "checkpoint-5x", "final"]
+)
+def test_other_names_may_be_used(name: str, tmp_path: Path) -> None:
+    """Only what is a checkpoint's name, or has its record, is one."""
+    OutputFolder(tmp_path / "checkpoint-9/runs" / name).prepare()  # another tool's folder around it is not ours
+
+
+def test_a_renamed_checkpoint_is_one(root: Path) -> None:
+    """Its record shows it, whatever it is called."""
+    (root / "checkpoint-4").rename(root / "good-one")
+    with pytest.raises(SafepointError, match="checkpoint"):
+        OutputFolder(root / "good-one").prepare()
+    assert verify(root / "good-one").is_valid
