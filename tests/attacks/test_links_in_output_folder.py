@@ -126,7 +126,7 @@ def test_each_file_by_itself_is_refused_or_ignored(kind: str, outside: Path, tmp
 
 
 def test_the_keeper_deletes_only_in_its_own_folder(outside: Path, tmp_path: Path) -> None:
-    """A link in the working folder leads to unfinished files of nobody."""
+    """A link in the working folder is not followed to files that look unfinished."""
     output = prepared(tmp_path / "out")
     (output.work / "attempt").symlink_to(outside / "sub")
     (output.work / "other").symlink_to(outside)
