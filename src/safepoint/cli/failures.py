@@ -21,7 +21,10 @@ from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printa
 
 _CLOSED_PIPE = 141
 """128 + SIGPIPE: the exit code that a shell reports for a program that SIGPIPE has ended."""
-_FAULTS_OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
+_OUTSIDE_FAULTS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS),
+    *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
+}
 _MEANINGS: dict[int, str] = {
     ExitCode.FAILED: "the command failed",
     ExitCode.USAGE: "an argument is invalid",
@@ -113,7 +116,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     elif isinstance(error, OSError) and not _can_be_written():
         _forget_unwritten()
         explained = SafepointError(f"the answer cannot be written to stdout: {error.strerror}")
-    elif isinstance(error, OSError) and error.errno in _FAULTS_OF_DISKS:
+    elif isinstance(error, OSError) and error.errno in _OUTSIDE_FAULTS:
         code = ExitCode.STORAGE
         explained = SafepointError(f"{error.filename or 'a file'}: {error.strerror}; the command was not completed")
     else:

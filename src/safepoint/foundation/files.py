@@ -47,7 +47,8 @@ def make_folder(path: Path) -> None:
     made = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
     for folder in made:
-        fsync_folder(folder.parent)
+        with contextlib.suppress(PermissionError):  # it may be written and not read
+            fsync_folder(folder.parent)
 
 
 def fsync_file(path: Path) -> None:
@@ -267,9 +268,9 @@ class FolderLock:
             if error.errno in {errno.EACCES, errno.EAGAIN}:
                 raise BlockingIOError(error.errno, "held by another process", str(path)) from error
             raise
-        with contextlib.suppress(OSError):  # a full disk: the lock counts without it
-            os.ftruncate(file.fileno(), 0)
-            os.pwrite(file.fileno(), json.dumps(owner).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock counts without its text
+            # Written before the rest is cut off: on a full disk the older text has its place.
+            os.ftruncate(file.fileno(), os.pwrite(file.fileno(), json.dumps(owner).encode(), 0))
         return cls(file)
 
     def release(self) -> None:

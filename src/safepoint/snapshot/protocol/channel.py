@@ -21,6 +21,7 @@ MAX_FRAME_BYTES = 64 << 20
 _MAX_DESCRIPTORS = 2
 """One more than any message has, so that a second one is noticed."""
 _CREDENTIALS = struct.Struct("3i")
+_TIME = struct.Struct("ll")
 _SOCKETS = Path("/proc/net/unix")
 
 
@@ -127,11 +128,11 @@ def connect(name: str) -> Channel:
         OSError: there is none, or it belongs to another user.
     """
     try:
-        return _connect(name)
+        return _connect(name, 1_000_000)
     except OSError:
         for other in _similar_names(name):
             with contextlib.suppress(OSError):
-                return _connect(other)
+                return _connect(other, 1_000)
         raise
 
 
@@ -143,12 +144,13 @@ def _similar_names(name: str) -> list[str]:
     return []
 
 
-def _connect(name: str) -> Channel:
+def _connect(name: str, wait_us: int) -> Channel:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        client.setblocking(False)  # a stranger's socket whose queue is full would block
+        # While its queue is full, as a stranger may keep it, connecting blocks.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(*divmod(wait_us, 1_000_000)))
         client.connect(f"\0{name}")
-        client.setblocking(True)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(0, 0))
         check_same_user(client)
     except OSError:
         client.close()
