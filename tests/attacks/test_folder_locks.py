@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,7 +157,3 @@ def test_a_kernel_without_open_file_description_locks_has_the_older_ones(
     assert not another_process_claims(output.root)
     output.release()
     assert another_process_claims(output.root)
-
-
-if sys.platform != "linux":
-    pytest.skip("Linux's locks", allow_module_level=True)

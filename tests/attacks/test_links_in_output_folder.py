@@ -184,3 +184,17 @@ def test_run_refuses_it(outside: Path, tmp_path: Path) -> None:
     assert done.returncode == 13, done.stderr
     assert "events.jsonl" in done.stderr
     assert "Beautiful" not in done.stdout
+
+
+def test_names_and_texts_of_strangers_do_not_reach_the_terminal(outside: Path, tmp_path: Path) -> None:
+    """What moves a cursor is escaped in the message about a file, and about the holder of a lock."""
+    output = prepared(tmp_path / "out")
+    holder = FolderLock.acquire(output.control / "lock", {"pid": "\x1b[2J", "host": "\x1b]0;x\x07", "since": "\r"})
+    assert holder is not None
+    refused = safepoint("checkpoints", "repair", output.root)
+    holder.release()
+    (output.control / "\x1b[31mred\n").symlink_to(outside)
+    found = safepoint("checkpoints", "repair", output.root)
+    assert (refused.code, found.code) == (11, 13)
+    for text in (refused.stderr, found.stderr):
+        assert text.rstrip("\n").isprintable()

@@ -1,5 +1,7 @@
 """An output location inside of a checkpoint, which any further file makes invalid."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,8 +50,9 @@ def test_the_command_says_what_to_do(root: Path) -> None:
     """`run` ends with 2, and the message names the folder to use."""
     script = root / "script.py"
     script.touch()
-    done = safepoint("run", "--output-dir", root / "checkpoint-4", script)
-    assert done.code == 2
+    command = [sys.executable, "-m", "safepoint.cli.main", "run", "--output-dir", root / "checkpoint-4", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 2, done.stderr
     assert "checkpoint-4" in done.stderr
     assert f"--output-dir {root}" in done.stderr
     assert verify(root / "checkpoint-4").is_valid

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from safepoint.cli.lazy import Invocation, LazyGroup
-from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printable_lines
+from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printable, printable_lines
 
 _CLOSED_PIPE = 141
 """128 + SIGPIPE: the exit code that a shell reports for a program that SIGPIPE has ended."""
@@ -117,8 +117,8 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
         _forget_unwritten()
         explained = SafepointError(f"the answer cannot be written to stdout: {error.strerror}")
     elif isinstance(error, OSError) and error.errno in _OUTSIDE_FAULTS:
-        code = ExitCode.STORAGE
-        explained = SafepointError(f"{error.filename or 'a file'}: {error.strerror}; the command was not completed")
+        code, where = ExitCode.STORAGE, printable(str(error.filename or "a file"))
+        explained = SafepointError(f"{where}: {error.strerror}; the command was not completed")
     else:
         sys.stderr.write(printable_lines("".join(traceback.format_exception(error))))
         if not as_json:

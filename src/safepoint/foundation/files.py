@@ -316,6 +316,7 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 def reading(path: Path) -> Generator[None]:
     """Hold a shared lease on the file `path`, which `is_being_read` reports to a process that would delete it."""
     with open_regular(path) as file:
+        close_in_children(file)
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH)
         yield

@@ -22,6 +22,7 @@ from safepoint.errors import ConflictError, ManifestError, StorageError, UsageEr
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import host_name
+from safepoint.foundation.units import printable
 
 _MAX_ATTEMPT = 1 << 31
 
@@ -88,8 +89,8 @@ class OutputFolder:
                         found += path.iterdir() if path == self.control else []
                     elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or path in {self.work, self.trash}:
                         raise StorageError(
-                            f"{path} is a link or a special file, or has a second name (a hard link), and Safepoint "
-                            "would write outside the output folder; nothing was changed",
+                            f"{printable(str(path))} is a link or a special file, or has a second name (a hard link), "
+                            "so that Safepoint would write outside the output folder; nothing was changed",
                             hint="delete it or replace it by a copy, or name another output folder",
                         )
         except OSError as error:
@@ -157,7 +158,8 @@ class OutputFolder:
             except BlockingIOError as error:
                 self.release()
                 holder = files.read_lock_owner(held)
-                who = f"pid {holder.get('pid', '?')} on {holder.get('host', '?')} since {holder.get('since', '?')}"
+                pid, host, since = (printable(str(holder.get(name, "?"))) for name in ("pid", "host", "since"))
+                who = f"pid {pid} on {host} since {since}"
                 if clock.monotonic_s() >= deadline:
                     raise ConflictError(
                         f"{self.root} is in use by another run ({who}); nothing was changed",
