@@ -18,11 +18,10 @@ from safepoint.checkpoint.format.catalog import (
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from safepoint.checkpoint.format.verify import has_all_files, is_newer_format, read_manifest_of_any
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
-from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError
+from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError, printable
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import host_name
-from safepoint.foundation.units import printable
 
 _MAX_ATTEMPT = 1 << 31
 

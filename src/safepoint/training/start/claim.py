@@ -18,7 +18,6 @@ from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import MAX_BYTES, read_regular
 from safepoint.foundation.environment import Place, host_name
 from safepoint.foundation.files import delete_tree, write_atomic
-from safepoint.foundation.units import printable
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.storage.location import Location
 from safepoint.training.context.rank_context import RankContext
