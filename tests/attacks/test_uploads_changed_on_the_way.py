@@ -23,6 +23,7 @@ from safepoint.storage.store import ABSENT, Store
 from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind
 from tests.support.checkpoints import commit, keep_final, prepared
 from tests.support.moto_server import MotoServer
+from tests.support.patience import PATIENCE
 from tests.support.s3_server import S3Server
 from tests.support.streams import stream_of
 
@@ -88,7 +89,7 @@ def test_what_always_changes_is_an_error(name: str, store: Store, proxy: FaultPr
     write, _ = _WRITES[name]
     proxy.add(_FLIP_ALL)
     with pytest.raises(TransientError, match="changed on its way"):
-        write(store, tmp_path, deadline_s=clock.monotonic_s() + 1.5)
+        write(store, tmp_path, deadline_s=clock.monotonic_s() + 2.5 * PATIENCE)
 
 
 @pytest.mark.parametrize("name", ["file in parts", "stream in parts"])

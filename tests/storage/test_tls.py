@@ -1,5 +1,6 @@
 """Encrypted connections: an unknown certificate is refused with a message of its own, and a named one is trusted."""
 
+import hashlib
 import http.server
 import threading
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ class _Server(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.send_response(200)
-        self.send_header("ETag", '"1"')
+        self.send_header("ETag", f'"{hashlib.md5(body).hexdigest()}"')
         self.send_header("Content-Length", "0")
         self.end_headers()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.errors import ConflictError
+from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.files import reading
 from safepoint.jobs.local.outputs import remove_checkpoints
 from safepoint.settings.run_settings import place_output
@@ -47,12 +47,13 @@ def test_checkpoints_go_and_everything_else_stays(tmp_path: Path) -> None:
     assert visible(other) == ["checkpoint-10"]
 
 
-def test_a_folder_with_the_name_of_a_checkpoint_is_a_folder(tmp_path: Path) -> None:
-    """What lies beside it belongs to another run."""
+def test_a_folder_with_the_name_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Nothing in it and nothing beside it is deleted."""
     beside = trained(tmp_path, 10)
-    output = trained(tmp_path / "checkpoint-5", 1, 2)
-    assert remove_checkpoints(str(output), job_spec(output_dir=str(output))) == 2
-    assert visible(output) == []
+    output = trained(tmp_path / "renamed", 1, 2).rename(tmp_path / "checkpoint-5")
+    with pytest.raises(UsageError, match="has the name of a checkpoint"):
+        remove_checkpoints(str(output), job_spec(output_dir=str(output)))
+    assert visible(output) == ["checkpoint-1", "checkpoint-2"]
     assert "checkpoint-10" in visible(beside)
 
 
