@@ -20,6 +20,7 @@ from tests.support import networks
 from tests.support.ports import free_port
 
 _SECRET = b"s" * 32
+_GREETING_BYTES, _REQUEST_BYTES, _ANSWER_BYTES = 23 + 32, 101, 33
 _HELLO = bytes([0]) + (0x3C85F7CE).to_bytes(4, "little")
 _CLIENT = """
 import datetime, json, sys
@@ -181,12 +182,34 @@ class TestOtherNodes:
             self._join(port, _SECRET, node)
 
     def test_a_recorded_handshake_does_not_open_again(self, port: int) -> None:
-        """What a node has sent once, sent again by another, is refused."""
-        with socket.create_connection(("127.0.0.1", port)) as first:
-            recorded = first.recv(200)[:23] + bytes(32)
-            assert recorded.startswith(b"safepoint rendezvous")
-        answer = _talk(port, b"\0" + (1).to_bytes(4, "big") + bytes(96))
-        assert answer[-33:] == bytes(33)
+        """What a node has sent to join, sent again by another program, is refused."""
+        sent = bytearray()
+
+        async def listen_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(await there.readexactly(_GREETING_BYTES))
+            sent.extend(await reader.readexactly(_REQUEST_BYTES))
+            back.write(sent)
+            writer.write(await there.readexactly(_ANSWER_BYTES))
+            for end in (back, writer):
+                end.close()
+                await end.wait_closed()
+            ended.set()
+
+        ended = asyncio.Event()
+
+        async def run() -> None:
+            listening = await asyncio.start_server(listen_in, "127.0.0.1", 0)
+            _, writer = await Key(_SECRET, node=1, may_use_token=False).connect(
+                "127.0.0.1", listening.sockets[0].getsockname()[1]
+            )
+            writer.close()
+            listening.close()
+            await ended.wait()
+
+        asyncio.run(run())
+        answer = _talk(port, bytes(sent), num_bytes=_GREETING_BYTES + _ANSWER_BYTES)
+        assert answer[_GREETING_BYTES:] == bytes(_ANSWER_BYTES)
 
     @pytest.mark.parametrize("data", [b"", b"x", b"GET / HTTP/1.1\r\n\r\n" * 50, pickle.dumps(print) * 20])
     def test_garbage(self, data: bytes, port: int) -> None:

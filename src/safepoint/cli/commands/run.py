@@ -55,7 +55,7 @@ def run(
             metavar="PORT",
             envvar=["SAFEPOINT_MASTER_PORT", "PET_MASTER_PORT"],
             help="A free port on node 0.",
-            show_default="29500",
+            show_default="29500 with several nodes",
         ),
     ] = None,
     max_restarts: Annotated[

@@ -5,14 +5,17 @@ that the job writes to, or its output folder. The first node to start writes it;
 """
 
 import contextlib
+import errno
 import os
 import secrets
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConditionError, StorageError, UsageError
+from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import read_regular
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
@@ -23,6 +26,8 @@ SECRET_FILE = "SAFEPOINT_JOB_SECRET_FILE"
 _NAME = ".safepoint/job-secret"
 _MIN_BYTES = 16
 _MAX_BYTES = 4096
+_NUM_BYTES = 32
+_WRITER_S = 5.0
 # Two machines never share a file system of these types.
 _OF_ONE_MACHINE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"}
 
@@ -51,12 +56,12 @@ def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None 
     if name := environ.get(SECRET_FILE, ""):
         return JobSecret(value=_from_file(Path(name)), is_common=True)
     if settings.output_dir is None:
-        return JobSecret(value=secrets.token_bytes(32), is_common=False)
+        return JobSecret(value=secrets.token_bytes(_NUM_BYTES), is_common=False)
     place = place_output(settings.output_dir, local_dir=settings.local_dir, environ=environ)
     if place.remote is not None:
         return JobSecret(value=_in_store(place.remote, environ), is_common=True)
     folder = place.folder.absolute()
-    return JobSecret(value=_in_folder(folder), is_common=_file_system(folder) not in _OF_ONE_MACHINE)
+    return JobSecret(value=_in_folder(OutputFolder(folder)), is_common=_file_system(folder) not in _OF_ONE_MACHINE)
 
 
 def _from_file(path: Path) -> bytes:
@@ -77,20 +82,23 @@ def _from_file(path: Path) -> bytes:
 
 def _in_store(location: Location, environ: Mapping[str, str]) -> bytes:
     store = open_store(location, environ=environ)
-    value = secrets.token_hex(32).encode()
+    value = secrets.token_hex(_NUM_BYTES).encode()
     try:
         store.write(_NAME, value, condition=ABSENT)
     except ConditionError:
-        value = bytes(store.read(_NAME, length=2 * 32))
+        value = bytes(store.read(_NAME, length=2 * _NUM_BYTES))
     return value
 
 
-def _in_folder(folder: Path) -> bytes:
-    path = folder / _NAME
+def _in_folder(output: OutputFolder) -> bytes:
+    output.create()  # refuses links that lead out of the folder
+    path = output.control / Path(_NAME).name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_once(path, secrets.token_hex(32).encode())
-        return path.read_bytes()
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_hex(_NUM_BYTES).encode())
+        return _read_whole(path)
     except OSError as error:
         raise StorageError(
             f"the job's secret in {path} cannot be used: {error.strerror}; no rank was started",
@@ -98,16 +106,14 @@ def _in_folder(folder: Path) -> bytes:
         ) from error
 
 
-def _write_once(path: Path, data: bytes) -> None:
-    """Create a file that only this user reads, whole from the beginning; leave one that exists."""
-    descriptor, working = tempfile.mkstemp(prefix=".job-secret-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        with contextlib.suppress(FileExistsError):
-            os.link(working, path)
-    finally:
-        os.unlink(working)
+def _read_whole(path: Path) -> bytes:
+    """The secret in `path`, which another node may be writing now."""
+    give_up_s = clock.monotonic_s() + _WRITER_S
+    while len(value := read_regular(path, _MAX_BYTES)) != 2 * _NUM_BYTES:
+        if clock.monotonic_s() > give_up_s:
+            raise OSError(errno.EINVAL, "it is incomplete; delete it")
+        clock.sleep(0.05)
+    return value
 
 
 def _file_system(folder: Path) -> str:
