@@ -64,7 +64,7 @@ def on_a_small_disk(tmp_path: Path, command: str) -> "subprocess.CompletedProces
         text=True,
         check=False,
         timeout=120,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
     )
 
 
