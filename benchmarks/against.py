@@ -3,8 +3,9 @@
     python benchmarks/against.py OTHER_CHECKOUT bench_vote.py --pairs 10 -- --blocks 8
 
 Both checkouts run with this interpreter, each with its own `src` and its own copy of the benchmark; which one begins
-changes from pair to pair. A figure is a line that prints a median; the ratio is this checkout's median over the
-other's, of one pair. At most 1.05 is the rule for a change that is not about speed.
+changes from pair to pair. A figure is a line that prints a median, or a cell of a table that a row's first cell and
+the head name; the ratio is this checkout's figure over the other's, of one pair. At most 1.05 is the rule for a change
+that is not about speed.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 
 _FIGURE = re.compile(r"^\s+(?P<label>\S.*?)\s+median\s+(?P<median>[0-9.]+) ")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _HERE = Path(__file__).parent.parent
 
 
@@ -34,8 +36,15 @@ def medians(checkout: Path, benchmark: str, arguments: list[str]) -> dict[str, f
     if done.returncode != 0:
         raise RuntimeError(f"{benchmark} in {checkout} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     found: dict[str, float] = {}
+    head: list[str] = []
     for line in done.stdout.splitlines():
-        if match := _FIGURE.match(line):
+        if line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            head = head or cells
+            for title, cell in zip(head[1:], cells[1:], strict=False):
+                if median := _NUMBER.match(cell):  # its minimum may follow
+                    found[f"{cells[0]}: {title}"] = float(median[0])
+        elif match := _FIGURE.match(line):
             label = match["label"]
             number = sum(known.split(" #")[0] == label for known in found)
             found[f"{label} #{number + 1}" if number else label] = float(match["median"])
@@ -62,7 +71,7 @@ def main() -> None:
                 for label, value in theirs.items()
             }
         for label, value in found[_HERE].items():
-            if theirs.get(label):
+            if theirs.get(label, 0) > 0:  # a difference below the noise can be negative
                 ratios[label].append(value / theirs[label])
         print(f"   pair {number + 1} of {options.pairs}, load average {os.getloadavg()[0]:.2f}", file=sys.stderr)
     print(f"\n== {options.benchmark} {' '.join(arguments)}: this checkout ÷ {other}")
