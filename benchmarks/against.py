@@ -4,8 +4,8 @@
 
 Both checkouts run with this interpreter, each with its own `src` and its own copy of the benchmark; which one begins
 changes from pair to pair. A figure is a line that prints a median, or a cell of a table that a row's first cell and
-the head name; the ratio is this checkout's figure over the other's, of one pair. At most 1.05 is the rule for a change
-that is not about speed.
+the head name; the ratio is this checkout's figure over the other's, of one pair. At most 1.05 is the rule for a
+change that is not about speed.
 """
 
 import argparse

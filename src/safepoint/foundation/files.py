@@ -273,7 +273,7 @@ class FolderLock:
                 raise BlockingIOError(error.errno, "held by another process", str(path)) from error
             raise
         with contextlib.suppress(OSError):  # a full disk: the lock counts without its text
-            # Written before the rest is cut off: on a full disk the older text has its place.
+            # Written first, cut to the new length afterwards: on a full disk only the old text's blocks can be used.
             os.ftruncate(file.fileno(), os.pwrite(file.fileno(), json.dumps(owner).encode(), 0))
         return cls(file)
 

@@ -60,8 +60,8 @@ class SaveStatistics:
         mean_stall_s: the mean over all.
         last_durable_s: seconds from the end of the step until the last one was durable.
         last_bytes: its size.
-        expected_s: seconds that a save is expected to take: the last one's, or by size and usual speed before the
-            first; None when even the size is not known.
+        expected_s: seconds that a save is expected to take: as long as the last one. Before the first save: estimated
+            from the size and a typical speed. None when the size is not known.
         is_measured: whether `expected_s` comes from a save of this start.
     """
 

@@ -115,8 +115,8 @@ class TransformersTrainer(types.CustomTrainer):
         enable_progression_tracking: serve the progress of the training.
         metrics_port: the port on the first node that serves it; 1024-65535.
         metrics_poll_interval_seconds: how often the controller of a cluster reads it; 5-300.
-        enable_jit_checkpoint: Safepoint saves on a request to stop with any value. True also saves after each epoch,
-            unless `periodic_checkpoint_config` is set. An `output_dir` sets it to True.
+        enable_jit_checkpoint: True: save after each epoch, unless `periodic_checkpoint_config` is set. With either
+            value Safepoint saves when the job is asked to stop. An `output_dir` sets it to True.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None:
             the folder that the script sets.
         periodic_checkpoint_config: when to save periodically.

@@ -1,8 +1,8 @@
 """`save` and `load` for a plain PyTorch loop of one process, which continues during a save.
 
 Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot that the
-keeper writes, commits and prunes. Without memory for a snapshot a save fails; `safepoint.session` then saves
-synchronously, and also handles several ranks, signals and object stores.
+keeper writes, commits and prunes. Without memory for a snapshot, `save` fails. `safepoint.session` has no
+such limit, and also handles several ranks, signals and object stores.
 """
 
 import dataclasses

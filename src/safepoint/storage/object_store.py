@@ -266,7 +266,10 @@ class ObjectStore:
         self._read_back(key, md5.digest(), done, deadline_s)
 
     def _read_back(self, key: str, md5: bytes, size_bytes: int, deadline_s: float | None) -> None:
-        """Compare what has arrived through obstore, which hides ETags of parts. AWS has compared their SHA-256."""
+        """Read the object again and compare its MD5: obstore does not return the ETags of parts.
+
+        AWS needs no second look: it has checked the SHA-256 of each part.
+        """
         if self.location.scheme is Scheme.S3 and self._options.endpoint is None:
             return
         found = hashlib.md5(usedforsecurity=False)
@@ -436,8 +439,9 @@ def _gathered(content: Content) -> bytes:
 def _only_to(options: StorageOptions) -> dict[str, Any]:
     """Options that keep the session's token from other hosts, and from a connection that is not encrypted.
 
-    obstore follows redirects and uses proxies. So all hosts but the store's, and those that give credentials, have a
-    proxy that does not exist. Through a proxy for an encrypted endpoint the request goes in a tunnel.
+    obstore follows redirects. So requests to any other host than the store and those that issue credentials go to a
+    proxy that does not exist, and fail. Exception: if the environment names a proxy for https, and the endpoint is
+    encrypted, requests go through that proxy. It passes them on in a TLS tunnel, so it cannot read the token.
     """
     endpoint = urlsplit(options.endpoint or "https://")
     only_encrypted: dict[str, Any] = {"allow_http": endpoint.scheme == "http"}

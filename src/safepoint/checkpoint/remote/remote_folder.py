@@ -213,7 +213,7 @@ class RemoteFolder:
         """
         holder = self._read_claim(deadline_s)[0]
         if (holder.attempt_id if holder else None) != self._attempt_id:
-            change = "no longer has the claim of this run (.safepoint/attempt.json)"
+            change = "no longer has the record of this run, .safepoint/attempt.json"
             if holder is not None:
                 change = f"was claimed by attempt {holder.attempt} of run {holder.run_id[:8]} on {holder.host}"
             raise ConflictError(

@@ -34,7 +34,7 @@ class Repair:
         num_leftovers: how many working folders, unfinished uploads, marks and files of interrupted exports were
             deleted.
         newer: checkpoints that a later release wrote; they are never changed.
-        strays: files beside those of a checkpoint that its manifest does not list; they are never changed.
+        strays: files in the folder of a checkpoint that its manifest does not list; they are never changed.
     """
 
     unfinished: tuple[Item, ...]
@@ -118,7 +118,7 @@ def _clean_folder(output: OutputFolder, damaged: Sequence[Item]) -> tuple[str | 
     """Move `damaged` aside and delete leftovers of ended runs; returns the new place, and the number of leftovers."""
     if not os.path.lexists(output.control):  # Safepoint never wrote here, so it creates no files here
         return None, 0
-    output.check_control()  # no more: the disk may be full
+    output.check_control()  # neither `create` nor `prepare`: they write, and the disk may be full
     has_locks = output.claim(wait_s=0, waiting=lambda who: None)
     try:
         num_deleted = output.clean() if has_locks else 0

@@ -333,7 +333,7 @@ def repair_(
 ) -> None:
     """Remove unfinished checkpoints, and report damaged ones.
 
-    Unfinished checkpoints of a run that has not ended stay. Exit code 14 if a damaged checkpoint stays.
+    In a folder, unfinished checkpoints of a run that has not ended stay. Exit code 14 if a damaged checkpoint stays.
     """
     inventory, name = _open(location)
     if name is not None:

@@ -40,7 +40,7 @@ def watch(
     With a JOB, the command ends when that job stops. Ctrl-C ends the command; the jobs continue.
     """
     if not (as_json or sys.stdout.isatty()):
-        raise UsageError("watch needs a terminal, and stdout is none", hint="use --json, or `safepoint list`")
+        raise UsageError("watch needs a terminal, and stdout is not one", hint="use --json, or `safepoint list`")
     show: Any = _Changes() if as_json else _Screen()
     with LocalJobs() as jobs, contextlib.suppress(KeyboardInterrupt):
         for found in _looks(jobs, name, interval):

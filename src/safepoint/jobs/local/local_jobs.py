@@ -303,7 +303,10 @@ class LocalJobs:
             if lock is not None:
                 lock.release()
             if self.job(name).needs_supervisor or clock.monotonic_s() >= deadline_s:
-                raise ConflictError(f"job {name} was stopped, but another command resumed it; nothing was deleted")
+                raise ConflictError(
+                    f"job {name} was stopped, but another command resumed it or still uses it; nothing was deleted",
+                    hint=f"see `safepoint status {name}`, then delete the job once more",
+                )
             clock.sleep(_POLL_S)
         try:
             yield
@@ -399,7 +402,7 @@ class LocalJobs:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
                 raise WaitTimeoutError(
                     f"job {name} was not {what} within {timeout_s:g} s; it is {job.state}",
-                    hint=f"the job continues; wait again, or see `safepoint logs {name}`",
+                    hint=f"nothing was withdrawn; wait again, or see `safepoint logs {name}`",
                 )
             clock.sleep(poll_s)
 

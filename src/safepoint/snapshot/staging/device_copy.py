@@ -96,7 +96,7 @@ class DeviceCopier:
             return
         if not self._unpinned:
             _log.warning(
-                "%s of host memory cannot be pinned for cuda:%s: saves work, and training waits for their copies",
+                "%s of host memory cannot be pinned for cuda:%s: training waits while the data of a save is copied",
                 format_bytes(block.length_bytes),
                 index,
             )

@@ -1,7 +1,7 @@
 """Uploads large files and streams to S3 in parts, several at once; a repeated upload sends only the missing parts.
 
-A part counts as sent when the server lists it with the size and the MD5 of the source's own bytes there, so that
-parts of another content under the same key are never used. To servers whose ETag is not the MD5 (encryption with the
+A part counts as sent when the server lists it with the size and the MD5 that this part of the source has, so that
+parts of another source under the same key are never used. To servers whose ETag is not the MD5 (encryption with the
 customer's key) every part is sent again.
 """
 
@@ -36,7 +36,7 @@ def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
     """The size of a source's parts; the same in every process, so that another one can continue the upload."""
     least = -(-size_bytes // _MAX_PARTS)
     if not is_stream:
-        # Large parts are faster on a link with high latency. Of a small file, small parts lose less when cut off.
+        # Large parts are faster on a link with high latency. Small parts lose less when the connection breaks.
         least = max(least, min(size_bytes // _NUM_PARTS, _LARGE_PART_BYTES))
     in_blocks = -(-least // _BLOCK_BYTES) * _BLOCK_BYTES
     return max(STREAM_PART_BYTES if is_stream else LEAST_PART_BYTES, in_blocks)

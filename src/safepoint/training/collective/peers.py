@@ -213,7 +213,7 @@ class Peers:
         except SealError as error:
             raise PeerError(
                 f"rank {self.place.rank} received {error}; nothing of it was read, and this rank ends",
-                hint="another program speaks to the ranks' network: close it to other pods (docs/security.md)",
+                hint="another program reached a port of this rank; close that port to other pods (docs/security.md)",
             ) from error
         except RuntimeError as error:
             raise self.lost("exchange") from error

@@ -180,7 +180,7 @@ class Boundary:
             raise self._leave()
 
     def snapshot_if_due(self) -> None:
-        """Take a snapshot of this boundary in memory; it becomes a checkpoint only when the training is stopped."""
+        """Take a snapshot of this boundary in memory; it becomes a checkpoint when the training stops or fails."""
         snapshots = self.snapshots
         if self._cadence.is_due(
             step=self._loop.step,
@@ -246,8 +246,8 @@ class Boundary:
 
     def _report_stop(self) -> None:
         """Report once that the ranks have agreed to stop."""
-        if not self._deadline.is_met:
-            self._deadline.is_met = True
+        if not self._deadline.is_last_boundary_reached:
+            self._deadline.is_last_boundary_reached = True
             decision = self.agreement.decision
             name = signal.Signals(decision.stop_signal).name
             self._context.reporter.report(StopRequested(signal=name, rank=decision.stop_rank, step=self._loop.step))
@@ -278,8 +278,8 @@ def release(
         output: the folder.
         start: where the training started; None if the ranks did not agree.
         boundary: of the training; None if it was not prepared.
-        is_finished: whether the training has reached its end. Otherwise, unless it was interrupted, the keeper
-            commits its newest snapshot when this process ends.
+        is_finished: whether the training has reached its end. If it was neither finished nor interrupted, it failed:
+            the keeper then commits the newest snapshot when this process ends.
     """
     context.termination.leave_training()
     is_orderly = is_finished or context.outcome.interrupted is not None

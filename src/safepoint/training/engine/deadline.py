@@ -22,7 +22,7 @@ class Deadline:
         self._context = context
         self._agreement = agreement
         self._snapshots = snapshots
-        self.is_met = False
+        self.is_last_boundary_reached = False
         """Whether the loop has reached its last boundary; then no step is running that could be given up."""
         self._reported = ""
 
@@ -33,7 +33,7 @@ class Deadline:
             Seconds until the next check; None for no further check.
         """
         snapshots, step = self._snapshots, self._context.outcome.step
-        if self.is_met:
+        if self.is_last_boundary_reached:
             return None
         available_s = self._context.termination.available_s
         step_left_s = self._agreement.step_left_s()

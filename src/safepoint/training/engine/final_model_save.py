@@ -254,7 +254,7 @@ class FinalUpload:
         return manifest
 
     def _progress(self, num_bytes: int) -> None:
-        """Note the time of progress; bytes that an earlier try has sent too do not count."""
+        """Note the time of progress. Bytes that an earlier try had already sent are not progress."""
         self._sent_bytes += num_bytes
         if self._sent_bytes > self._most_bytes:
             self._most_bytes = self._sent_bytes

@@ -1,4 +1,4 @@
-"""Who may speak to the store: this user's processes on this machine, and nodes that know the job's secret."""
+"""Who may connect to the rendezvous store: this user's processes on this machine, and nodes with the job's secret."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ _MAX_HANDSHAKES = 64
 
 
 class RefusedError(Exception):
-    """The other side does not belong to this job, or is no rendezvous of Safepoint."""
+    """The other side does not belong to this job, or is not a rendezvous store of Safepoint."""
 
 
 class _Proof(IntEnum):
     SECRET = 0
     """The node knows the job's secret."""
     TOKEN = 1
-    """The node has no secret in common; it names a random token, and proves it again with every later connection."""
+    """The node does not know the secret. It sends a random token, and later connections prove that they have it."""
 
 
 class Gate:
@@ -35,8 +35,8 @@ class Gate:
 
     Args:
         secret: the job's.
-        num_nodes: numbers from 1 to this are admitted, without it.
-        is_open: also admit nodes that have no secret in common: the first that comes under a number keeps it.
+        num_nodes: the number of nodes. Nodes 1 to `num_nodes - 1` may be admitted.
+        is_open: also admit nodes that do not know the secret: for each number, the first node that connects with it.
         on_unproven: called with the number of a node that was admitted without the secret.
     """
 
@@ -105,7 +105,7 @@ class Key:
     Args:
         secret: the job's.
         node: the node's number.
-        may_use_token: join without the secret if the store admits that.
+        may_use_token: join without the secret if the rendezvous store allows it.
     """
 
     def __init__(self, secret: bytes, *, node: int, may_use_token: bool) -> None:
@@ -115,11 +115,11 @@ class Key:
         self._proofs = [_Proof.SECRET, _Proof.TOKEN] if may_use_token else [_Proof.SECRET]
 
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the store, admitted.
+        """Connect to the rendezvous store and prove that this node belongs to the job.
 
         Raises:
             OSError: it cannot be reached.
-            RefusedError: it refuses this node, or is none.
+            RefusedError: the store refuses this node, or the program there is not a rendezvous store of Safepoint.
         """
         while True:
             reader, writer = await asyncio.open_connection(host, port)

@@ -45,7 +45,7 @@ class _Candidate:
     Args:
         manifest: of the checkpoint.
         is_in_store: whether the store has it.
-        named: the valid checkpoint on the first rank that the user named, or None.
+        named: the checkpoint that the user named, which is valid on the first rank; None if the user named none.
     """
 
     manifest: Manifest
@@ -62,7 +62,7 @@ class CheckpointChooser:
 
     Args:
         peers: all ranks.
-        output: this rank's folder, claimed by its owner.
+        output: the folder that this rank uses. It is claimed already.
         folders: which ranks use which folder.
         store: the object store behind the folders, or None.
         settings: `resume`, `from_scratch` and `has_begun`. A named checkpoint and `from_scratch` apply to the first
@@ -121,7 +121,7 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Otherwise retention would keep the newer, damaged checkpoints as the newest ones, and delete valid ones.
+        # Retention would count newer, damaged checkpoints as the newest ones, and delete valid ones.
         self._set_aside_newer_than(point.manifest.step)
         self._report(
             Resumed(

@@ -217,5 +217,5 @@ def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
         raise ConflictError(
             f"{remote.store.location} holds checkpoints up to step {max(steps)}, and {option} would not resume from "
             "them; training was not started and nothing was changed",
-            hint="name another location, or delete them with `safepoint checkpoints prune`",
+            hint="name another location, or delete this one with the object store's own tools first",
         )

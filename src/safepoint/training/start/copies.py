@@ -169,7 +169,7 @@ def verify_best(path: Path) -> None:
         if not verdict.is_valid or strays:
             raise CheckpointError(
                 f"the best checkpoint {path} is not valid: {[*verdict.faults, *strays][0]}; its model was not loaded",
-                hint="move it away and start again to end with the model of the last step",
+                hint="move it away and run the same command again; training then ends with the last step's model",
             )
 
 

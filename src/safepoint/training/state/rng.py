@@ -48,8 +48,8 @@ def generators_of(part: Any, inside: tuple[int, ...] = ()) -> list[torch.Generat
     """The generators of a data loader and of its samplers.
 
     Args:
-        part: a loader, or anything that may have one.
-        inside: what refers to `part`, by identity; it is not searched again.
+        part: a data loader, a sampler, or another object that may have generators.
+        inside: the `id` of each object that contains `part`. These objects are not searched again.
 
     Returns:
         Each once, in an order that does not depend on their states.

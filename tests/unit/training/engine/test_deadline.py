@@ -61,6 +61,6 @@ def test_a_choice_that_changes_is_told_again() -> None:
     moment.termination.available_s = 2.1
     assert moment.deadline.check() is None
     assert [event.choice for event in moment.reported] == ["finish_step", "commit_snapshot"]
-    moment.deadline.is_met = True
+    moment.deadline.is_last_boundary_reached = True
     assert moment.deadline.check() is None
     assert len(moment.reported) == 2

@@ -68,8 +68,8 @@ class Partitions:
         """3, or 2 for 1 and 2, whose files are the same."""
         if self._ranks != ranks or int(self._models[0]["dp_world_size"]) != ranks:
             raise ConflictError(
-                f"{place} has the partitions of {plural(self._ranks, 'rank')}, and its manifest names {ranks}: "
-                "sequence, tensor and pipeline parallelism are not supported here"
+                f"{place} has the partitions of {plural(self._ranks, 'rank')}, but {plural(ranks, 'rank')} wrote it. "
+                "Sequence, tensor and pipeline parallelism are not supported here"
             )
         counts: Any = first["partition_count"]
         if any(int(count) != ranks for count in (counts if self.stage < 3 else [counts])):

@@ -123,8 +123,8 @@ class Universal:
         kept = set(self._partitions.moments)
         if kept != _IN_STAGE_3:
             raise ConflictError(
-                f"the optimizer keeps {', '.join(sorted(kept)) or 'nothing'} for each weight; under stage 3, and "
-                "after the number of ranks or the stage has changed, DeepSpeed loads only the moments of Adam",
+                f"the optimizer keeps {', '.join(sorted(kept)) or 'nothing'} for each weight. When the "
+                "number of ranks or the stage has changed, stage 3 of DeepSpeed loads only the moments of Adam",
                 hint=_HINT,
             )
         steps = self._partitions.steps()

@@ -51,7 +51,9 @@ class SafepointCallback(Checkpoint):
 
     @property
     def best_model_path(self) -> str:
-        """The newest checkpoint's file, for `Trainer.test` where there is no ModelCheckpoint; empty without one.
+        """The file of the newest checkpoint, or empty if there is none.
+
+        `Trainer.test` reads it when the script has no ModelCheckpoint.
 
         Raises:
             CheckpointError: the checkpoint is damaged.

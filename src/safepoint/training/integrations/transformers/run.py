@@ -256,7 +256,7 @@ class TrainerRun(TrainerCallback):
         self._boundary.agreement.gradients_complete(self._step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch was evaluated or predicted: leave an evaluation that can be repeated when all agree to stop."""
+        """A batch was evaluated. When all ranks agree to stop, leave the evaluation if it can be repeated."""
         if self._evaluating is None:
             return
         self._boundary.agreement.exchange(self._step)
@@ -325,7 +325,7 @@ class TrainerRun(TrainerCallback):
         self._boundary.save(self._loop.write, is_last=self._pending.complete, on_started=self._push_to_hub)
 
     def _push_later(self, original: Callable[[str], None], checkpoint_folder: str) -> None:
-        """The Trainer pushes to the Hub from inside its save, when the checkpoint is not complete."""
+        """Postpone a push to the Hub: the Trainer pushes during its save, before the checkpoint is committed."""
         self._push = original
 
     def _push_to_hub(self, trigger: Trigger) -> None:
@@ -339,7 +339,7 @@ class TrainerRun(TrainerCallback):
     def _rank_state(self) -> RankState:
         state = self._trainer.state
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._resume.is_complete
-        # At the last step itself nothing needs to be stored, and a run with more steps can resume from it.
+        # Not set at the last step: a run with more steps must be able to continue from this checkpoint.
         complete = bool(ends) and not self._step >= state.max_steps > 0
         loader = self._resume.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
         return RankState(
@@ -378,7 +378,7 @@ class TrainerRun(TrainerCallback):
         return result
 
     def _agree_on_best(self) -> None:
-        """Give all ranks the first rank's best checkpoint: it decides whether a rank loads one."""
+        """Give all ranks the first rank's `best_model_checkpoint`: then either all of them load it or none does."""
         if self._start.complete is not None:
             state = self._trainer.state
             state.best_model_checkpoint = self._peers.from_first(state.best_model_checkpoint)

@@ -28,8 +28,8 @@ class BatchGeometry:
         world_size: number of ranks.
         accumulation: micro-batches per optimizer step and rank.
         global_batch: samples per optimizer step over all ranks.
-        num_samples: samples in an epoch (for a trainer that generates, such as GRPO, completions); None when the data
-            set has no length.
+        num_samples: samples in an epoch. For a trainer that generates text, such as GRPO, the number of completions.
+            None when the data set has no length.
         drop_last: whether an incomplete last batch is left out.
     """
 
@@ -91,8 +91,8 @@ class BatchGeometry:
         Args:
             step: optimizer steps done.
             epoch: epochs done, with the fraction of the running one.
-            regular: whether every step so far had this geometry. If not, the result is computed from `epoch` and is
-                the position in the data.
+            regular: whether every step so far had this geometry. If not, the result is computed from `epoch`: it is
+                then the number of samples that come before the present position in the data.
         """
         steps_per_epoch = self.steps_per_epoch
         if self.num_samples is None or steps_per_epoch is None:
@@ -143,7 +143,7 @@ def adapt(
     """Adapt gradient accumulation so that a step sees as many samples as the checkpoint's steps.
 
     Args:
-        trainer: its `args.gradient_accumulation_steps` is set.
+        trainer: this function changes its `args.gradient_accumulation_steps`.
         manifest: of the checkpoint to resume from.
         now: the geometry from the script's arguments.
         requested_before: the accumulation that the script requested when it wrote the checkpoint; 0 if unknown.
@@ -208,7 +208,9 @@ def _obstacle_of_order(trainer: Any, ranks_before: int, ranks: int) -> str | Non
         return None
     strategy = getattr(trainer.args, "train_sampling_strategy", "random")
     if strategy in {"group_by_length", "batch_rebalance"}:
-        return f"train_sampling_strategy={strategy!r} orders the samples by batch size and number of ranks"
+        return (
+            f"with train_sampling_strategy={strategy!r} the order of samples depends on the batch size and the ranks"
+        )
     if _is_sharded_stream(trainer, ranks_before) or _is_sharded_stream(trainer, ranks):
         return "with dispatch_batches=False each rank reads its own shards of the data set"
     return None
