@@ -43,7 +43,7 @@ class Effective:
 
 
 def default_map(invocation: Invocation) -> dict[str, Any]:
-    """Typer's `default_map` from the settings files. It also sets the variable for the claims in them.
+    """Return Typer's `default_map` from the settings files, and set the variable for the claims in these files.
 
     With `--help`, invalid files are ignored.
 
@@ -128,7 +128,7 @@ def check_tables(configuration: Configuration, root: LazyGroup) -> None:
 def _file_values(
     root: LazyGroup, names: tuple[str, ...], configuration: Configuration
 ) -> dict[str, tuple[Any, Setting]]:
-    """The values that files set for a command, by option. Its own table overrides the table that it shares."""
+    """The values that files set for a command, by option. Its own table overrides a table of `_SHARED`."""
     own = _options(root.load(*names))
     found: dict[str, tuple[Any, Setting]] = {}
     for table in filter(None, (_SHARED.get(names), names)):
@@ -158,7 +158,7 @@ def _is_only_typed(name: str, option: TyperOption) -> bool:
 
 
 def _text(setting: Setting, option: TyperOption) -> Any:
-    """The value as a string, as a variable has it: Typer converts and checks both alike. A flag has a bool."""
+    """The value as a string, like a variable's, so that Typer converts and checks it alike. For a flag, a bool."""
     value: Any = setting.value
     if _is_only_typed(setting.name, option):
         why = "a file cannot set it: no option of the command line could unset it"

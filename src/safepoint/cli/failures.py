@@ -28,7 +28,7 @@ _OUTSIDE_FAULTS = {
 _MEANINGS: dict[int, str] = {
     ExitCode.FAILED: "the command failed",
     ExitCode.USAGE: "an argument is invalid",
-    ExitCode.NOTHING_VALID: "a checkpoint is damaged, or there is none",
+    ExitCode.NOTHING_VALID: "a checkpoint is damaged, or there is no checkpoint",
     ExitCode.CONFLICT: "another run holds the output folder, or the checkpoint contradicts the settings",
     ExitCode.STORAGE: "the output location cannot be used",
     ExitCode.INTERRUPTED_SAVED: "interrupted and saved; run the same command again to continue",

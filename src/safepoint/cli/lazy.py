@@ -31,7 +31,7 @@ class LazyCommand(TyperCommand):
         self._target = target
 
     def load(self) -> Command:
-        """Import it."""
+        """Import the command."""
         module, _, attribute = self._target.partition(":")
         found: Any = getattr(import_module(module), attribute)
         if isinstance(found, typer.Typer):
@@ -81,7 +81,7 @@ def walk(root: LazyGroup, *names: str) -> Iterator[tuple[tuple[str, ...], TyperC
 
 
 def keep_pydantic_out(command: Command) -> None:
-    """Set the default of flags without one to False. For None, Typer imports pydantic, which takes 0.1 s."""
+    """Set the default of flags that have none to False. Otherwise Typer imports pydantic, which takes 0.1 s."""
     for param in command.get_params(typer.Context(command)):
         if isinstance(param, TyperOption) and param.is_bool_flag:
             param.default = param.default or False

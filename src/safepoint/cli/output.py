@@ -24,7 +24,7 @@ def print_answer(
         as_json: whether a program reads the answer.
         document: for a program.
         lines: for a person; what is not printable in them is escaped.
-        colours: of lines that begin with these words.
+        colours: the colour of the first word of a line, by that word.
     """
     if not as_json:
         typer.echo("\n".join(_coloured(printable(line), colours or {}) for line in lines))

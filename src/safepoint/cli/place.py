@@ -24,7 +24,9 @@ def _connect(context: typer.Context, name: str | None) -> str | None:
 
 
 def find_place(context: typer.Context, text: str) -> str:
-    """The location of `job:NAME` or `job:NAME/checkpoint-20`, opened with the job's keys; another location as it is.
+    """The location that `job:NAME` or `job:NAME/checkpoint-20` means. The command then uses the job's keys.
+
+    Any other location is returned unchanged.
 
     Raises:
         NotFoundError: there is no such job, or its output location is not known yet.
@@ -52,8 +54,8 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
     before = context.meta.setdefault(_META, (name, dict(env)))
     if before != (name, dict(env)):
         raise UsageError(
-            "the two locations need different keys, and a command can use only one set",
-            hint="copy to a local folder with the first, then from there with the other",
+            "this command needs two sets of object store keys (of a job or --connection), and it can use only one",
+            hint="`job:NAME` has its own keys: omit --connection, or copy one checkpoint to a local folder first",
         )
     context.with_resource(_identity(name, env))
 

@@ -20,8 +20,9 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
     - a job's `status` may also be Queued, Suspending, Suspended, Resuming, Preempted or Restarting, and
       `wait_for_job_status` accepts all of these;
     - `get_job_logs` takes `rank-N` as a step, for the output of one rank;
-    - an error is an exception of Safepoint and the one that Kubeflow's client raises: RuntimeError for a failure and
-      for a job that does not exist, TimeoutError, or ValueError for an invalid argument.
+    - every error is an exception of Safepoint, and at the same time the one that Kubeflow's client raises:
+      RuntimeError for a failure and for a job that does not exist, TimeoutError for a wait that took too long,
+      ValueError for an invalid argument.
 
     Args:
         backend_config: `LocalConfig()` for this machine; Kubeflow's client takes any other value, also None.

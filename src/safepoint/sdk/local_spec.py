@@ -115,7 +115,7 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
         data_connection=transformers.data_connection_name if transformers is not None else None,
         priority=config.priority,
         packages=tuple(trainer.packages_to_install or ()),
-        # None if the trainer has the default, so that pip uses its transformers configuration.
+        # Empty if the trainer has the default, so that pip uses the indexes of its own configuration.
         package_indexes=() if list(trainer.pip_index_urls) == _DEFAULT_INDEX else tuple(trainer.pip_index_urls),
     )
     if remark := remark_on(spec, machine):
@@ -139,7 +139,8 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
         )
     if not all(part.isidentifier() for part in function.split(".")):
         raise UsageError(f"func {function!r} is neither the path of a script nor the name of a module")
-    is_ours = config.python == sys.executable and not trainer.packages_to_install  # otherwise its modules are unknown
+    # Of another interpreter, or with packages that are not installed yet, the modules are unknown.
+    is_ours = config.python == sys.executable and not trainer.packages_to_install
     if is_ours and not is_importable(function, folder):
         raise UsageError(f"there is no module {function}", hint="check its name and PYTHONPATH")
     return _Program(name=function.rpartition(".")[2], command=(function, *options), is_module=True)
@@ -194,7 +195,7 @@ class NodeShare:
             auto` of Kubeflow Trainer.
         cpu: CPU slots.
         gpu: GPUs.
-        remarks: how they differ from the request, and why.
+        remarks: how these resources differ from the request, and why.
     """
 
     ranks: int

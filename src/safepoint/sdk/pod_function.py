@@ -1,8 +1,9 @@
 """The function that Kubeflow's client sends to pods instead of the function of a `TransformersTrainer`.
 
 Kubeflow's client reads the source of a function with `inspect`, passes it through a shell, and runs it with torchrun.
-A call of the pod function on this machine calls the original. Its source is another: it contains the training as
-base64, which a shell does not change, and runs it under Safepoint on every rank. Kubeflow passes the arguments.
+When the pod function is called on this machine, it calls the original function. But `inspect` finds another source
+for it. That source contains the training as base64, which a shell does not change, and runs the training under
+Safepoint on every rank. Kubeflow adds the arguments.
 """
 
 import base64
@@ -52,7 +53,7 @@ class PodRun:
     Args:
         func_args: its arguments, by name.
         environ: variables to set, unless the pod sets them.
-        needs_safepoint: whether the pod fails if its image lacks Safepoint; otherwise it trains without it.
+        needs_safepoint: whether the pod fails if its image lacks Safepoint. If not, it trains without Safepoint.
     """
 
     func_args: dict[str, Any] | None

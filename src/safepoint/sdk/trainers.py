@@ -115,8 +115,9 @@ class TransformersTrainer(types.CustomTrainer):
         enable_progression_tracking: serve the progress of the training.
         metrics_port: the port on the first node that serves it; 1024-65535.
         metrics_poll_interval_seconds: how often the controller of a cluster reads it; 5-300.
-        enable_jit_checkpoint: True: save after each epoch, unless `periodic_checkpoint_config` is set. With either
-            value Safepoint saves when the job is asked to stop. An `output_dir` sets it to True.
+        enable_jit_checkpoint: True: save after each epoch, unless `periodic_checkpoint_config` or `save_every` is
+            set. An `output_dir` sets this field to True. Safepoint saves when the job is asked to stop, even if the
+            field is False.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None:
             the folder that the script sets.
         periodic_checkpoint_config: when to save periodically.
@@ -294,5 +295,5 @@ def normalize_output_dir(text: str) -> str:
 
 
 def _field_of(option: re.Match[str]) -> str:
-    """The field that sets an option of `RunSettings`, for its messages."""
+    """The name of the field that sets an option; a message of `RunSettings` has the name of the option."""
     return _FIELDS.get(option[0], option[0].removeprefix("--").replace("-", "_"))

@@ -6,7 +6,7 @@ from safepoint.sdk.failures import MissingExtraError
 
 try:
     with warnings.catch_warnings():
-        # Its models use the style of pydantic 1.
+        # Kubeflow's models use the style of pydantic 1.
         warnings.filterwarnings("ignore", message="Support for class-based `config`")
         from kubeflow import trainer
         from kubeflow.common import constants as common_constants

@@ -84,7 +84,7 @@ def list_(location: _Place, connection: Connection = None, as_json: _Json = Fals
 def show(location: _Place, connection: Connection = None, as_json: _Json = False) -> None:
     """Show the manifest and the files of a checkpoint.
 
-    For an output location, that is its newest complete checkpoint.
+    Given an output location, the command shows its newest complete checkpoint.
     """
     inventory, name = _open(location)
     item = _pick(inventory, name)
@@ -136,7 +136,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
             f"{'is' if num_damaged == 1 else 'are'} damaged",
             hint="see the faults above; a resume uses the newest valid checkpoint"
             if num_damaged < len(items)
-            else "no valid one is left: restore one from a backup, or start from the beginning with --from-scratch",
+            else "no valid checkpoint is left: restore one from a backup, or start again with --from-scratch",
         )
 
 
@@ -157,8 +157,8 @@ def prune(
 ) -> None:
     """Delete the checkpoints that --keep does not select.
 
-    The newest valid checkpoint is never deleted, nor one that is being read. Before it deletes any, the command reads
-    and verifies the newest one; where that is damaged, the next one.
+    The newest valid checkpoint is never deleted, nor a checkpoint that is being read. Before the command deletes
+    anything, it reads and verifies the newest checkpoint, or the next newest if that is damaged.
     """
     inventory, name = _open(location)
     if name is not None:
@@ -230,7 +230,7 @@ def copy(
             lines.append(f"{item.where} was not copied: {error.message}")
             continue
         documents.append({**document, "copied": is_new})
-        did = "copied to" if is_new else "is there already:"
+        did = "copied to" if is_new else "exists already as"
         lines.append(f"{item.where} {did} {where} ({format_bytes(item.size_bytes)})")
     print_answer(as_json, documents, lines)
     if num_damaged:
@@ -381,7 +381,7 @@ def repair_(
 
 
 def _pick(inventory: Inventory, name: str | None) -> Item:
-    """The checkpoint of this name; without a name the newest complete one, with a warning about newer ones."""
+    """The checkpoint of this name. Without a name, the newest complete one, with a warning if newer ones exist."""
     item = inventory.item(name)
     if name is None:
         newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())
@@ -392,7 +392,7 @@ def _pick(inventory: Inventory, name: str | None) -> Item:
 
 
 def _place_around(text: str, name: str | None) -> Location:
-    """The output location to copy to. For checkpoint-20, `…/checkpoint-20` is accepted too."""
+    """The output location to copy to. The user may append the name of the checkpoint that is copied."""
     place = _place(text)
     if step_of(Path(place.name)) is None:
         return place

@@ -105,7 +105,8 @@ def run(
     code = launch(plan, settings, on_exit=report)
     if report is not None:
         report(code)
-    with contextlib.suppress(AttributeError, OSError):  # closed, or its reader is gone: the exit code stays
+    # stdout may be closed, or its reader gone. The exit code stays `code`.
+    with contextlib.suppress(AttributeError, OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -87,7 +87,7 @@ class _Screen:
     def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
         for job, progress in found:
             losses = self._losses.setdefault(job.name, deque(maxlen=_POINTS))
-            # An equal loss is the same report.
+            # An unchanged loss counts as the same report.
             if progress is not None and progress.loss is not None and progress.loss not in list(losses)[-1:]:
                 losses.append(progress.loss)
         size = shutil.get_terminal_size()

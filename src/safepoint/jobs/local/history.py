@@ -164,7 +164,7 @@ class History:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None]:
-        """Make everything inside one atomic change; other processes cannot write meanwhile. May be nested."""
+        """Make all changes in the block, or none. While it runs, no other process can write. May be nested."""
         if self._db.in_transaction:
             yield
             return
@@ -309,13 +309,13 @@ class History:
             self._note(name, f"{wanted}_requested", actor, cause)
 
     def request_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
-        """Request a number of nodes for a job with launchers. Its supervisor stops, changes and restarts it."""
+        """Request a number of nodes for a job with launchers. The supervisor restarts the job with that number."""
         with self.transaction():
             self._change(job.name, "target_nodes = ?", num_nodes)
             self._note(job.name, "scale_requested", actor, f"to {num_nodes} nodes")
 
     def change_nodes(self, job: JobRecord, num_nodes: int, *, actor: str) -> None:
-        """Change the number of nodes of a job without launchers, and clear the request for it."""
+        """Change the number of nodes of a job without launchers, and clear `target_nodes`."""
         spec = replace(job.spec, num_nodes=num_nodes)
         with self.transaction():
             self._change(job.name, "spec = ?, target_nodes = NULL", spec.to_json())

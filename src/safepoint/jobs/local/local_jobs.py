@@ -31,7 +31,7 @@ _EXITS_WITHIN_S = 15.0
 class LocalJobs:
     """The jobs of this user on this machine. The first letters of a name are enough if only one job has them.
 
-    The constructor starts the supervisors that were killed.
+    The constructor starts a new supervisor for each job whose supervisor was killed.
 
     Args:
         actor: the user or program that requests changes; stored with the events.
@@ -97,7 +97,7 @@ class LocalJobs:
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
-            keys_of(spec.data_connection)  # with an output location, check_output reads them
+            keys_of(spec.data_connection)  # raises if there are none; with an output location, check_output raises
         check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:
@@ -314,7 +314,11 @@ class LocalJobs:
             lock.release()
 
     def _remove(self, name: str) -> bool:
-        """Remove a job; if it has a supervisor or processes, only request that. Returns whether it was removed."""
+        """Remove a job. While it has a supervisor or processes, only request the removal.
+
+        Returns:
+            Whether the job was removed.
+        """
         lock = self._lock_of(name)
         try:
             self._history.request(name, RequestedAction.DELETE, actor=self._actor)
@@ -366,8 +370,8 @@ class LocalJobs:
 
         Raises:
             SafepointError: the job has failed.
-            ConflictError: it is complete.
-            WaitTimeoutError: the job did not reach a state in time.
+            ConflictError: the job is complete, and that is not one of the states.
+            WaitTimeoutError: the job did not reach any of the states in time.
         """
         expected = " or ".join(sorted(map(str, states)))
 
@@ -402,7 +406,7 @@ class LocalJobs:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
                 raise WaitTimeoutError(
                     f"job {name} was not {what} within {timeout_s:g} s; it is {job.state}",
-                    hint=f"nothing was withdrawn; wait again, or see `safepoint logs {name}`",
+                    hint=f"earlier requests stay in effect; wait again, or see `safepoint logs {name}`",
                 )
             clock.sleep(poll_s)
 

@@ -1,10 +1,10 @@
 """Decides which job may start, and which jobs it preempts, from the jobs in the history and the slots of the machine.
 
-A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job starts when its slots are free, with
-two exceptions: an earlier job fits too; or an earlier job needs these slots together with slots that are about to
-become free. Without the second exception, jobs that were preempted for a large job would restart, and the large job
-would never start. A job that does not fit preempts jobs of lower priority, and no more than it needs: those of the
-lowest priority first, and among them the youngest first.
+A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job starts when its slots are free. But
+it waits for a job before it in this order in two cases: that job can start too; or that job needs these slots,
+together with slots that are about to become free. Without the second rule, jobs that were preempted for a large job
+would restart, and the large job would never start. A job that does not fit preempts jobs of lower priority, and no
+more than it needs: those of the lowest priority first, and among them the youngest first.
 """
 
 import itertools
@@ -23,7 +23,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANKS_PER_CORE = 4
 """Four ranks on one core are enough to try a job on a laptop; more slow each other down."""
 _MOST_RANKS = 512
-"""Limit for one job, for any number of slots."""
+"""The most ranks that one job may have, however many slots the machine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Admission:
     Args:
         may_start: its slots are free.
         preempt: the jobs to preempt for it.
-        waits_for: why it waits.
+        waits_for: what it waits for, in words.
     """
 
     may_start: bool = False
@@ -79,7 +79,10 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
 
 
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them: those in that variable, else the first ones.
+    """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them.
+
+    If that variable is set, they are the devices in it, otherwise the first devices of the machine. The number of GPU
+    slots limits both.
 
     Raises:
         UsageError: as for `count_slots`.
@@ -165,7 +168,7 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
         if free.holds(need_before):
             return Admission(waits_for=f"job {job.name}, which starts first")
         if room.holds(need_before):
-            room -= need_before  # it takes the slots that others are about to free
+            room -= need_before  # the earlier job takes the slots that other jobs are about to free
         elif (room + _sum(_preemptible(job, holding), capacity)).holds(need_before):
             return Admission(waits_for=f"job {job.name}, which starts first, when other jobs have stopped for it")
     if free.holds(need) and room.holds(need):

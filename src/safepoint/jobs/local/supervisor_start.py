@@ -24,7 +24,7 @@ def start_supervisor(name: str) -> None:
     """Start the supervisor of a job, and wait until it holds the job's lock.
 
     Raises:
-        SafepointError: it ended at once, or did not acquire the lock in time.
+        SafepointError: the supervisor ended at once, or did not acquire the lock in time.
         OSError: the process cannot be started.
     """
     _wait_for(name, _spawn(name), clock.monotonic_s() + _WITHIN_S)
@@ -38,7 +38,7 @@ def start_missing_supervisors(
     Args:
         history: the history.
         but: the job of this process; checking the lock in the process that holds it would release it.
-        patience_s: how long to wait, in total, until they hold their locks.
+        patience_s: how long to wait, in total, until the new supervisors hold their locks.
 
     Returns:
         The jobs that had no supervisor.
@@ -70,8 +70,8 @@ def _spawn(name: str) -> "subprocess.Popen[bytes]":
             stdout=stream,
             stderr=stream,
             cwd=folder,
-            # Without the variables of a job that submits this one: its folder, by which its processes are
-            # found and killed, and its devices.
+            # A job may submit another job. The new supervisor must not inherit the devices of the first job, nor
+            # its folder, by which the processes of a job are found and killed.
             env={name: text for name, text in os.environ.items() if name not in inherited},
             start_new_session=True,
         )

@@ -63,11 +63,11 @@ def connections_file() -> Path:
 
 
 def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a connection. If the file does not have it, the AWS_* variables of the environment.
+    """The variables of a connection. If the file has no such connection, the AWS_* variables of the environment.
 
     Raises:
         UsageError: other users can read the file, or an entry is invalid.
-        NotFoundError: the file does not have it, and the environment has no keys.
+        NotFoundError: the file has no such connection, and the environment has no keys.
     """
     environ = os.environ if environ is None else environ
     path = connections_file()

@@ -1,8 +1,9 @@
 """Turns a training function and its arguments into a script that another process runs.
 
 Promises: the script contains the source of the function unchanged, and arguments that are equal to those given. No
-shell and no pickle is used. Refused are functions that use names from outside, and arguments that are not plain
-values: None, True, False, int, float, complex, str or bytes, or a list, tuple, set, frozenset or dict of these.
+shell and no pickle is used. Functions that use names from outside are refused, and so are arguments that are not
+plain values. Plain values are None, True, False, int, float, complex, str and bytes, and lists, tuples, sets,
+frozensets and dicts of these.
 """
 
 import __future__
@@ -27,7 +28,7 @@ _IN_EVERY_MODULE = frozenset(
 _RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _SELF_CONTAINED = "write a function with `def`, with everything it needs imported or defined inside it"
 _MOST_DEPTH = 50
-"""Python's parser limits the nesting of brackets."""
+"""How deep arguments may be nested: Python's parser limits the nesting of brackets."""
 _ACCEPTED = "None, True, False, numbers, strings, bytes, and lists, tuples, sets and dicts of these"
 _REPEATABLE: tuple[type, ...] = (types.NoneType, bool, str, bytes)
 

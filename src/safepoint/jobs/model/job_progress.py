@@ -33,7 +33,7 @@ def place_of(spec: JobSpec, output: str) -> str:
 
 
 def with_claims(spec: JobSpec) -> JobSpec:
-    """The job with the claims' folders of this environment. Later commands may run with other folders."""
+    """The job, with this environment's folders for claims stored in `env`; later commands may have other folders."""
     claims = os.environ.get(CLAIMS, "")
     return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec
 
@@ -44,9 +44,9 @@ def absolute_location(output: str, working_dir: str) -> str:
 
 
 def risk_of_suspending(job: JobRecord, progress: Progress | None) -> str | None:
-    """A warning when a save may take longer than the grace period; None when it fits.
+    """A warning when a save may not fit into the grace period; None when it fits, or when its duration is unknown.
 
-    A save must end a margin before the platform's SIGKILL.
+    A save has the grace period minus `margin_s`: it must end before the platform's SIGKILL.
     """
     settings = job.spec.settings
     if not job.state.holds_slots or progress is None or progress.state.is_end:

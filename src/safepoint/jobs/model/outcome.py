@@ -71,7 +71,7 @@ def conclude(
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
         message = stands if saved else f"it was stopped without a save; {stands}"
         if failure is not None and not missing_in:
-            message += "; its upload to the object store is not complete"
+            message += "; the upload to the object store is not complete"
         return Outcome(state=state, exit_code=code if failure is None else failure, message=message)
     setbacks = 0 if has_progressed else setbacks
     what = "was interrupted from outside" if None not in exit_codes else "was killed"

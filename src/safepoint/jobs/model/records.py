@@ -34,22 +34,22 @@ class JobState(enum.StrEnum):
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs, or will run without another command."""
+        """Whether the job runs, or will run without another command."""
         return self not in {JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for slots."""
+        """Whether the job waits for slots."""
         return self in {JobState.CREATED, JobState.QUEUED, JobState.PREEMPTED}
 
     @property
     def holds_slots(self) -> bool:
-        """Whether it has processes, or is about to start some."""
+        """Whether the job has processes, or is about to start some."""
         return self in {JobState.RUNNING, JobState.RESUMING, JobState.SUSPENDING, JobState.RESTARTING}
 
     @property
     def is_over(self) -> bool:
-        """Whether it is complete or failed."""
+        """Whether the job is complete or failed."""
         return self in {JobState.COMPLETE, JobState.FAILED}
 
 
@@ -74,11 +74,11 @@ class JobRecord:
         created: RFC 3339 UTC.
         changed: when `state` last changed.
         message: why it is in this state; may be empty.
-        exit_code: of its last attempt; None before one has ended.
+        exit_code: of the last attempt that has ended; None if no attempt has ended.
         attempt: the number of its newest attempt; 0 before the first.
         safe_step: the newest step known to be committed.
         setbacks: consecutive interruptions from outside without progress.
-        target_nodes: the requested number of nodes, until it is changed; otherwise None.
+        target_nodes: a number of nodes that was requested and is not in effect yet; None without such a request.
     """
 
     name: str
@@ -103,7 +103,7 @@ class JobRecord:
 
     @property
     def is_to_stop(self) -> bool:
-        """Whether its launchers have to stop, also if they start again with another number of nodes."""
+        """Whether its launchers have to stop, for good or to start again with another number of nodes."""
         return self.wanted is not RequestedAction.RUN or self.target_nodes is not None
 
     @property
@@ -144,7 +144,7 @@ class AttemptRecord:
         number: from 1.
         num_nodes: how many launchers it had.
         started: RFC 3339 UTC.
-        ended: likewise; None while it runs.
+        ended: RFC 3339 UTC; None while the attempt runs.
         outcome: the state of the job after the attempt, and why.
         exit_code: the exit code of the attempt.
     """

@@ -45,7 +45,7 @@ class JobSpec:
 
     Args:
         name: lower case letters, digits and dashes, 63 at most, as Kubernetes names objects.
-        program: script or module, and arguments. The script of a function is in the job's folder.
+        program: script or module, and arguments. For a function, the script is a file in the job's folder.
         is_module: run the program as `python -m` does.
         python: the interpreter.
         working_dir: an absolute path.
@@ -137,7 +137,7 @@ class JobSpec:
 
 
 def _has_credentials(text: str) -> bool:
-    """Whether it contains an address with a user or a password. The user of `git+ssh://git@…` does not count."""
+    """Whether the text has an address with a user or a password. The user of `git+ssh://git@…` does not count."""
     found = _USER_IN_ADDRESS.finditer(text)
     return any(":" in address["user"] or not address["scheme"].endswith("ssh") for address in found)
 

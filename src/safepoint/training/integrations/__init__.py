@@ -5,7 +5,7 @@ from safepoint.training.integrations import torch_store, transformers
 
 
 def install_integrations(context: RankContext) -> None:
-    """Hook every known framework for the rank of `context`, now or when it is imported."""
+    """Hook every known framework: now if the program has imported it, otherwise when it does."""
     torch_store.install(context)
     transformers.install(context)
 

@@ -48,7 +48,7 @@ _finder = _HookFinder()
 
 
 def after_import(name: str, hook: Hook) -> None:
-    """Call `hook(module)` once `name` has been imported; at once when it already is."""
+    """Call `hook(module)` when the module `name` has been imported; now if it was imported before."""
     module = sys.modules.get(name)
     if module is not None:
         hook(module)

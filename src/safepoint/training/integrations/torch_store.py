@@ -3,7 +3,8 @@
 torch 2.13 keeps one TCPStore over all restarts of the ranks and writes the same keys into it each time. A restarted
 rank can then read the address of a dead process ("Gloo connectFullMesh failed … Connection refused", measured at
 about every second restart). With several nodes there is no other store to use. So the number of the restart becomes
-part of each key. Safepoint's agents have the same number on all nodes; torchrun's have it only where there is one.
+part of each key. All ranks must use the same number. Safepoint's agents count restarts alike on all nodes. torchrun's
+agents do not, so under torchrun this works only on a single node.
 """
 
 import functools
@@ -15,7 +16,7 @@ from safepoint.training.integrations.imports import after_import
 
 
 def install(context: RankContext) -> None:
-    """Put the restart count before every key, where all ranks have the same count."""
+    """Put the number of the restart before every key, if all ranks are sure to have the same number."""
     place = context.place
     has_one_agent = place.local_world_size == place.world_size
     if place.restart == 0 or (context.settings.launcher_pid is None and not has_one_agent):

@@ -97,7 +97,7 @@ def test_an_upload_that_did_not_finish_suspends_all_the_same() -> None:
     outcome = end(13, wanted=RequestedAction.SUSPEND, safe_step=5)
     assert outcome.state is SUSPENDED
     assert outcome.exit_code == 13
-    assert "its upload to the object store is not complete" in outcome.message
+    assert "the upload to the object store is not complete" in outcome.message
 
 
 def test_a_program_that_fails_while_it_is_stopped_has_failed() -> None:

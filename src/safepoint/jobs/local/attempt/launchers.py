@@ -1,4 +1,4 @@
-"""The launchers of one attempt: starts them, stops them as a cluster stops pods, and reads their exit codes."""
+"""Starts the launchers of one attempt, stops them as a cluster stops pods, and reads their exit codes."""
 
 import os
 import shutil
@@ -63,7 +63,8 @@ class Launchers:
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
-        if self._spec.num_nodes > 1 and self._port is None:  # not earlier: installing packages takes minutes
+        if self._spec.num_nodes > 1 and self._port is None:
+            # Chosen here, because it has to stay free: installing the packages before this may take minutes.
             self._port = _free_port()
         settings = replace(self._spec.settings, job_dir=str(self._folder))
         if rank_reports.has_begun(self._folder):  # --resume and --from-scratch apply to the first start only
@@ -115,7 +116,7 @@ class Launchers:
         """Whether any launcher is alive."""
         alive = any(node.process.is_alive for node in self._nodes)
         for process in self._children.values():
-            process.poll()  # reaps ended children; after the check, because one may end in between
+            process.poll()  # reaps ended children; after the check above, because a child may end in between
         return alive
 
     def ask_to_stop(self) -> None:
@@ -158,12 +159,12 @@ class Launchers:
         return [self._exit_code(node) for node in range(self._spec.num_nodes)]
 
     def _exit_code(self, node: int) -> int | None:
-        """The exit code that the launcher wrote; else, for a child of this process, the one of the system."""
+        """The exit code that the launcher wrote. If it wrote none, the exit code of its process, for a child of ours."""
         code = read_exit_code(self._plan_file(node))
         child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
         if code is not None or child is None or child.poll() is None or child.returncode < 0:
             return code
-        return child.returncode or ExitCode.FAILED  # 0 without a file: it was not a launcher
+        return child.returncode or ExitCode.FAILED  # 0, but no exit code was written: it was not a launcher
 
     def tidy(self) -> None:
         """Remove the files of this attempt."""

@@ -1,7 +1,7 @@
 """The process of one node of a job: a launcher that writes its exit code to a file.
 
-A supervisor that did not start it can read that file. `python -m safepoint.jobs.local.attempt.node PLAN`; `Launchers`
-writes the plan.
+So a supervisor that did not start the launcher can also learn its exit code. The command of the process is
+`python -m safepoint.jobs.local.attempt.node PLAN`; `Launchers` writes the plan.
 """
 
 import json
@@ -29,7 +29,7 @@ def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> No
 
     Args:
         path: the file.
-        plan: the fields of a `LaunchPlan`. The node's process constructs it, because that looks for the program.
+        plan: the fields of a `LaunchPlan`. The node's process makes the `LaunchPlan`, which looks for the program.
         settings: of the run.
     """
     document = {

@@ -29,7 +29,7 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
         num_groups: of the checkpoint's optimizer.
 
     Raises:
-        ConflictError: it cannot, with the reason.
+        ConflictError: the engine cannot load them; the message gives the reason.
     """
     now = {
         name: tuple(getattr(parameter, "ds_shape", parameter.shape))
@@ -49,7 +49,7 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
             f"the checkpoint's optimizer has {plural(num_groups, 'group')} of weights, this run's has {groups_now}",
             hint="use the optimizer of that run, or start from the beginning with --from-scratch",
         )
-    # The groups of weights below stage 3.
+    # Only the optimizers of stages 1 and 2 have these attributes: the weights of each group.
     for group in getattr(engine.optimizer, "bf16_groups", None) or getattr(engine.optimizer, "bit16_groups", ()):
         if all(weight._hp_mapping is None for weight in group):
             raise ConflictError(

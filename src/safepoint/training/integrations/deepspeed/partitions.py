@@ -58,14 +58,14 @@ class Partitions:
         if place is None:
             raise CheckpointError(f"{folder} holds no partitions of DeepSpeed's ZeRO")
         self.name = place.name
-        """Of the folder with the files, such as `global_step5`; DeepSpeed's name for the checkpoint."""
+        """The name of the folder with the files, such as `global_step5`; for DeepSpeed, the checkpoint's tag."""
         optimizers, models = zero_files(place)
         self._ranks = len(optimizers)
         self._models = [_read(path) for path in models]
         self._optimizers = [_read(path)["optimizer_state_dict"] for path in optimizers]
         first = self._optimizers[0]
         self.stage = 3 if "fp32_flat_groups" in first else 2
-        """3, or 2 for 1 and 2, whose files are the same."""
+        """3 for stage 3; 2 for the stages 1 and 2, whose files have the same layout."""
         if self._ranks != ranks or int(self._models[0]["dp_world_size"]) != ranks:
             raise ConflictError(
                 f"{place} has the partitions of {plural(self._ranks, 'rank')}, but {plural(ranks, 'rank')} wrote it. "
@@ -133,7 +133,7 @@ class Partitions:
     # ---- frozen weights and buffers --------------------------------------------------------------------------------
 
     def others(self) -> Iterator[tuple[str, int, Callable[[], torch.Tensor]]]:
-        """Buffers and frozen weights, where they were saved: name, size in bytes, and a function that reads it."""
+        """For each buffer and frozen weight that was saved: name, size in bytes, and a function that reads it."""
         model = self._models[0]
         module: Mapping[str, Any] = model.get("module") or {}
         buffers: list[str] = model.get("buffer_names") or []

@@ -137,7 +137,7 @@ class Universal:
 
 
 def _share(sizes: dict[str, int], index: int, count: int) -> dict[str, int]:
-    """The share of one of `count`: the largest file first, each to the share that is smallest so far."""
+    """The files of share `index`. Files are assigned from the largest on, each to the smallest share so far."""
     loads = [0] * count
     mine: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

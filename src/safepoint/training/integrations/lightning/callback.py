@@ -28,7 +28,7 @@ _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 class SafepointCallback(Checkpoint):
     """A Lightning training that survives preemption, crashes and lost nodes.
 
-    It replaces the `ModelCheckpoint` that Lightning adds by itself; others are not changed.
+    It replaces the `ModelCheckpoint` that Lightning adds by itself. Those that the script adds are not changed.
 
     Args:
         output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
@@ -174,8 +174,8 @@ class SafepointCallback(Checkpoint):
 
         def begin_batches(original: Callable[[], None]) -> None:
             original()
-            # The checkpoint's batch and all that follows it are done: nothing is repeated, and this epoch ends like
-            # any other.
+            # The checkpoint's last batch and all work that follows a batch are done. So nothing is repeated, and this
+            # epoch ends like any other.
             fit._restarting = epoch._restarting = False
 
         def end_batch(original: Callable[[Any], None], fetcher: Any) -> None:
@@ -202,7 +202,7 @@ class SafepointCallback(Checkpoint):
             self._overrides.override(place, name, instead)
 
     def _resume(self, data: LightningData) -> None:
-        """Lightning has loaded everything that it saves itself."""
+        """Restore what Lightning has not loaded: a stop request, metrics, and where its loops continue."""
         trainer, fit = self._trainer, self._trainer.fit_loop
         trainer.should_stop = bool(self._saved.get("should_stop"))
         trainer._logger_connector._callback_metrics.update(self._saved.get("metrics", {}))

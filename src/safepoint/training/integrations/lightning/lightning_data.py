@@ -49,7 +49,7 @@ class TrackedLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator, because Lightning makes an iterator before it restores anything. Reading starts with a batch.
+        # Lightning makes the iterator before it restores anything. A generator reads nothing before its first `next`.
         batches = self.data.next_epoch(int(self._trainer.current_epoch))
         is_endless = self.data.num_batches is None
         while True:
@@ -168,10 +168,10 @@ class LightningData:
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
             loader.data.resume(place, self._rng if position.batches else None)
         if position.batches:
-            iter(self._trainer.fit_loop._data_fetcher)  # a stream was read ahead from its start
+            iter(self._trainer.fit_loop._data_fetcher)  # starts again: it has read ahead from the start of a stream
 
     def begin_epoch(self) -> None:
-        """Lightning calls the epoch's hooks next."""
+        """At the first epoch of a run that resumes between two epochs, restore the random number states."""
         self.is_between_epochs = False
         resumed, self._resumed = self._resumed, None
         if resumed is not None and not resumed.batches:

@@ -1,9 +1,10 @@
 """Hugging Face Trainer, and every trainer built on it: hooked when the user's script imports transformers.
 
-- `arguments`: the options of `safepoint run` replace the script's own, where they were given.
+- `arguments`: the options that were given to `safepoint run` replace the script's own.
 - `hook`: every `train()` of the process becomes a run.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
-- `trainer_loop`: the Trainer's own `_save_checkpoint`, run in a working folder; `own_save`: a script's.
+- `trainer_loop`: runs the Trainer's own `_save_checkpoint` in a working folder.
+- `own_save`: redirects what a subclass in the script writes in its own `_save_checkpoint`.
 - `hub`: keeps Safepoint's own files out of uploads to the Hugging Face Hub.
 - `save_callbacks`: which callbacks are notified of saves, and when.
 - `resume`: what an exact resume needs and the Trainer itself does not save or load.

@@ -62,7 +62,8 @@ def _is_for_cpus(args: Any) -> bool:
 def apply_settings(args: Any, context: RankContext) -> None:
     """Set the given options on `args`.
 
-    The context keeps the object store of each folder: libraries copy arguments, and the copy names the folder only.
+    The object store of a folder is kept in the context, not in `args`: libraries copy `args`, and a copy would have
+    only the name of the folder.
     """
     settings = context.settings
     wanted = settings.output_dir or args.output_dir
@@ -83,7 +84,7 @@ def apply_settings(args: Any, context: RankContext) -> None:
             raise UsageError(
                 "the script sets load_best_model_at_end=True, which needs a checkpoint of each evaluated "
                 f"step; --save-every {settings.save_every} saves by time, at other steps",
-                hint="use --save-steps or --save-strategy, or leave them to the script",
+                hint="use --save-steps or --save-strategy, or none of these options: the script's own then apply",
             )
         args.save_strategy = "no"
     if settings.save_total_limit is not None:
@@ -130,8 +131,9 @@ def finish_settings(args: Any, context: RankContext) -> None:
 def written_once(args: Any) -> contextlib.AbstractContextManager[None]:
     """Set `save_on_each_node` to False during a training, so that one rank writes each file of a checkpoint.
 
-    With True, every node would write the same file names with different content, because the Trainer saves the rank
-    in them. The setting is restored afterwards: what the script itself saves then is written on each node.
+    With True, each node would write files with the same names but different content, because the Trainer records in
+    them which rank wrote them. The setting is restored after the training, so what the script itself saves is written
+    on each node.
     """
     if args.save_on_each_node:
         _log.warning("the script's save_on_each_node=True is ignored for checkpoints: all nodes share one checkpoint")

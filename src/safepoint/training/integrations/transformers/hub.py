@@ -29,4 +29,5 @@ def hook_uploads(module: ModuleType, outputs: Outputs) -> None:
         return upload(self, **kwargs)
 
     api.upload_folder = upload_folder
-    vars(module)["upload_folder"] = vars(module)["api"].upload_folder  # the function was bound to the one before
+    # The function of the module is a method that was bound before, so it still is the original one.
+    vars(module)["upload_folder"] = vars(module)["api"].upload_folder

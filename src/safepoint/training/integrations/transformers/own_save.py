@@ -1,9 +1,10 @@
 """Redirects what a script's own `_save_checkpoint` writes.
 
-A subclass adds files after the Trainer's own, either to `self._get_output_dir(…)/checkpoint-N`, which returns the
-folder where the checkpoint is written, or to `self.args.output_dir/checkpoint-N`. The second is redirected to the
-same folder, but only in the subclass's code: transformers and TRL store the name of the output folder in what they
-save. Other files that the subclass writes into the output folder are moved there afterwards.
+A subclass may add files to a checkpoint. It finds the folder either as `self._get_output_dir(…)/checkpoint-N`,
+which is the working folder of the save, or as `self.args.output_dir/checkpoint-N`. This module lets `args.output_dir`
+lead to the working folder too, but only in the subclass's code: transformers and TRL store `args.output_dir` in what
+they save, so their code must see the real one. Other files that the subclass writes to `args.output_dir` are moved to
+the real output folder after the save.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ def has_own_model_save(trainer: Any) -> bool:
 
 
 def _extended_library_class(trainer: Any) -> Any:
-    """The library's class whose save a subclass of the script extends; None when there is no such subclass."""
+    """The class of transformers or TRL whose `_save_checkpoint` the script overrides; None if it overrides none."""
     savers = [base for base in cast("tuple[Any, ...]", type(trainer).__mro__) if _SAVE in vars(base)]
     library = next((base for base in savers if base.__module__.partition(".")[0] in _LIBRARIES), None)
     return None if library is savers[0] else library

@@ -53,7 +53,7 @@ class _GiveUp(BaseException):
 
 
 class TrainerRun(TrainerCallback):
-    """One `train()` call, during which it is one of the Trainer's callbacks.
+    """One `train()` call. While it runs, this object is one of the Trainer's callbacks.
 
     Args:
         context: this rank.
@@ -88,8 +88,8 @@ class TrainerRun(TrainerCallback):
         """Run the Trainer's own `train`, from the newest checkpoint.
 
         Args:
-            original: takes `resume_from_checkpoint`.
-            resume_from: the script's argument for it.
+            original: the Trainer's own `train`; its argument is `resume_from_checkpoint`.
+            resume_from: the `resume_from_checkpoint` that the script gave.
 
         Raises:
             Interrupted: all ranks agreed to stop.
@@ -179,7 +179,7 @@ class TrainerRun(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is loaded: restore the state that the Trainer does not save, and do the deferred work."""
-        # The script's arguments and the options apply; otherwise the checkpoint's would.
+        # The script's arguments and the options decide when to log, evaluate and save, not the checkpoint's values.
         state.compute_steps(args, int(state.max_steps))
         self._callbacks.loop_begins()
         self._boundary.loop_begins()
@@ -219,7 +219,7 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An epoch starts; its sampler has not been drawn yet."""
+        """An epoch starts, and nothing has been drawn from its sampler yet."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -329,7 +329,7 @@ class TrainerRun(TrainerCallback):
         self._push = original
 
     def _push_to_hub(self, trigger: Trigger) -> None:
-        """Wait for a save that the script has requested, and push it; other saves are not pushed."""
+        """Wait for a periodic save, and push it to the Hub; saves with other triggers are not pushed."""
         is_pushed = self._trainer.args.push_to_hub and trigger == Trigger.PERIODIC
         if is_pushed and any(self._peers.gather(self._push is not None)):
             self._boundary.saves.finish()
@@ -367,7 +367,7 @@ class TrainerRun(TrainerCallback):
         self._report_progress()
 
     def _finalize(self, original: Callable[..., Any], trial: Any, num_train_samples: Any, start_time: float) -> Any:
-        # The script continues after this method, and a signal in its code must not lose the training.
+        # Save now: the script continues after this method, and a signal in its code must not lose the training.
         self._pending = DeferredWork(complete=True)
         self._boundary.save_last_step()
         self._callbacks.notify()
@@ -387,10 +387,10 @@ class TrainerRun(TrainerCallback):
                 state.best_model_checkpoint = str(self._output.root / checkpoint_name(step))
 
     def _load_best_model(self, original: Callable[[], None]) -> None:
-        """Verify the best checkpoint before the Trainer loads it; where nodes have parts of it, combine them.
+        """Verify the best checkpoint before the Trainer loads it; if each node has a part of it, get the other parts.
 
         Raises:
-            CheckpointError: it is damaged; the same on every rank.
+            CheckpointError: the checkpoint is damaged; raised on every rank.
         """
         best, step, complete = (
             self._trainer.state.best_model_checkpoint,

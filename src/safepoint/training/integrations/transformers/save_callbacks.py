@@ -1,4 +1,4 @@
-"""Calls `on_save` of the Trainer's callbacks; training first waits for the save where a callback reads checkpoints.
+"""Calls `on_save` of the Trainer's callbacks. If a callback reads checkpoints, training waits for each save first.
 
 A callback that overrides `on_save` may read the checkpoint's folder or add files. Callbacks of experiment trackers do
 so only if they are configured to upload checkpoints.
@@ -21,7 +21,7 @@ _TRACKERS: dict[str, Callable[[Any], bool]] = {
     "TrackioCallback": lambda one: False,
     "SwanLabCallback": lambda one: False,
 }
-"""transformers' own callbacks that override `on_save`, and whether one reads checkpoints."""
+"""transformers' own callbacks that override `on_save`, each with a function: whether it reads checkpoints."""
 _TRACKERS_MODULE = "transformers.integrations.integration_utils"
 
 
@@ -64,10 +64,10 @@ class SaveCallbacks:
         finally:
             if boundary.saves.pending_step is None:
                 boundary.saver.adopt_added_files()
-                boundary.saver.prune()  # not before: until then the new checkpoint may be invalid
+                boundary.saver.prune()  # last: when the new checkpoint is as it will stay
 
     def notify(self) -> None:
-        """Call `on_save` for the last save, which the Trainer itself has not done."""
+        """Call `on_save` for the last save, if the Trainer itself has not called it."""
         trainer = self._trainer
         step = int(trainer.state.global_step)
         if self._boundary.saves.step == step != self._notified_step:

@@ -35,7 +35,7 @@ class TrainerLoop:
     Args:
         trainer: a `transformers.Trainer` in its loop.
         peers: all ranks.
-        resume: where its training starts.
+        resume: the start of this training.
         rank_state: returns the current state that the Trainer itself does not save.
         base: see `Manifest.base`.
     """
@@ -86,7 +86,7 @@ class TrainerLoop:
         return every if self._base is None else [one for one in every if one.requires_grad]
 
     def moments_per_parameter(self) -> int:
-        """Estimated from the name of the optimizer, which is not made yet."""
+        """See `TrainingLoop`; estimated from the optimizer's name, because the optimizer does not exist yet."""
         name = str(getattr(self._trainer.args.optim, "value", self._trainer.args.optim))
         return next((count for start, count in _MOMENTS.items() if start in name), 2)
 
@@ -113,7 +113,7 @@ class TrainerLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """The script's `save_total_limit`, where 0 and less mean no limit; the best checkpoint is protected."""
+        """The script's `save_total_limit` (None for no limit), and the step of the best checkpoint, to protect."""
         best, limit = best_step(self._trainer), self._trainer.args.save_total_limit
         return limit if limit is not None and limit > 0 else None, set() if best is None else {best}
 
@@ -137,8 +137,8 @@ class TrainerLoop:
     def _without_base(self) -> contextlib.AbstractContextManager[None]:
         """Keep the base out of a checkpoint of adapters.
 
-        DeepSpeed itself leaves out the frozen weights. Quantized weights add entries under their names (scales and
-        tables), which belong to the base model and are loaded with it.
+        DeepSpeed itself leaves out the frozen weights, but not the entries (scales and tables) that quantized frozen
+        weights add under their names. These belong to the base model and are loaded with it.
         """
         if self._base is None or not self._trainer.is_deepspeed_enabled:
             return contextlib.nullcontext()
@@ -156,7 +156,7 @@ class TrainerLoop:
         return temporarily(engine, module_state_dict=module_state_dict)
 
     def _write_config(self, folder: Path) -> None:
-        """Write what the Trainer leaves out of a sharded checkpoint, and an export needs."""
+        """Write the model's configuration: the Trainer leaves it out of a sharded checkpoint; an export needs it."""
         model = self._trainer.model
         for part in (getattr(model, "config", None), getattr(model, "generation_config", None)):
             if part is not None and self._base is None:
@@ -195,8 +195,9 @@ class TrainerLoop:
         def output_dir(trial: Any = None) -> str:
             return str(root)
 
-        # With its best step the Trainer would look for the best checkpoint in the working folder, after a barrier at
-        # which healthy ranks would wait for one whose disk is full. `_finish_trainer_state` does it instead.
+        # If `best_global_step` were set, the Trainer would wait at a barrier, where healthy ranks would hang when one
+        # rank's disk is full, and then look for the best checkpoint in the working folder. `_finish_trainer_state`
+        # sets the best checkpoint instead.
         with (
             temporarily(self._trainer, _get_output_dir=output_dir),
             temporarily(self._trainer.state, best_global_step=None),
@@ -214,7 +215,7 @@ class TrainerLoop:
 
 
 def best_step(trainer: Any) -> int | None:
-    """The step of the best checkpoint so far; None without one."""
+    """The step of the best checkpoint so far; None if no checkpoint was the best yet."""
     best = trainer.state.best_model_checkpoint
     return step_of(Path(best)) if best else None
 

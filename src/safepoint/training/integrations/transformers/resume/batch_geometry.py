@@ -114,7 +114,7 @@ class BatchGeometry:
         Args:
             samples_seen: of the checkpoint.
             epoch: of the checkpoint.
-            before: its geometry; its epochs may use another number of samples.
+            before: the checkpoint's geometry, with which an epoch may use another number of samples.
         """
         assert self.num_samples is not None
         epochs = math.floor(epoch)
@@ -128,7 +128,7 @@ class BatchGeometry:
         For such a data set the Trainer adds 1 / `max_steps` to the epoch in each step, however long a pass is.
 
         Args:
-            epoch: of a checkpoint: the passes that have ended, plus that fraction.
+            epoch: of a checkpoint: the passes that have ended, plus the steps of the present pass / `max_steps`.
             max_steps: of the run that wrote it.
             global_batch: of the run that wrote it.
         """

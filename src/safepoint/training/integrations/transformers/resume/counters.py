@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 _FIGURES = ("_metrics", "_stored_metrics", "_total_train_tokens")
 _CYCLE = ("_step", "_buffered_inputs")
-"""Micro-batches that were trained on, and the completions that they come from; they belong together."""
+"""How many micro-batches were trained on, and the completions from which micro-batches are taken."""
 
 
 class CallbackCounters:
@@ -45,8 +45,9 @@ class CallbackCounters:
 def restore_callbacks(trainer: Any) -> None:
     """Restore the counters of stateful callbacks from the Trainer's state, in place.
 
-    The Trainer's own option for it also restores the flags that a save had set, and makes new objects of callbacks to
-    which the script may hold a reference.
+    The Trainer's own option, `restore_callback_states_from_checkpoint`, does more than this: it also restores the
+    flags that were set when the checkpoint was saved, and replaces callbacks by new objects, although the script may
+    still refer to the old ones.
     """
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     by_name: dict[str, list[Any]] = {}
@@ -74,7 +75,7 @@ class TrlCounters:
     Args:
         figures: by name; valid for any number of ranks.
         cycle: by name; valid for this rank and its batch geometry only.
-        is_training: whether the model was in training mode, which decides whose averages TRL logs.
+        is_training: whether the model was in training mode; TRL then logs the averages of training, not evaluation.
     """
 
     figures: dict[str, Any] = field(default_factory=dict[str, Any])

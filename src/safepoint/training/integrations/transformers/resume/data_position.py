@@ -1,9 +1,9 @@
 """The Trainer's position in its data, restored from the loader's own state where it has one.
 
-The Trainer skips batches with Accelerate's `skip_first_batches`, which skips the indices of map-style data, and reads
-a stream again without any message. Here a loader with its own state (Accelerate's `use_stateful_dataloader`) receives
-that state, and reading a stream is logged. A sampler with its own generator starts each epoch with the generator's
-state in an uninterrupted run, which no other code saves.
+The Trainer skips batches with Accelerate's `skip_first_batches`. For map-style data that skips indices; a stream is
+read again from its start, without any message. With this module, a loader that has its own state (Accelerate's
+`use_stateful_dataloader`) receives that state, and reading a stream is logged. If a sampler has a generator of its
+own, the order of an epoch depends on the generator's state when the epoch starts. No other code saves that state.
 """
 
 import copy
@@ -24,7 +24,7 @@ class DataPosition:
 
     Args:
         context: this rank.
-        saved: the loader's state in the checkpoint; None when it has none that fits.
+        saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
         generators: of the checkpoint, see `RankState.generators`.
     """
 
@@ -39,7 +39,7 @@ class DataPosition:
 
     @property
     def state(self) -> Any:
-        """The loader's state, for a checkpoint; None when it has none, or one that cannot be stored."""
+        """The loader's state, for a checkpoint; None when the loader keeps no state or the state cannot be stored."""
         if not _is_stateful(self._loader):
             return None
         state = self._loader.state_dict()
@@ -65,8 +65,8 @@ class DataPosition:
     def begin_epoch(self, loader: Any) -> None:
         """An epoch over `loader` starts: its generators continue where those of the checkpoint were."""
         if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
-            # Accelerate has started the first epoch when it made the loader, with a sampler that it then replaced: an
-            # order that cannot be reproduced. An empty state drops that start.
+            # Accelerate started the first epoch when it made the loader, with a sampler that it replaced afterwards.
+            # The order of that sampler cannot be reproduced. Loading an empty state discards the started epoch.
             loader.load_state_dict({})
         self._loader = loader
         generators = generators_of(loader)
@@ -78,12 +78,12 @@ class DataPosition:
         """Override the function with which the Trainer skips `count` batches of an epoch that has begun.
 
         Raises:
-            ConflictError: other generators have shuffled the batches to skip.
+            ConflictError: the run that wrote the checkpoint shuffled its data with another number of generators.
         """
         is_stateful = _is_stateful(loader)
         if is_stateful and self._saved is not None:
             if self._saved.get("_iterator_finished"):
-                # With this state the loader would start the next pass at once; it starts when it is due.
+                # This is the state after a finished pass. With it, the loader would start the next pass too early.
                 loader.load_state_dict({})
                 return _LoaderOf(loader, lambda: iter(()))
             loader.load_state_dict(self._saved)
@@ -123,7 +123,7 @@ class _LoaderOf:
 
 
 def _is_seeded(loader: Any) -> bool:
-    """Whether the order comes from a seed, as that of Accelerate's sampler, which makes its own generator."""
+    """Whether a seed determines the order, as with Accelerate's sampler, which makes a generator from its seed."""
     part = getattr(loader, "batch_sampler", None)
     for _ in range(8):  # Accelerate's wrappers, and the sampler in them
         inner = getattr(part, "batch_sampler", None)

@@ -3,7 +3,8 @@
 - The Trainer loads weights by name and only warns about missing ones. Such a weight would keep the script's fresh
   values, beside the old moments of the optimizer. For some models (experts that are one tensor in memory and many in
   files) transformers writes other names and shapes than the model has, and the Trainer finds none of these weights.
-- PEFT takes the settings that scale an adapter's output from the script, and no weight shows a difference.
+- PEFT takes the settings that scale an adapter's output from the script. If they differ from the checkpoint's, no
+  weight shows it.
 - TRL does not save a reference model that follows the trained model (`sync_ref_model`). A resume would start with the
   reference of the first step.
 """
@@ -56,7 +57,7 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
 
 
 def lost_weights(model: Any, missing: Iterable[str]) -> list[str]:
-    """Of the missing names, those of parameters that are saved and were not found under another name."""
+    """The missing names of parameters that checkpoints contain, and that were not found under another name either."""
     names = set(missing)
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     found = {id(parameter) for name, parameter in parameters.items() if name not in names}
@@ -134,7 +135,7 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
 class ReferenceModel:
     """TRL's reference model, if it follows the trained model. One rank saves it, and all ranks load it.
 
-    Where no rank has a whole model it is not saved, and a warning is logged.
+    If no rank has the whole reference model, it is not saved, and a warning is logged.
 
     Args:
         trainer: about to train.
@@ -155,6 +156,6 @@ class ReferenceModel:
             torch.save(self._model.state_dict(), folder / _REFERENCE)
 
     def read(self, folder: Path) -> None:
-        """Read it from a verified checkpoint; nothing where the checkpoint has none."""
+        """Read it from a verified checkpoint. Does nothing if the checkpoint has no reference model."""
         if self._model is not None and (folder / _REFERENCE).is_file():
             self._model.load_state_dict(torch.load(folder / _REFERENCE, map_location="cpu", weights_only=True))

@@ -1,14 +1,15 @@
 """What the Trainer does not save and an exact resume needs, in one small file per rank.
 
 - the random number states at the start of the epoch: samplers and worker seeds are drawn from them, so a resume in
-  the middle of an epoch starts the epoch from the same ones;
+  the middle of an epoch starts the epoch from the same states;
 - the loss accumulated since the last log line, and what the average at the end needs;
 - work that was due at the step and deferred for a quick exit: an evaluation, the end of an epoch;
 - what TRL's trainers count (`counters`);
 - the states of generators of the data loader and its samplers, which determine the order of the data;
 - the training time so far.
 
-`RollbackPoint` holds the same in memory, and also what changes within a step, so that the Trainer can go back to it.
+`RollbackPoint` holds the same in memory, and also what changes within a step. With it, the Trainer can go back to the
+last step boundary.
 """
 
 from collections.abc import Iterator
@@ -65,8 +66,8 @@ class LossTotals:
 
     Args:
         since_log: sum over the steps since the last log line, on this rank.
-        total: sum over all steps up to it, averaged over ranks.
-        last_logged_step: the step of that line.
+        total: sum over all steps up to the last log line, averaged over ranks.
+        last_logged_step: the step of the last log line.
         first_step: the step at which the run started.
     """
 
@@ -110,9 +111,8 @@ class RankState:
             files of older releases.
         is_irregular: whether the run has steps of several sizes, so that the number of steps does not determine the
             position in the data.
-        rng: the current random number states. The Trainer's own file has those of all devices that the rank saw, and
-        does
-            not say which of them belongs to the rank.
+        rng: the current random number states. The Trainer's own file has the states of all devices that the rank saw,
+            and does not say which device belonged to the rank.
     """
 
     loss: LossTotals
@@ -129,7 +129,7 @@ class RankState:
     def write(self, folder: Path, rank: int) -> None:
         """Write the file of `rank` into `folder`; waits for the device to finish the step.
 
-        It has plain values and tensors only, so that loading it runs no code.
+        The file has plain values and tensors only, so that loading it runs no code.
         """
         grad_norm = self.pending.grad_norm
         record = {
@@ -148,8 +148,8 @@ class RankState:
     def read(cls, folder: Path, *, rank: int, ranks_before: int, world_size: int) -> "RankState | None":
         """Read the state for `rank` from a verified checkpoint that `ranks_before` ranks wrote.
 
-        When the number of ranks has changed the losses are averaged, as the log line does. None when the file does
-        not exist.
+        When the number of ranks has changed, the losses are averaged, as in the Trainer's log line. The result is
+        None when the file does not exist.
         """
         own = folder / _NAME.format(rank=rank % ranks_before)
         if not own.is_file():
@@ -162,7 +162,7 @@ class RankState:
         return replace(state.without_batches(), loss=loss, asked_accumulation=0)
 
     def without_batches(self) -> "RankState":
-        """The state for a run that reads its data in other batches, to which loader and completions do not fit."""
+        """The state for a run with other batches, without the loader's state and completions, which do not fit."""
         return replace(self, loader=None, counted=replace(self.counted, cycle={}))
 
     @classmethod
@@ -201,9 +201,9 @@ class RollbackPoint:
 
     Args:
         trainer: at a step boundary.
-        pending: the work that is due at it.
+        pending: the work that is due at this boundary.
         loader_state: the position in the data.
-        with_buffers: whether forward passes may follow before the Trainer goes back.
+        with_buffers: whether to copy buffers. An evaluation does not change them.
     """
 
     def __init__(self, trainer: Any, pending: DeferredWork, loader_state: LoaderState, *, with_buffers: bool) -> None:

@@ -1,8 +1,8 @@
 """Plans the files of the finished model in the layout of `from_pretrained`, without gathering it on one rank.
 
 The Trainer's own routine runs on the first rank with placeholders for the weights, which have a shape and no content.
-The files, names and metadata that it would write are the plan. It writes small files itself. The content of the large
-ones comes piece by piece from the ranks that have it.
+The files, names and metadata that it would write are the plan. The routine itself writes the small files. The content
+of the large files comes piece by piece from the ranks that have it.
 """
 
 import importlib

@@ -21,7 +21,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.events.run_events import Repartitioned
 from safepoint.foundation.files import delete_tree
-from safepoint.foundation.units import format_bytes
+from safepoint.foundation.units import format_bytes, plural
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
@@ -37,7 +37,7 @@ _HINT = "use the same number of ranks and the same stage, or start from the begi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """What is copied, as all ranks know it."""
+    """What is copied; all ranks have the same values."""
 
     shapes: dict[str, tuple[int, ...]]
     num_groups: int
@@ -61,8 +61,8 @@ class Repartition:
         context: this rank.
         peers: all ranks.
         trainer: under DeepSpeed.
-        output: the folder, by this rank's path.
-        folders: which ranks share it.
+        output: the output folder that this rank uses.
+        folders: which ranks share that folder.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Repartition:
         """Copy the checkpoint that the run resumes from, if needed.
 
         Raises:
-            SafepointError: the copy failed, with the reason; the same on every rank.
+            SafepointError: the copy failed; every rank raises the same error.
         """
         if _is_needed(self._trainer, point.manifest):
             self._copy = self._make(point.path, point.manifest, "training was not started")
@@ -132,8 +132,8 @@ class Repartition:
             contents = next(one for one in found if one is not None)
             if context.place.is_first:
                 context.log.info(
-                    "step %s was written by %s: copying %s into DeepSpeed's universal layout, which this run can "
-                    "load, in %s",
+                    "step %s was written by %s: writing a copy of %s, which this run can load (DeepSpeed's universal "
+                    "layout), to %s",
                     manifest.step,
                     writer_of(manifest),
                     format_bytes(contents.size_bytes),
@@ -185,7 +185,7 @@ class Repartition:
             self.close()
 
     def _copy_later(self, path: Path) -> None:
-        """Copy what the Trainer loads after the start: the best checkpoint."""
+        """Copy a checkpoint that the Trainer loads after the start (the best one), if needed."""
         self.close()
         manifest: Manifest | None = None
         if self._context.place.is_first:
@@ -249,13 +249,13 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     if reason is not None:
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run is "
-            f"{zero_name((stage,))} on {trainer.args.world_size}: {reason}; training was not started",
+            f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}: {reason}; training was not started",
             hint=_HINT,
         )
 
 
 def follow_accumulation(trainer: Any) -> None:
-    """Set the adapted gradient accumulation in DeepSpeed's configuration, which has the script's."""
+    """Set the adapted gradient accumulation in DeepSpeed's configuration, which still has the script's value."""
     if not trainer.is_deepspeed_enabled:
         return
     args, settings = trainer.args, trainer.accelerator.state.deepspeed_plugin.hf_ds_config
@@ -263,7 +263,7 @@ def follow_accumulation(trainer: Any) -> None:
     if "train_batch_size" in settings.config:
         samples = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
         settings.config["train_batch_size"] = samples
-    settings.mismatches.clear()  # of the script's accumulation; others are found again
+    settings.mismatches.clear()  # they concern the script's value; the next line finds all others again
     settings.trainer_config_process(args)
 
 

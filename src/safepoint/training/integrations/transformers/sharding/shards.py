@@ -65,7 +65,7 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
         trained_only: whether to leave out what is frozen.
 
     Raises:
-        ValueError: the ranks share a weight in an unknown way.
+        ValueError: a weight is split among the ranks in an unknown way.
     """
     split = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, Weight] = {}
@@ -73,7 +73,7 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
         if trained_only and not getattr(tensor, "requires_grad", False):
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{name} is no tensor")  # noqa: TRY004  a property of the model, not of the call
+            raise ValueError(f"{name} is not a tensor")  # noqa: TRY004  a property of the model, not of the call
         if hasattr(split.get(name), "ds_tensor"):
             found[name] = _of_deepspeed(split[name])
         elif hasattr(tensor, "_local_tensor"):
@@ -92,7 +92,7 @@ def _of_dtensor(name: str, tensor: Any) -> Weight:
         return Weight(tensor.dtype, shape, None, None, id(tensor))
     (chunk,) = chunks
     if any(chunk.offsets[1:]) or tuple(chunk.sizes[1:]) != shape[1:]:
-        raise ValueError(f"{name} is not shared by its first dimension")
+        raise ValueError(f"{name} is not split along its first dimension")
     per_row = local.element_size() * (torch.Size(shape[1:]).numel() if shape else 1)
     begin = (chunk.offsets[0] if shape else 0) * per_row
     return Weight(tensor.dtype, shape, Span(begin, local.nbytes), local, id(tensor))
