@@ -5,7 +5,7 @@ from safepoint.training.integrations import torch_store, transformers
 
 
 def install_integrations(context: RankContext) -> None:
-    """Hook every known framework: now if the program has imported it, otherwise when it does."""
+    """Hook every known framework as soon as the program has imported it."""
     torch_store.install(context)
     transformers.install(context)
 

@@ -84,7 +84,7 @@ def apply_settings(args: Any, context: RankContext) -> None:
             raise UsageError(
                 "the script sets load_best_model_at_end=True, which needs a checkpoint of each evaluated "
                 f"step; --save-every {settings.save_every} saves by time, at other steps",
-                hint="use --save-steps or --save-strategy, or none of these options: the script's own then apply",
+                hint="omit --save-every, or use --save-steps or --save-strategy instead",
             )
         args.save_strategy = "no"
     if settings.save_total_limit is not None:
@@ -131,9 +131,9 @@ def finish_settings(args: Any, context: RankContext) -> None:
 def written_once(args: Any) -> contextlib.AbstractContextManager[None]:
     """Set `save_on_each_node` to False during a training, so that one rank writes each file of a checkpoint.
 
-    With True, each node would write files with the same names but different content, because the Trainer records in
-    them which rank wrote them. The setting is restored after the training, so what the script itself saves is written
-    on each node.
+    With True, each node would write files with the same names but different content, because the Trainer records its
+    rank in some of them. The setting is restored after the training, so what the script itself saves is written on
+    each node.
     """
     if args.save_on_each_node:
         _log.warning("the script's save_on_each_node=True is ignored for checkpoints: all nodes share one checkpoint")

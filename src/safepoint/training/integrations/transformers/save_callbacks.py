@@ -64,7 +64,7 @@ class SaveCallbacks:
         finally:
             if boundary.saves.pending_step is None:
                 boundary.saver.adopt_added_files()
-                boundary.saver.prune()  # last: when the new checkpoint is as it will stay
+                boundary.saver.prune()  # last: the files that were added are in the manifest now
 
     def notify(self) -> None:
         """Call `on_save` for the last save, if the Trainer itself has not called it."""

@@ -101,7 +101,7 @@ class TrainerResume:
         if kept is not None:
             context.reporter.report(kept)
         saved = self.geometry.as_saved(manifest)
-        # Once a run has steps of two sizes, the number of steps determines the position no more, in later starts too.
+        # Once a run has steps of two sizes, its number of steps never determines the position again.
         self.is_regular = self.geometry.has_same_steps(saved) and not (self._state and self._state.is_irregular)
         if self._state is not None and self.geometry != saved:
             self._state = self._state.without_batches()
