@@ -70,7 +70,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 10
     CONFLICT = 11
     NOT_AUTHORISED = 12
-    """Only commands end with it: the keys are wrong or grant too little. A training ends with `STORAGE`."""
+    """A command's credentials are wrong or grant too little. A training ends with `STORAGE` in this case."""
     STORAGE = 13
     NOTHING_VALID = 14
     TIMED_OUT = 15
@@ -166,7 +166,7 @@ class NothingValidError(SafepointError):
 
 
 class WaitTimeoutError(SafepointError):
-    """The work takes longer than the caller waits; it continues."""
+    """The work takes longer than the caller waits. The work continues."""
 
     exit_code = ExitCode.TIMED_OUT
 
@@ -188,7 +188,7 @@ class PeerError(SafepointError):
 class Interrupted(SystemExit):
     """Ends the training loop after an agreed stop.
 
-    It derives from `SystemExit`, so that the code behind `train()` does not run while `finally` blocks do.
+    It derives from `SystemExit`: the user's `finally` blocks run, and the code after `train()` does not.
 
     Args:
         exit_code: 75 when the state is saved, 143 when there was nothing that could be saved.

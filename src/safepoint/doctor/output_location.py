@@ -82,7 +82,10 @@ def _open_nameless(folder: Path) -> int:
 
 
 def _write(descriptor: int, *, most_bytes: int) -> float:
-    """Write and return the bytes per second. The pieces grow, because large ones take too long on a slow disk."""
+    """Write pieces of data durably, and return the bytes per second of the fastest piece.
+
+    The first pieces are small, because a large one takes too long on a slow disk.
+    """
     data = os.urandom(_FIRST_BYTES) * (_LARGEST_BYTES // _FIRST_BYTES)  # some file systems do not store zeros
     size_bytes, done_bytes, took_s, rate = _FIRST_BYTES, 0, 0.0, 0.0
     while took_s < _LONG_ENOUGH_S and done_bytes + size_bytes <= max(most_bytes, _FIRST_BYTES):

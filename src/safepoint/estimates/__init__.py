@@ -1,1 +1,1 @@
-"""Figures that pods and planning both compute: pure arithmetic."""
+"""Estimates for a run: the pace of its steps, and how often to take snapshots. Pure arithmetic."""

@@ -7,19 +7,19 @@ _SHARE = 0.01
 
 
 class Cadence:
-    """Snapshots at an interval of steps.
+    """Decides at which steps to take snapshots.
 
-    All ranks pass the durations that they have agreed on, so all get the same answer.
+    All ranks pass durations that they have agreed on, so all get the same answer.
 
     Args:
-        setting: a number of steps, `auto`, or None for those of saves only.
+        setting: `--snapshot-steps`: a number of steps, or `auto`. None: no snapshots besides those of saves.
     """
 
     def __init__(self, setting: str | None) -> None:
         self._setting = setting
 
     def is_due(self, *, step: int, last: int | None, cost_s: float | None, step_s: float) -> bool:
-        """Whether to take one at this boundary.
+        """Whether to take a snapshot at this boundary.
 
         Args:
             step: optimizer steps done.

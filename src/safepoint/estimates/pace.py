@@ -1,7 +1,7 @@
 """The pace of an attempt: arithmetic on the times of its steps.
 
-A step is measured from the end of the boundary before it, so that evaluations and saves are not included. Their
-time is counted separately, from the second one on: the first one does not show how often there will be another.
+A step is measured from the end of the boundary before it, so that evaluations and saves are not included. They are
+counted separately, as pauses. The first pause only begins the count: the mean is over the steps after it.
 """
 
 from collections import deque
@@ -70,6 +70,6 @@ class Pace:
 
     @property
     def pause_s(self) -> float:
-        """Seconds that evaluations and saves add to each step, counted from the second one on."""
+        """Seconds that pauses add to each step on average; 0 until there were two."""
         num_steps = 0 if self._first_pause is None else self._last_pause - self._first_pause
         return self._paused_s / num_steps if num_steps else 0.0

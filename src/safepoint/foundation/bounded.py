@@ -17,7 +17,7 @@ class Work(Generic[_T]):
 
     def __init__(self, task: Callable[[], _T]) -> None:
         self._future = Future[_T]()
-        # A daemon, so that a hanging task does not keep the process from exiting, as one of an executor would.
+        # Not an executor: its threads, unlike daemon threads, keep the process from exiting while a task hangs.
         threading.Thread(target=self._run, args=(task,), name="safepoint-bounded", daemon=True).start()
 
     def _run(self, task: Callable[[], _T]) -> None:
@@ -27,7 +27,7 @@ class Work(Generic[_T]):
             self._future.set_exception(error)
 
     def is_done(self, limit_s: float) -> bool:
-        """Whether it has returned or raised within `limit_s` seconds."""
+        """Wait at most `limit_s` seconds, and return whether the task has returned or raised."""
         return bool(wait([self._future], limit_s).done)
 
     def result(self, limit_s: float) -> _T | None:

@@ -23,8 +23,8 @@ def parse_object(
 
     Args:
         data: UTF-8.
-        max_bytes: more are refused before they are parsed.
-        constant: what stands for NaN and the infinities; they are refused by default.
+        max_bytes: longer data is refused before it is parsed.
+        constant: called with `NaN`, `Infinity` or `-Infinity`; returns the value to use. The default refuses them.
 
     Raises:
         ValueError: `data` is something else.
@@ -53,7 +53,7 @@ def parse_object(
         level = [item for content in contents for item in content if isinstance(item, dict | list)]
         if not level:
             return cast("dict[str, Any]", record)
-    raise ValueError("it is not JSON of ours: it is nested too deep")
+    raise ValueError(f"it has more than {_MAX_DEPTH} levels of objects and lists")
 
 
 def read_object(
@@ -69,10 +69,10 @@ def read_object(
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The content of a file, and at most one byte more than `max_bytes`.
+    """The content of a file. Of a longer one than `max_bytes`, the first `max_bytes` + 1 bytes.
 
     Raises:
-        OSError: it cannot be read, is a link, or is no regular file.
+        OSError: the file cannot be read, is a link, or is not a regular file.
     """
     with open_regular(path) as file:
         return file.read(max_bytes + 1)
@@ -84,14 +84,14 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open the file `path` itself, so that nothing outside its folder is read or changed, and no pipe waited for.
+    """Open a regular file. Links are not followed, so that a link cannot lead to a file outside the folder.
 
     Args:
-        path: a regular file. One that is to be written must have no second name.
+        path: the file. A file with a second name (a hard link) is opened for reading only.
         flags: of `os.open`, without `O_TRUNC`.
 
     Raises:
-        OSError: it is missing, a link, or anything else.
+        OSError: the file does not exist, is not a regular file, or has a second name and was to be written.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     status = os.fstat(descriptor)

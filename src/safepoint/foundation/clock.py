@@ -28,6 +28,6 @@ def parse_utc(text: str) -> float:
     """Seconds since 1970 of a time that `utc_now` wrote.
 
     Raises:
-        ValueError: it is not such a time.
+        ValueError: `text` is not a time in this format.
     """
     return datetime.fromisoformat(text).timestamp()

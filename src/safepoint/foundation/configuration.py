@@ -4,8 +4,8 @@ A file has a table for each command (`[run]`, `[checkpoints.list]`) with the com
 folders of claims on this machine, and, in the user's own file, `[local]` with the slots of the machine. Dashes and
 underscores are equivalent. For each setting the first file that has it is used.
 
-A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line where it is
-known, the table, the key, the value, and what to do. `safepoint.cli` knows which commands and options there are.
+A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line (if it can be
+found), the table, the key, the value, and what to do. `safepoint.cli` knows which commands and options there are.
 """
 
 import json
@@ -36,8 +36,8 @@ class Setting:
 
     Args:
         file: its path, for messages.
-        line: its line, from 1; None where that is uncertain, as for a value over several lines.
-        table: the names of its table, below `tool.safepoint` in a pyproject.toml.
+        line: its line, from 1; None if that is uncertain, such as for a value over several lines.
+        table: the name of its table, split at the dots; in a pyproject.toml, without `tool.safepoint`.
         key: as it is written.
         value: as TOML reads it.
     """
@@ -109,7 +109,7 @@ class Configuration:
     origins: Mapping[tuple[str, str], Setting] = field(default_factory=dict[tuple[str, str], Setting])
 
     def settings(self, *table: str) -> dict[str, Setting]:
-        """What is set for the command of these names, by option: `settings("checkpoints", "list")`."""
+        """The settings of one command, by option. `settings("checkpoints", "list")` reads `[checkpoints.list]`."""
         found: dict[str, Setting] = {}
         for one in self.tables:
             if one.name == table:
@@ -122,7 +122,7 @@ class Configuration:
 
         Args:
             folder: the folder of the project's files; the current one when None.
-            environ: of XDG_CONFIG_HOME and HOME; the process's own when None.
+            environ: the environment with XDG_CONFIG_HOME and HOME; the process's own when None.
 
         Raises:
             UsageError: a file cannot be read, or a setting in it is invalid.
@@ -173,7 +173,7 @@ def user_file(environ: Mapping[str, str] | None = None) -> Path:
     """The user's own file, `~/.config/safepoint/config.toml`, or below XDG_CONFIG_HOME."""
     environ = os.environ if environ is None else environ
     home = environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(home):  # as the XDG specification requires
+    if not os.path.isabs(home):  # the XDG specification says that a relative path is ignored
         home = f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
     return Path(home, "safepoint", "config.toml")
 
@@ -203,14 +203,14 @@ def _tables(path: Path) -> Iterator[Table]:
     prefix = ("tool", "safepoint") if path.name == _PYPROJECT else ()
     if text is None or (prefix and "safepoint" not in text):  # a fault in another tool's table is not reported
         return
-    import tomllib  # 10 ms, where there is a file at all
+    import tomllib  # here, because the import takes 10 ms, and most commands find no file
 
     try:
         document: Any = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(
             f"{path} is not valid TOML: {printable(str(error))}; nothing was done",
-            hint="correct it there; strings need quotation marks",
+            hint="correct the file; strings need quotation marks",
         ) from error
     for name in prefix:
         document = cast("dict[str, Any]", document).get(name, {}) if isinstance(document, dict) else document
@@ -240,7 +240,7 @@ def _walk(
                 f"{setting.place}: {printable(f'{key} = {toml(value)}')} is in no table; nothing was done",
                 hint=f"put it below a command's name, such as [{'.'.join((*prefix, 'run'))}]",
             )
-        # Names of claims are the user's own: an underscore is not a dash.
+        # The keys of [pvc] are names of claims, not options. In them, `_` is not another spelling of `-`.
         known = key if name[0] == _PVC else setting.name
         if known in settings:
             raise setting.refuse(f"{settings[known].key} in the same table sets it too", hint="delete one of them")
@@ -282,7 +282,8 @@ def _open_at_once(path: str, flags: int) -> int:
 
 def _unreadable(path: Path, why: str) -> UsageError:
     return UsageError(
-        f"the settings in {path} cannot be read: {why}; nothing was done", hint="make it readable, or move it away"
+        f"the settings in {path} cannot be read: {why}; nothing was done",
+        hint="correct the file or its permissions, or move it away",
     )
 
 

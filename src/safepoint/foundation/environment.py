@@ -97,10 +97,10 @@ def is_importable(module: str, folder: str) -> bool:
 
 
 def forget_service_links() -> None:
-    """Remove variables of Services from those that begin with SAFEPOINT_.
+    """Remove the variables of Kubernetes Services that look like settings of Safepoint.
 
-    A Service called `safepoint-metrics` sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod of its namespace,
-    which is no setting.
+    For a Service called `safepoint-metrics`, Kubernetes sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod of
+    its namespace.
     """
     for name, value in list(os.environ.items()):
         if name.startswith("SAFEPOINT_") and value.startswith(_SERVICE_PROTOCOLS):

@@ -30,7 +30,7 @@ _FLOCK = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
 _SET_LOCK = fcntl.F_OFD_SETLK, fcntl.F_SETLK
 _GET_LOCK = fcntl.F_OFD_GETLK, fcntl.F_GETLK
-"""Locks of an open file; and those of a process, for kernels that have no others."""
+"""Each pair: the command for locks of an open file; and for locks of a process, on kernels that lack the former."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
@@ -42,13 +42,13 @@ def make_folder(path: Path) -> None:
     """Create a folder and those above it that are missing; their names survive a power loss.
 
     Raises:
-        OSError: it cannot be created, or is something else.
+        OSError: the folder cannot be created, or `path` is something else.
     """
     path = path.absolute()
     made = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
     for folder in made:
-        with contextlib.suppress(PermissionError):  # it may be written and not read
+        with contextlib.suppress(PermissionError):  # a folder that may be written but not opened
             fsync_folder(folder.parent)
 
 
@@ -74,7 +74,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
     """Write `data` so that a reader sees the old content or the new, never a part of it.
 
     Args:
-        path: where; its folder exists.
+        path: the file. Its folder must exist.
         data: the whole content.
         durable: also survive a power loss; costs about a millisecond.
     """
@@ -175,7 +175,7 @@ def delete_tree(path: Path) -> None:
 
 
 def _delete_deep(path: Path) -> None:
-    """Delete a folder that is too deep for recursion: move what is below its folders up, one level at a time."""
+    """Delete a folder that is too deep for recursion: flatten it, one level at a time, then delete it."""
     while folders := [entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]:
         for folder in folders:
             for entry in list(os.scandir(folder)):
@@ -272,8 +272,8 @@ class FolderLock:
             if error.errno in {errno.EACCES, errno.EAGAIN}:
                 raise BlockingIOError(error.errno, "held by another process", str(path)) from error
             raise
-        with contextlib.suppress(OSError):  # a full disk: the lock counts without its text
-            # Written first, cut to the new length afterwards: on a full disk only the old text's blocks can be used.
+        with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
+            # Overwritten, then cut to the new length: a file that is cut first may get no block back on a full disk.
             os.ftruncate(file.fileno(), os.pwrite(file.fileno(), json.dumps(owner).encode(), 0))
         return cls(file)
 
@@ -318,7 +318,7 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Hold a shared lease on the file `path`. Before a process deletes it, it calls `is_being_read`."""
+    """Hold a shared lease on the file `path`. A process that would delete the file calls `is_being_read` first."""
     with open_regular(path) as file:
         close_in_children(file)
         with contextlib.suppress(OSError):

@@ -1,9 +1,10 @@
 """Lowers the priority of a background process, and raises it again while another process waits for it.
 
-Linux puts each session of processes into a group of its own and shares the processors between the groups, unless
-control groups do that, as in a pod; then a process's own niceness counts. So both are set. Without privileges a
-process cannot lower its own niceness again, but it can lower its group's. So its own is moderate, and the group's is
-the highest.
+Linux puts each session of processes into a group of its own (autogroup), and shares the processors between these
+groups by their niceness. In a control group, such as that of a pod, the niceness of the process itself counts
+instead. So this module sets both. Without privileges, a process cannot reduce its own niceness again, but it can
+reduce that of its group. So the process keeps a moderate niceness, and the group has the highest one while the
+priority is low.
 """
 
 import contextlib

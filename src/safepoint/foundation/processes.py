@@ -34,11 +34,11 @@ class ProcessId:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
+        """Whether the process runs. A zombie does not."""
         return _start_ticks(self.pid) == self.start_ticks and boot_id() == self.boot
 
     def send(self, number: int) -> None:
-        """Send a signal, if it still runs."""
+        """Send the signal `number` to the process, if the process still runs."""
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -59,7 +59,7 @@ def boot_id() -> str:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """The processes of a job, by its folder, without the caller's own."""
+    """The pids of a job's processes, without the calling process. `folder` is the job's folder."""
     variable = f"{JOB_VARIABLE}={folder}".encode()
     found: list[int] = []
     for entry in os.listdir(_PROC):
@@ -71,7 +71,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Kill them with SIGKILL."""
+    """Kill these processes with SIGKILL."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -95,7 +95,8 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 def _start_ticks(pid: int, *, also_ended: bool = False) -> int | None:
     try:
-        # The name in brackets may hold anything; behind it, the third field is the state, the 22nd the start.
+        # The second field is the program's name in brackets, which may contain spaces and brackets itself. The fields
+        # behind it are the 3rd (the state) and later ones; the start time is the 22nd.
         parts = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return None

@@ -57,7 +57,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_count(quantity: str | float) -> int:
-    """Whole pieces of a Kubernetes quantity, `4`, `"4"`, `"2500m"` or 2.5; rounded up, as it does for processors.
+    """The number of processors or GPUs that a Kubernetes quantity requests: `4`, `"4"`, `"2500m"` or 2.5; rounded up.
 
     Raises:
         ValueError: it is not a quantity, or is negative.

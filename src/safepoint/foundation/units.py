@@ -41,12 +41,14 @@ def format_age(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 file`, `3 files`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 file`, `3 files`, `2 batches`."""
+    if count == 1:
+        return f"{count} {noun}"
+    return f"{count} {noun}es" if noun.endswith("ch") else f"{count} {noun}s"
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """A hint for an unknown `word`: `did you mean save-steps?`, or all known ones."""
+    """A hint for an unknown `word`: the known word that is most similar to it, or a list of all known words."""
     from difflib import get_close_matches
 
     matches = get_close_matches(word, known, n=1)

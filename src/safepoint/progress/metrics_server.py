@@ -21,7 +21,7 @@ from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 
 _JSON, _TEXTS = "application/json", ("text/plain", "application/openmetrics-text")
 _REQUEST_S = 5.0
-"""Of a request as a whole, however slowly it arrives."""
+"""The time limit of a whole request, also of one that arrives slowly."""
 _MAX_CONNECTIONS = 32
 _PAUSE_S = 0.1
 _EVERYWHERE = {"", "0.0.0.0", "::", "*"}
@@ -52,27 +52,30 @@ class MetricsServer:
 
 
 def default_host(environ: Mapping[str, str] | None = None) -> str:
-    """All addresses in a pod, which the controller reaches from outside; only this machine elsewhere."""
+    """In a pod, all addresses, because the controller connects from another pod; elsewhere only 127.0.0.1."""
     environ = os.environ if environ is None else environ
     return "" if environ.get("KUBERNETES_SERVICE_HOST") else "127.0.0.1"
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Has at most `_MAX_CONNECTIONS`: the oldest makes room for the next one. None is older than `_REQUEST_S`."""
+    """An HTTP server that bounds its connections.
+
+    At `_MAX_CONNECTIONS`, a new connection interrupts the oldest one. After `_REQUEST_S`, every one is interrupted.
+    """
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: "type[_Handler]") -> None:
-        self._connections: dict[socket.socket, float] = {}  # until when, the oldest first
+        self._connections: dict[socket.socket, float] = {}  # when each has to end; the oldest is first
         super().__init__(address, handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
             return super().get_request()
         except OSError:
-            clock.sleep(_PAUSE_S)  # without descriptors, the connection is offered again at once
+            clock.sleep(_PAUSE_S)  # out of file descriptors, `accept` would fail again at once
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -90,7 +93,7 @@ class _Server(http.server.ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Called twice a second, and after each connection."""
+        """Interrupt connections that are too old. The base class calls this at least twice a second."""
         now_s = clock.monotonic_s()
         for connection, until_s in list(self._connections.items()):
             if until_s < now_s:
@@ -147,7 +150,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _interrupt(connection: socket.socket) -> None:
-    """Let the thread that reads from the connection, or writes to it, end."""
+    """Shut the connection down, so that the thread that serves it ends."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

@@ -56,12 +56,12 @@ class SaveStatistics:
     Args:
         count: checkpoints that became durable.
         unsaved: saves that did not, including superseded ones.
-        last_stall_s: how long training waited for the last one; None before the first.
-        mean_stall_s: the mean over all.
-        last_durable_s: seconds from the end of the step until the last one was durable.
-        last_bytes: its size.
-        expected_s: seconds that a save is expected to take: as long as the last one. Before the first save: estimated
-            from the size and a typical speed. None when the size is not known.
+        last_stall_s: how long training waited for the last checkpoint; None before the first.
+        mean_stall_s: how long training waited for a checkpoint on average.
+        last_durable_s: seconds from the end of the last checkpoint's step until the checkpoint was durable.
+        last_bytes: the size of the last checkpoint.
+        expected_s: seconds that the next save is expected to take: as long as the last one. Before the first save, an
+            estimate from the size of the state and a typical speed; None when this size is not known.
         is_measured: whether `expected_s` comes from a save of this start.
     """
 
@@ -88,7 +88,7 @@ class Progress:
         num_epochs: epochs in all; 0 when unknown.
         loss: the last reported loss; None before the first, and for a value that is not finite.
         train_metrics: other metrics of the training, by name; None for a value that is not finite.
-        eval_metrics: those of evaluations.
+        eval_metrics: metrics of evaluations, likewise.
         step_s: seconds of a step in this attempt; None until two were measured.
         pause_s: seconds that evaluations and saves add to each step.
         samples_per_step: of all ranks together; 0 when unknown.
@@ -99,7 +99,7 @@ class Progress:
         started: when this start of the ranks began.
         resumed_step: the step at which this start began; None for step 0.
         output_dir: the folder of the checkpoints on the first node, absolute.
-        location: the object store behind it, or empty.
+        location: the location in an object store that the checkpoints are published to; empty if there is none.
         safe_step: the step of the newest durable checkpoint; None when there is none.
         safe_time: when training reached that state.
         snapshot_step: the step of the newest snapshot in memory; None when there is none.
@@ -160,7 +160,7 @@ class Progress:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples of all ranks in a second, likewise; None when samples per step are unknown."""
+        """Samples of all ranks in a second, without evaluations and saves; None when unknown."""
         speed = self.steps_per_s
         return None if speed is None or not self.samples_per_step else speed * self.samples_per_step
 

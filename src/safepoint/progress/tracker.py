@@ -74,13 +74,14 @@ class ProgressTracker:
         """Report where the ranks have decided to start.
 
         Args:
-            path: the record in the output folder; its totals are kept until the loop reports its own.
+            path: the file of the record in the output folder. If a record of the same run is there, its numbers of
+                steps and epochs in all are used until the loop reports them.
             location: see `Progress`.
             run_id: likewise.
             attempt: likewise.
             samples_per_step: likewise.
-            resumed_step: the step of the checkpoint, or None.
-            resumed_time: when it was made; None when it is not durable.
+            resumed_step: the step of the checkpoint or snapshot that the run resumes from; None for step 0.
+            resumed_time: when it was made; None for a snapshot, which is not durable.
             resumed_bytes: its size.
         """
         with self._lock:

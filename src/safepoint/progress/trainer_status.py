@@ -1,8 +1,8 @@
 """A run's progress in the two formats of Kubeflow's controllers.
 
-`to_bytes` is what OpenShift AI's controller polls from the first pod and reads from its termination message. It
-refuses the whole record when a field has another type, such as a fraction instead of a whole number. `to_request` is
-the body of a status update of KEP-2779, in which every metric is a string.
+`to_bytes` is what OpenShift AI's controller polls from the first pod and reads from its termination message. The
+controller refuses the whole record when a field has another type, such as a fraction instead of a whole number.
+`to_request` is the body of a status update of KEP-2779, in which every metric is a string.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ ReadStatus = Callable[[], tuple[Progress, bool] | None]
 """Returns the current record and whether the job has ended; None before the first record."""
 
 TERMINATION_LOG = Path("/dev/termination-log")
-"""Where the platform reads a pod's termination message: the progress of the job when its first container ended."""
+"""The file in which the platform looks for the termination message of a container that has ended."""
 _MOST_S = 2**31 - 1
 """The controllers count in 32 bits."""
 _MOST_METRICS = 256
 """A request with more is refused (KEP-2779)."""
 _MOST_TERMINATION_BYTES = 4000
-"""The kubelet cuts a termination message off at 4096 bytes; half a record cannot be read."""
+"""The kubelet cuts a termination message off at 4096 bytes, and a record that is cut off is not valid JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class TrainerStatus:
         total_steps: see `Progress.max_steps`.
         epoch: see `Progress`.
         total_epochs: rounded up.
-        train_metrics: finite ones.
-        eval_metrics: likewise.
+        train_metrics: the metrics of the training whose values are finite.
+        eval_metrics: the metrics of evaluations whose values are finite.
         updated: when the record was written.
     """
 

@@ -16,7 +16,7 @@ from safepoint.storage.location import CLAIMS, Location, parse_location, resolve
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
 STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
-"""The variable by which a cluster requests the job's status."""
+"""The variable in which a cluster names the URL that the job's status is sent to."""
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
 _PREFIX = "SAFEPOINT_"
 _LEAVE_OUT = "leave one of them out"
@@ -37,13 +37,15 @@ class RunSettings:
     save_total_limit: int | None = None
     """How many checkpoints to keep; the last good one is never deleted."""
     local_dir: str | None = None
-    """The folder in front of an object store; None chooses one below the user's cache folder."""
+    """With an object store, the folder that checkpoints are written to before they are uploaded; None chooses one
+    below the user's cache folder."""
     keep: str | None = None
-    """Which checkpoints stay in the folder, beside `save_total_limit`: `newest=2,every=1000,best=1:eval_loss`."""
+    """Which checkpoints stay in the folder, besides those that `save_total_limit` keeps:
+    `newest=2,every=1000,best=1:eval_loss`."""
     store_keep: str | None = None
-    """Which checkpoints stay in the object store, likewise; None keeps all."""
+    """Which checkpoints stay in the object store, written like `keep`; None keeps all."""
     on_upload_failure: str = "continue"
-    """`continue` training when uploads fail, or `stop` it, with a checkpoint."""
+    """When uploads fail: `continue` the training, or save and `stop` it."""
     verify_access: bool = True
     """Write, read, list and delete once in the object store before the model is loaded."""
     grace_s: float = 30.0
@@ -51,20 +53,20 @@ class RunSettings:
     resume: str = "auto"
     """`auto`: the newest valid checkpoint; `never`; or the path of one checkpoint."""
     from_scratch: bool = False
-    """Start a new run once; the checkpoints in the folder are moved aside."""
+    """Start a new run, and move the checkpoints in the folder aside. Restarts do not repeat this."""
     allow_batch_change: bool = False
     """Resume with another number of samples per step than the checkpoint's."""
     peer_timeout_s: float = 1800.0
     """How long a rank waits for another one that is running but does not answer."""
     snapshot_steps: str | None = None
-    """Optimizer steps between snapshots in memory, or `auto` for as often as they cost less than a hundredth of the
-    time; None takes one with each save only."""
+    """Optimizer steps between snapshots in memory. `auto` takes them as often as possible while they cost at most 1 %
+    of the time. None takes one with each save only."""
     snapshot_slots: int | None = None
     """How many snapshots host memory may hold; 0 makes saves synchronous, None chooses by the size of the state."""
     metrics_port: int | None = None
     """The port on which the first node's launcher serves the progress of the run; 0 or None for none."""
     metrics_host: str | None = None
-    """The address for that; None for all addresses in a pod, and for this machine only elsewhere."""
+    """The address that `metrics_port` listens on. None: all addresses in a pod, 127.0.0.1 elsewhere."""
     termination_log: str | None = None
     """The file for the termination message; None for /dev/termination-log, where it exists."""
     snapshot_memory: str | None = None
@@ -78,7 +80,8 @@ class RunSettings:
     keeper: str | None = None
     """The name of the socket of the node's keeper; set by the launcher."""
     has_begun: bool = False
-    """Whether an earlier launcher of the job has started training; then `resume` and `from_scratch` were applied."""
+    """Whether an earlier launcher of the job has started training; then `resume` and `from_scratch` have been applied
+    already, and are not applied again."""
     job_dir: str | None = None
     """A folder of the job for its progress and its events; set by the process that starts the launcher."""
 
@@ -222,7 +225,7 @@ class OutputPlace:
 
     Args:
         folder: the folder that the ranks write to and commit in.
-        remote: the object store that committed checkpoints are published to; None without one.
+        remote: the object store that committed checkpoints are published to; None if `folder` is the only place.
     """
 
     folder: Path
@@ -234,12 +237,13 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
 
     Args:
         text: a path, `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
-        local_dir: the folder to use in front of an object store; when None, one below the user's cache folder that
-            belongs to the location.
+        local_dir: with an object store, the folder that checkpoints are written to before they are uploaded; None
+            chooses one below the user's cache folder, always the same one for the same location.
         environ: the variables that name claims and cache folders; the process's own when None.
 
     Raises:
-        UsageError: it is invalid, a claim without a folder, or inside of a checkpoint of an object store.
+        UsageError: `text` is invalid, names a claim that has no folder on this machine, or names a place inside a
+            checkpoint in an object store.
     """
     environ = os.environ if environ is None else environ
     try:
@@ -248,7 +252,7 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
         raise UsageError(f"{error}; training was not started") from error
     if not location.is_remote:
         return OutputPlace(folder=location.folder)
-    from safepoint.checkpoint.format.catalog import step_of  # not at the top: every command reads these settings
+    from safepoint.checkpoint.format.catalog import step_of  # here, because every command imports this module
 
     if any(step_of(Path(name)) is not None for name in location.path.split("/")):
         raise UsageError(

@@ -34,7 +34,7 @@ class ReadablePath(Protocol):
         ...
 
     def __lt__(self, other: Self, /) -> bool:
-        """Paths are ordered."""
+        """Whether this path comes before the other in a sorted list."""
         ...
 
     def is_file(self) -> bool:
@@ -99,7 +99,7 @@ class StorePath:
     """An object of a store or a folder of objects; compared by its key.
 
     Args:
-        tree: shared by all paths of one `browse`.
+        tree: the listing and the cache of one `browse`; all its paths share them.
         key: relative to the prefix of `browse`.
     """
 
@@ -188,11 +188,11 @@ class StorePath:
         return Content(size_bytes=whole.length, write_to=lambda sink: stream_ahead([whole], sink))
 
     def forget_blocks(self) -> None:
-        """Empty the cache of blocks of the whole tree."""
+        """Empty the cache of blocks, which all paths of one `browse` share."""
         self._tree.block.cache_clear()
 
     def changed(self) -> str | None:
-        """The key of an object that has changed since it was listed; None when there is none."""
+        """The key of an object that has changed since it was listed; None when all are unchanged."""
         found = self._tree.list()
         return next((key for key, known in self._tree.found.items() if found.get(key) != known), None)
 
@@ -208,46 +208,46 @@ class RawReader(io.RawIOBase):
     def __init__(self, size_bytes: int, read_range: Callable[[int, int], bytes]) -> None:
         self._size_bytes = size_bytes
         self._read_range = read_range
-        self._place = 0
+        self._position = 0
 
     def seekable(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def readable(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Set the position.
 
         Raises:
-            OSError: it would be before the beginning.
+            OSError: the position would be before the beginning of the file.
         """
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size_bytes}[whence]
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
         if origin + offset < 0:
             raise OSError("the position is before the beginning of the object")
-        self._place = origin + offset
-        return self._place
+        self._position = origin + offset
+        return self._position
 
     def tell(self) -> int:
         """The position."""
-        return self._place
+        return self._position
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill the buffer, or as much of it as there is; 0 at the end."""
+        """Read into the buffer until it is full or the file ends; return the number of bytes, 0 at the end."""
         view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._size_bytes - self._place))
+        count = max(0, min(len(view), self._size_bytes - self._position))
         if not count:
             return 0
-        data = self._read_range(self._place, count)
+        data = self._read_range(self._position, count)
         view[: len(data)] = data
-        self._place += len(data)
+        self._position += len(data)
         return len(data)
 
 
 def browse(store: Store, prefix: str = "", *, on_read: OnRead | None = None) -> StorePath:
-    """The folder at `prefix` of a store, listed now.
+    """List the objects of a store below `prefix`, and return the folder that contains them.
 
     Args:
         store: the store.

@@ -49,15 +49,15 @@ _CAUSES = (
         "the network or the server is slow",
     ),
 )
-"""Of requests without an answer: what a message contains, and the words for it."""
+"""For requests without an answer: a pattern in the library's message, the reason that is shown, and its hint."""
 
 
 def from_status(status: int, code: str, what: str) -> StorageError:
     """The error for a response of the server.
 
     Args:
-        status: of HTTP.
-        code: the server's own word for it, such as `NoSuchBucket`; may be empty.
+        status: the HTTP status.
+        code: the error code in the response, such as `NoSuchBucket`; may be empty.
         what: what was tried, such as `PUT s3://bucket/key`.
     """
     answer = f"{what}: the server answered {status}{f' {code}' if code else ''}"
@@ -104,7 +104,7 @@ def from_connection(text: str, what: str) -> StorageError:
         text: the library's message; searched for known causes, and not shown.
         what: what was tried.
     """
-    text = _ADDRESS.sub("", text)  # a bucket may be called anything
+    text = _ADDRESS.sub("", text)  # the name of a bucket may look like a cause
     if _CERTIFICATE.search(text):
         return StorageError(
             f"{what}: the server's certificate is not trusted",
@@ -130,9 +130,8 @@ def from_obstore(error: Exception, what: str) -> StorageError:
     if isinstance(error, obstore_errors.UnauthenticatedError | obstore_errors.PermissionDeniedError):
         return from_status(403, "", what)
     if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
-        is_name = isinstance(
-            error, obstore_errors.InvalidPathError
-        )  # of a stranger's object, in a listing by obstore
+        # obstore cannot list an object whose name is not a valid path; another program wrote that object.
+        is_name = isinstance(error, obstore_errors.InvalidPathError)
         hint = "delete that object, or name another location" if is_name else None
         return StorageError(f"{what}: the store does not support this: {printable(text.splitlines()[0])}", hint=hint)
     return from_connection(text, what)

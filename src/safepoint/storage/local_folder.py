@@ -107,7 +107,7 @@ class LocalStore:
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """See `Store`; a folder takes the file as a whole."""
+        """See `Store`. The file is not written in parts: an interrupted upload starts again."""
 
         def fill(descriptor: int) -> None:
             if isinstance(source, Content):
@@ -156,11 +156,11 @@ class LocalStore:
                         hint="another run writes to the same place; stop one of them",
                     )
             working.rename(path)
-            # By its descriptor: another process may delete the object at once, and the empty folder with it.
+            # By the descriptor, because another process may have deleted the object and the empty folder already.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
-        """See `Store`; folders that become empty go too."""
+        """See `Store`. Folders that become empty are deleted too."""
         path = self._path(key)
         with _translating(path):
             try:
@@ -168,11 +168,11 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 return
             remains = path.parent
-            with contextlib.suppress(OSError):  # it holds other objects
+            with contextlib.suppress(OSError):  # the folder holds other objects
                 while remains != self._root:
                     remains.rmdir()
                     remains = remains.parent
-            # Missing when another process has just deleted the last object in it, and made that durable.
+            # If `remains` is missing, another process has deleted its last object too, and made that durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 
@@ -232,16 +232,16 @@ def _version(status: os.stat_result) -> str:
 
 
 def _create_working(path: Path) -> Path:
-    """An empty file beside `path`, whose folder is created if necessary."""
+    """Create an empty file in the folder of `path`, and the folder itself if necessary."""
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     for _ in range(_MOST_TRIES):
-        # Between any two calls, a process that deletes the folder's last object deletes the folder too.
+        # Another process may delete the folder between the two calls, because it has deleted the last object in it.
         try:
             files.make_folder(path.parent)
             working.touch(exist_ok=False)
         except FileNotFoundError:
             continue
-        except FileExistsError:  # `mkdir` raises it also when the folder was deleted meanwhile
+        except FileExistsError:  # `mkdir` raises this also if the folder was deleted meanwhile
             if path.parent.exists() and not path.parent.is_dir():
                 raise
         else:

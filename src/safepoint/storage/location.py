@@ -119,7 +119,7 @@ class Location:
         return replace(self, path=f"{self.path.rstrip('/')}/{name}" if self.path else name)
 
     def resolved(self, base: str) -> "Location":
-        """A folder as its real path, relative to `base`; any other location as it is."""
+        """A folder with its real path, where a relative path begins at `base`; any other location unchanged."""
         return replace(self, path=os.path.realpath(os.path.join(base, self.path))) if self.is_folder else self
 
     def __str__(self) -> str:
@@ -169,8 +169,8 @@ def resolve_claim(location: Location, mounts: str | None = None) -> Location:
 
     Args:
         location: the location.
-        mounts: `claim=/mount/path` pairs, separated by commas; SAFEPOINT_PVC_MOUNTS when None, which Safepoint sets
-            in the pods it creates.
+        mounts: `claim=/mount/path` pairs, separated by commas. None reads the variable SAFEPOINT_PVC_MOUNTS, which a
+            pod that mounts the claim sets.
 
     Raises:
         ValueError: no folder is known for the claim.

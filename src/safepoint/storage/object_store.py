@@ -44,7 +44,7 @@ from safepoint.storage.store import (
 _SHORTEST_TRY_S = 0.25
 _AWS, _METADATA = "amazonaws.com,amazonaws.com.cn", "169.254.0.0/16,fd00:ec2::/32"
 _SLOWEST_BYTES_PER_S = 64 << 10
-"""A link below this counts as broken."""
+"""A connection that is slower than this counts as broken."""
 _NUM_FENCED_TRIES = 5
 _NUM_STREAM_TRIES = 10
 _BLOCK_BYTES = 16 << 20
@@ -77,7 +77,7 @@ class ObjectStore:
         if prefix:
             check_key(prefix)
         if self._requests is not None:
-            # obstore fails at the first name that is no path.
+            # Not through obstore, whose listing fails at the first name that is not a valid path.
             root = self._full("")
             found = self._requests.objects(f"{root}{prefix}/" if prefix else root, deadline_s=deadline_s)
             named = {item.key[len(root) :]: item for item in found}
@@ -154,7 +154,7 @@ class ObjectStore:
                 version = self._put(client, key, data, condition)
             except Exception as error:
                 translated = failures.from_obstore(error, f"PUT {self._name(key)}")
-                # An earlier try whose answer was lost may have done it.
+                # An earlier try, whose answer was lost, may have written the object.
                 if isinstance(translated, ConditionError) and num_tries > 1 and condition is not None:
                     version = self._version_if_equal(client, key, data)
                     if version is not None:
@@ -162,7 +162,7 @@ class ObjectStore:
                 raise
             if version.strip('"') == md5:
                 return version
-            condition = condition and Condition(version=version)  # the next try replaces nothing but this object
+            condition = condition and Condition(version=version)  # the next try may replace only what this one wrote
             if self._version_if_equal(client, key, data) is None:
                 raise failures.changed_in_transit(f"PUT {self._name(key)}")
             return version
@@ -241,7 +241,7 @@ class ObjectStore:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
                 raise TransientError(f"{what}: {done} of {content.size_bytes} bytes were sent before the deadline")
 
-        # Not a context manager, which would make an incomplete object after an error.
+        # Not as a context manager, which would complete the object even after an error.
         writer = obstore.open_writer(
             client, key, buffer_size=part_bytes, max_concurrency=max(1, STREAM_MEMORY_BYTES // part_bytes - 1)
         )
@@ -266,9 +266,9 @@ class ObjectStore:
         self._read_back(key, md5.digest(), done, deadline_s)
 
     def _read_back(self, key: str, md5: bytes, size_bytes: int, deadline_s: float | None) -> None:
-        """Read the object again and compare its MD5: obstore does not return the ETags of parts.
+        """Read the object back and compare its MD5, because obstore does not return the ETags of the parts.
 
-        AWS needs no second look: it has checked the SHA-256 of each part.
+        An object on AWS is not read, because AWS has compared the SHA-256 of each part.
         """
         if self.location.scheme is Scheme.S3 and self._options.endpoint is None:
             return
@@ -313,7 +313,8 @@ class ObjectStore:
             if found is None or found.size_bytes != size_bytes:
                 return False
             version = found.version.strip('"')
-            # Some servers make other ETags than S3; there, any change of the ETag shows that the upload is complete.
+            # If the server makes its ETags in another way than S3, any change of the ETag means that the upload is
+            # complete.
             return version == etag or ("-" not in version and (before is None or found.version != before.version))
 
         upload_in_parts(
@@ -410,16 +411,17 @@ class ObjectStore:
             raise translated from error
 
     def _client(self, timeout_s: float) -> _Client:
-        # A client has one timeout for all its requests. So there is one client for each timeout of a doubling series.
-        bucket_s = self._options.request_timeout_s
-        while bucket_s > max(timeout_s, _SHORTEST_TRY_S):
-            bucket_s /= 2
-        while bucket_s * 2 <= timeout_s:
-            bucket_s *= 2
+        # A client has one timeout for all its requests. Timeouts are rounded down to a doubling series, so that few
+        # clients are needed.
+        rounded_s = self._options.request_timeout_s
+        while rounded_s > max(timeout_s, _SHORTEST_TRY_S):
+            rounded_s /= 2
+        while rounded_s * 2 <= timeout_s:
+            rounded_s *= 2
         with self._lock:
-            if bucket_s not in self._clients:
-                self._clients[bucket_s] = _make_client(self.location, self._options, bucket_s)
-            return self._clients[bucket_s]
+            if rounded_s not in self._clients:
+                self._clients[rounded_s] = _make_client(self.location, self._options, rounded_s)
+            return self._clients[rounded_s]
 
 
 def _gathered(content: Content) -> bytes:
@@ -428,7 +430,7 @@ def _gathered(content: Content) -> bytes:
 
     def take(block: memoryview) -> None:
         data.extend(block)
-        if len(data) > content.size_bytes:  # before a stream that is too long fills the memory
+        if len(data) > content.size_bytes:  # too long: raise now, before it fills the memory
             check_length(content, len(data))
 
     content.write_to(take)
@@ -436,11 +438,11 @@ def _gathered(content: Content) -> bytes:
     return bytes(data)
 
 
-def _only_to(options: StorageOptions) -> dict[str, Any]:
+def _restrict_hosts(options: StorageOptions) -> dict[str, Any]:
     """Options that keep the session's token from other hosts, and from a connection that is not encrypted.
 
-    obstore follows redirects. So requests to any other host than the store and those that issue credentials go to a
-    proxy that does not exist, and fail. Exception: if the environment names a proxy for https, and the endpoint is
+    obstore follows redirects. So a request to a host that is neither the store nor an issuer of credentials goes to a
+    proxy that does not exist, and fails. Exception: if the environment names a proxy for https, and the endpoint is
     encrypted, requests go through that proxy. It passes them on in a TLS tunnel, so it cannot read the token.
     """
     endpoint = urlsplit(options.endpoint or "https://")
@@ -476,7 +478,7 @@ def _make_client(
         },
     }
     if location.scheme is Scheme.S3:
-        client_options |= _only_to(options)
+        client_options |= _restrict_hosts(options)
         given = {
             "endpoint": options.endpoint,
             "access_key_id": options.access_key_id,

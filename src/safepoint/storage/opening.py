@@ -26,7 +26,7 @@ def open_store(
     Args:
         location: a folder, a claim or an object store.
         options: how to reach an object store; read from `environ` when None.
-        environ: the variables that describe it; this process's own when None.
+        environ: the environment with those options; this process's own when None.
 
     Raises:
         ValueError: a claim for which no folder is known, or invalid options of an object store.
@@ -46,7 +46,7 @@ class Tried:
 
     Args:
         duration_s: time of writing, reading, listing and deleting together.
-        clock_ahead_s: the store's clock minus this machine's, to a second or two.
+        clock_ahead_s: the store's clock minus this machine's, accurate to a second or two.
     """
 
     duration_s: float
@@ -90,7 +90,7 @@ def check_access(store: Store) -> None:
     """Check that a training can use the store, see `try_access`.
 
     Raises:
-        StorageError: it cannot, with the reason.
+        StorageError: the store cannot be used, with the reason.
     """
     try:
         try_access(store)

@@ -38,7 +38,7 @@ class Kind(enum.StrEnum):
     """What breaks."""
 
     STATUS = "status"
-    """The request is read and not forwarded; the answer is `status`, with S3's XML."""
+    """The request is read and not forwarded; the answer has the status `Fault.status`, and S3's XML as its body."""
     RESET_BEFORE_BODY = "reset-before-body"
     """The connection is reset when the request's headers have arrived."""
     RESET_AFTER_BODY = "reset-after-body"
@@ -46,11 +46,11 @@ class Kind(enum.StrEnum):
     LOST_ANSWER = "lost-answer"
     """The server executes the request; the connection is reset instead of its answer."""
     TRUNCATED = "truncated"
-    """Half of the answer's body, then the connection ends."""
+    """The proxy sends half of the answer's body, then closes the connection."""
     WRONG_LENGTH = "wrong-length"
     """The answer states seven bytes more than it has."""
     CUT_LIST = "cut-list"
-    """Half of the answer's body, with a length that fits: a page of a listing that ends in its middle."""
+    """The proxy sends half of the answer's body as if it were all: the XML of a listing ends in the middle."""
     FLIPPED = "flipped"
     """One bit of the request's body is changed on the way to the server."""
     STALL = "stall"
@@ -65,8 +65,8 @@ class Fault:
         kind: what breaks.
         method: only requests of this method; None for all.
         contains: only requests whose path and query contain this.
-        nth: only the n-th such request, from 1; None for all of them.
-        probability: of those, how many break.
+        nth: of the requests that `method` and `contains` select, only the n-th, from 1; None for all of them.
+        probability: that a selected request breaks, from 0 to 1.
         status: for `Kind.STATUS`.
         seconds: for `Kind.STALL`.
     """
@@ -92,8 +92,8 @@ class FaultProxy:
     Args:
         upstream: `host:port` of the server.
         seed: of the random numbers for `Fault.probability`.
-        delay_s: before each request is forwarded.
-        bytes_per_s: limit for the bodies of each direction, all connections together; None for none.
+        delay_s: how long to wait before each request is forwarded.
+        bytes_per_s: limit for the bodies of each direction, over all connections together; None for no limit.
         port: 0 for a free one.
     """
 
@@ -115,7 +115,7 @@ class FaultProxy:
         """Faults injected, by kind."""
         self._faults: list[Fault] = []
         self._matched = Counter[int]()
-        self._dice = random.Random(seed)
+        self._random = random.Random(seed)
         self._lock = threading.Lock()
         self.up = _Throttle(bytes_per_s)
         self.down = _Throttle(bytes_per_s)
@@ -148,7 +148,7 @@ class FaultProxy:
                 if fault.method not in {None, method} or fault.contains not in target:
                     continue
                 self._matched[index] += 1
-                if fault.nth not in {None, self._matched[index]} or self._dice.random() >= fault.probability:
+                if fault.nth not in {None, self._matched[index]} or self._random.random() >= fault.probability:
                     continue
                 self.injected[fault.kind] += 1
                 return fault
@@ -310,7 +310,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _flipped(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The blocks, the first one with another bit in its middle."""
+    """The blocks, with one bit in the middle of the first one inverted."""
     for block in blocks:
         middle = len(block) // 2
         yield block[:middle] + bytes([block[middle] ^ 1]) + block[middle + 1 :]

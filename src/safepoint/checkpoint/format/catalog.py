@@ -1,7 +1,7 @@
 """The checkpoints in an output folder, and the one to resume from.
 
-A checkpoint is a folder `checkpoint-<step>`. The newest is the one with the highest step, because a run sets aside
-what it does not continue before it starts (see `set_aside`).
+A checkpoint is a folder `checkpoint-<step>`. The newest is the one with the highest step: a run that resumes from an
+older one, or from none, first moves the others aside (see `set_aside`).
 """
 
 import os
@@ -45,7 +45,7 @@ def refuse_inside_checkpoint(folder: Path) -> None:
     """Refuse a folder in which new files would make a checkpoint invalid, or would be deleted as unfinished.
 
     Raises:
-        UsageError: it is a committed checkpoint, or is inside of one or of `.safepoint`.
+        UsageError: `folder` is a committed checkpoint, or is inside of one or of `.safepoint`.
     """
     real = Path(os.path.realpath(folder))
     for place in (real, *real.parents):

@@ -18,7 +18,7 @@ from safepoint.foundation.bounded_json import open_file
 
 ALGORITHM = "xxh3-128"
 PART_BYTES = 64 << 20
-"""Part of the format: another value makes other digests."""
+"""The format fixes this value: with another one, the same file has another digest."""
 _CHUNK_BYTES = 4 << 20
 _PREFIX = f"{ALGORITHM}:"
 
@@ -44,7 +44,7 @@ def digest_bytes(data: bytes | memoryview) -> str:
 
 
 class FileDigester:
-    """The digest of a file, and of its parts, from pieces in order."""
+    """Computes the digests of a file and of its parts. `update` receives the bytes of the file in order."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []

@@ -37,7 +37,7 @@ _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # both blocks of control characters
 _MAX_PATH_BYTES = 4096
 _MAX_NAME_BYTES = 255
-"""Of a folder or file, on every usual file system."""
+"""The longest name of a folder or file on usual file systems."""
 _SELF = "manifest_digest"
 
 
@@ -163,10 +163,10 @@ class ManifestFacts:
         strategy: how the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`.
         zero_stage: the stage of DeepSpeed's ZeRO; 0 if ZeRO is off. None under other strategies, and in the manifests
             of releases that did not record it.
-        libraries: name → version of what wrote it.
+        libraries: the libraries that wrote it: name → version.
         metrics: what was measured at this step, such as `eval_loss`.
-        base: name, revision and digest of the frozen model whose adapters these are; None when the checkpoint holds a
-            whole model.
+        base: for a checkpoint of adapters, the name, revision and digest of the frozen model that they adapt; None
+            for a checkpoint of a whole model.
     """
 
     run_id: str
@@ -380,7 +380,7 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
 
 
 def is_of_newer_release(data: bytes) -> bool:
-    """Whether it is a record of a later version of the format; what it names is never replaced or deleted."""
+    """Whether `data` is a record of a later version of the format. No caller replaces or deletes its checkpoint."""
     with contextlib.suppress(ManifestError):
         record = parse_json_object(data)
         version = record.get("version")

@@ -29,14 +29,14 @@ KINDS = {
     "float8_e5m2": "F8_E5M2",
 }
 """Names of torch's types → the format's."""
-# The order of the library: by the size of an element, and within one size by its own list of types.
+# The library sorts types by the size of an element. Types of one size have the order of the library's list of types.
 SIZES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
     **dict.fromkeys(("F32", "U32", "I32"), 4),
     **dict.fromkeys(("BF16", "F16", "U16", "I16"), 2),
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
 }
-_RANKS = {kind: rank for rank, kind in enumerate(SIZES)}
+_ORDER = {kind: number for number, kind in enumerate(SIZES)}
 
 
 class Shape(NamedTuple):
@@ -44,8 +44,8 @@ class Shape(NamedTuple):
 
     Args:
         name: in the file.
-        kind: of its elements, one of KINDS' values.
-        sizes: of its dimensions.
+        kind: the type of its elements, one of the values of KINDS.
+        sizes: the sizes of its dimensions.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of its data."""
+        """The size of its data."""
         return math.prod(self.sizes) * SIZES[self.kind]
 
 
@@ -63,8 +63,8 @@ class Layout(NamedTuple):
 
     Args:
         header: everything before the first tensor.
-        places: tensors in their order, and where the data of each begins.
-        size_bytes: of the file.
+        places: the tensors in the order of the file, each with the position of its data in the file.
+        size_bytes: the size of the file.
     """
 
     header: bytes
@@ -73,7 +73,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(shapes: Iterable[Shape], metadata: Mapping[str, str] | None) -> Layout:
-    """Compute the header and the places of tensors in a file.
+    """Compute the header of a file and the positions of its tensors.
 
     Args:
         shapes: the tensors.
@@ -85,7 +85,7 @@ def lay_out(shapes: Iterable[Shape], metadata: Mapping[str, str] | None) -> Layo
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     begins: list[tuple[Shape, int]] = []
-    for shape in sorted(shapes, key=lambda shape: (_RANKS[shape.kind], shape.name)):
+    for shape in sorted(shapes, key=lambda shape: (_ORDER[shape.kind], shape.name)):
         begin, end = end, end + shape.num_bytes
         header[shape.name] = {"dtype": shape.kind, "shape": list(shape.sizes), "data_offsets": [begin, end]}
         begins.append((shape, begin))

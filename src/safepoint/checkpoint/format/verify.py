@@ -1,4 +1,4 @@
-"""Verifying that a folder is the checkpoint, or one node's part of it, that its record describes.
+"""Verifies a folder: does it hold the checkpoint, or the node's part of a checkpoint, that its record describes?
 
 Promises: any changed, missing or linked file is found before a byte of it is used; links are never followed, and
 nothing outside the folder is opened. Files that the manifest does not name are reported, and are no damage.

@@ -43,7 +43,7 @@ class TrainingEnd:
 
 
 def note_end(output: OutputFolder, describe: Describe) -> TrainingEnd:
-    """Record the time. A model that is written to the folder afterwards was saved by the script.
+    """Record when the training has ended. `adopt_scripts_model` uses only a model that was written after this time.
 
     Raises:
         OSError: the folder cannot be written.

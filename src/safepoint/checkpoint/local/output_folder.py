@@ -76,13 +76,13 @@ class OutputFolder:
         """Refuse links and special files among Safepoint's own files, because they lead out of the folder.
 
         Raises:
-            StorageError: there is one, or `.safepoint` cannot be read.
+            StorageError: there is a link or a special file, or `.safepoint` cannot be read.
         """
         found = [self.control]
         try:
             while found:
                 path = found.pop()
-                with contextlib.suppress(FileNotFoundError):  # another process's working file
+                with contextlib.suppress(FileNotFoundError):  # a working file that another process has deleted
                     status = path.lstat()
                     if stat.S_ISDIR(status.st_mode):
                         found += path.iterdir() if path == self.control else []
@@ -96,10 +96,10 @@ class OutputFolder:
             raise self._unusable(error) from error
 
     def create(self) -> None:
-        """Create what is missing.
+        """Create the folder, and Safepoint's own folders in it, if they do not exist.
 
         Raises:
-            StorageError: it cannot be created, or see `check_control`.
+            StorageError: a folder cannot be created, or see `check_control`.
             UsageError: see `check_usable`.
         """
         self._create_root()
@@ -111,10 +111,10 @@ class OutputFolder:
             raise self._unusable(error) from error
 
     def prepare(self) -> None:
-        """Create what is missing, and prove that it can be written.
+        """Create the folders as `create` does, and check that files can be written there.
 
         Raises:
-            StorageError: it cannot be created or written, or see `check_control`.
+            StorageError: a folder cannot be created or written, or see `check_control`.
             UsageError: see `check_usable`.
         """
         self.create()
@@ -206,7 +206,7 @@ class OutputFolder:
         return len(leftovers)
 
     def next_attempt(self, run_id: str, *, after: int) -> int:
-        """Record in the folder which attempt of the run this is, and return its number. Requires `claim`.
+        """Number this attempt of the run, record the number in the folder, and return it. Requires `claim`.
 
         Args:
             run_id: the run.

@@ -18,7 +18,7 @@ from safepoint.foundation.events.run_events import Pruned, SaveFailed
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.quantities import parse_duration
 
-if TYPE_CHECKING:  # every command reads policies, and few of them manifests
+if TYPE_CHECKING:  # every command imports this module, and few need manifests
     from safepoint.checkpoint.format.manifest import Manifest
 
 
@@ -66,7 +66,7 @@ class Policy(Protocol):
     """Whether the policy limits what is kept. Without a policy that does, all checkpoints stay."""
 
     def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
-        """The steps to keep, of `candidates` newest first; `protected` ones are kept in any case."""
+        """The steps to keep. `candidates` are sorted, newest first. The caller always keeps the `protected` steps."""
         ...
 
 
@@ -113,7 +113,7 @@ class KeepBest(Policy):
 
 @dataclass(frozen=True, slots=True)
 class KeepYounger(Policy):
-    """Those younger than `seconds`. It is not a limit by itself."""
+    """Those younger than `seconds`. This policy alone does not limit what is kept (`is_limit`)."""
 
     seconds: float
     is_limit: ClassVar[bool] = False
@@ -138,8 +138,8 @@ def select_superseded(
         policies: which to keep; without a policy that is a limit, all stay.
         now_s: seconds since 1970, by the clock that wrote `created_s`.
         protected: steps that are never chosen, such as that of the best model so far.
-        is_good: checks a checkpoint, before others are deleted on its account; asked from the newest to the first
-            good one, and only when something would be deleted. That one stays; without one, everything does.
+        is_good: checks the files of a checkpoint. If steps would be deleted, it is called for the valid checkpoints,
+            newest first, until it returns True. That checkpoint is kept. If it never returns True, all are kept.
     """
     newest_first = sorted(candidates, key=lambda candidate: -candidate.step)
     if not any(policy.is_limit for policy in policies):
@@ -217,7 +217,7 @@ class CheckpointFolder(Protocol):
         """Delete the checkpoint called `name` so that readers see it whole or not at all.
 
         Returns:
-            False when a process is reading or uploading it; then it stays.
+            False when a process is reading or uploading it, or a later release wrote it; then it stays.
         """
         ...
 
@@ -249,7 +249,7 @@ def prune(
         ConflictError: another attempt has claimed the store.
         StorageError: the store cannot be used.
     """
-    from safepoint.checkpoint.format.catalog import checkpoint_name  # imports manifests
+    from safepoint.checkpoint.format.catalog import checkpoint_name  # here, because it imports manifests
 
     try:
         for step in folder.superseded(policies, protected=protected, deadline_s=deadline_s):

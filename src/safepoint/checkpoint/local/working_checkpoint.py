@@ -8,8 +8,8 @@
 A crash before the commit leaves a working folder, which the next run in the output folder deletes. A crash after it
 leaves a complete checkpoint.
 
-Files that are added after the commit, by a user's callback for example, make the checkpoint invalid until
-`replace_record` names them: it replaces the record in one step.
+Files that are added after the commit, by a user's callback for example, are not part of the checkpoint until
+`replace_record` has replaced the record with one that names them.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ class WorkingCheckpoint(FolderDestination):
         super().__init__(self._root / "merged", target, trash=output.trash)
 
     def rank_root(self, rank: int) -> Path:
-        """The folder in which the framework of `rank` creates `<rank_root>/checkpoint-<step>/`."""
+        """Create the output folder for the framework of `rank`, which saves to `checkpoint-<step>/` in it."""
         root = self._root / f"rank-{rank}"
         (root / self.name).mkdir(parents=True, exist_ok=True)
         return root
@@ -70,7 +70,7 @@ class WorkingCheckpoint(FolderDestination):
         """Make what `rank` wrote durable and move it into the merged folder.
 
         Raises:
-            SaveError: it wrote a link or a special file.
+            SaveError: the rank wrote a link or a special file.
             OSError: the disk is full, gone, or read-only.
         """
         written = self._root / f"rank-{rank}" / self.name
@@ -127,7 +127,7 @@ def merge_parts(parts: Sequence[RankPart], describe: Describe) -> Manifest:
 
 
 def find_added_files(folder: Path, manifest: Manifest) -> list[FileEntry]:
-    """The files in `folder` that the manifest does not name, made durable.
+    """Find the files in `folder` that the manifest does not name, and make them durable.
 
     Raises:
         OSError: a file cannot be read.
@@ -157,12 +157,12 @@ def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
 
 
 def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry]) -> None:
-    """Make the record in `folder`, of a whole checkpoint or of one node's part, name files that were added.
+    """Replace the record in `folder` with one that names files that were added. A part is then no longer open.
 
     Args:
-        folder: a committed checkpoint, or a part, which is no longer open afterwards.
-        manifest: with the files that all nodes have added.
-        added: those in this folder.
+        folder: a committed checkpoint, or one node's part of it.
+        manifest: the new manifest, with the files that all nodes have added.
+        added: the files that were added to this folder.
 
     Raises:
         ManifestError: the part in `folder` cannot be read.

@@ -92,7 +92,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     """Create the files of a checkpoint at their full size, without content.
 
     Raises:
-        CheckpointError: a path cannot exist here; another checkpoint may do.
+        CheckpointError: the file system cannot have a file of this name, such as a name that is too long.
         StorageError: the disk has too little room; nothing was created.
         OSError: the folder cannot be written.
     """
@@ -140,10 +140,10 @@ def fetch(
     """Fetch `parts` of the checkpoint `name` into the prepared `folder`, and make them durable.
 
     Args:
-        store: where it is.
+        store: the store with the checkpoint.
         name: such as `checkpoint-20`.
         parts: the parts to fetch; see `share`.
-        folder: where this node, or another one that shares the folder, has called `create_files`.
+        folder: a folder for which this node, or another node that shares it, has called `create_files`.
         progress: receives the number of bytes that were fetched and checked since its last call; one call at a time.
         deadline_s: when to give up.
 
@@ -176,7 +176,7 @@ def check(
     """Read `parts` of the checkpoint `name` and compare them with their digests; nothing is written.
 
     Args:
-        store: where it is.
+        store: the store with the checkpoint.
         name: such as `checkpoint-20`; empty for the store's own location.
         parts: the parts to read.
         progress: receives the number of bytes that were read since its last call; one call at a time.
@@ -245,7 +245,7 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
-        # Some network file systems cannot allocate; a sparse file fails later when the disk is full.
+        # Some network file systems cannot allocate. The file is then sparse, and a full disk is noticed later.
         if error.errno in {errno.EOPNOTSUPP, errno.EINVAL}:
             os.truncate(descriptor, size_bytes)
         else:

@@ -57,17 +57,17 @@ def publish(
 
     Args:
         remote: the claimed location.
-        folder: the checkpoint; the caller keeps it from deletion.
+        folder: the checkpoint. The caller must hold a lease on it (`files.reading`), so that it is not deleted.
         record: its manifest, or the record of the node's part that the folder holds.
         name: its name in the store.
-        sent: the files that earlier tries have uploaded; updated.
+        sent: the files that earlier tries have uploaded. Each file that is uploaded now is added.
         progress: called as bytes reach the store, also for files that were there already.
         deadline_s: when to give up.
 
     Raises:
         CheckpointError: a file has changed since the checkpoint was committed.
         ConflictError: another attempt has claimed the location.
-        StorageError: the upload failed, a file cannot be read, or another tool's files have this name.
+        StorageError: the upload failed, a file cannot be read, or there are another tool's files under the name.
     """
     part = record if isinstance(record, NodePart) else None
     manifest = manifest_of(record)
@@ -124,11 +124,11 @@ class NodeMarks:
         self._deadline_s = deadline_s
 
     def mark_begun(self, node: int) -> None:
-        """Write the mark that `node` uploads its files."""
+        """Write the mark that says that `node` is uploading its files."""
         self._store.write(f"{self._prefix}/begun-{node}", clock.utc_now().encode(), deadline_s=self._deadline_s)
 
     def mark_uploaded(self, node: int, num_nodes: int) -> None:
-        """Write the mark that the files of `node` are in the store."""
+        """Write the mark that says that the files of `node` are in the store."""
         self._store.write(f"{self._prefix}/{node}-of-{num_nodes}", self._data, deadline_s=self._deadline_s)
 
     def are_complete(self) -> bool:
@@ -147,7 +147,7 @@ def complete_marks(store: Store, deadline_s: float | None) -> Iterator[tuple[str
         if nodes != set(range(num_nodes)):
             continue
         key = f"{PARTS}/{name}/{digest}/0-of-{num_nodes}"
-        # Missing when another node has just committed; altered by a hostile writer.
+        # The mark is missing if another node has just committed. It is invalid if a hostile writer has altered it.
         with contextlib.suppress(ObjectNotFoundError, ManifestError):
             size_bytes = min(store.stat(key, deadline_s=deadline_s).size_bytes, MAX_MANIFEST_BYTES)
             data = bytes(store.read(key, length=size_bytes, deadline_s=deadline_s))
@@ -205,7 +205,7 @@ class NodeUploaders:
         return not self.awaited
 
     def _is_complete(self, name: str, deadline_s: float | None) -> bool:
-        """Whether it is committed with this node's manifest, or was not awaited."""
+        """Whether the checkpoint `name` is committed with this node's manifest, or this node does not wait for it."""
         manifest = self.awaited.get(name)
         if manifest and self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == manifest.to_bytes():
             del self.awaited[name]
@@ -214,7 +214,7 @@ class NodeUploaders:
 
     def note(self, name: str, manifest: Manifest, published: Published) -> None:
         """Record the result of an upload."""
-        self.awaited.pop(name, None)  # of the same step with another manifest
+        self.awaited.pop(name, None)  # it may wait for the same step with another manifest
         if published is Published.IN_PART:
             self.awaited[name] = manifest
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a run in an object store: which there are, and which attempt may write (docs/adr/0007).
+"""The checkpoints of a run in an object store, and the claim that says which attempt may write (docs/adr/0007).
 
 Promises: a checkpoint is in the store exactly while its manifest is: the manifest is written last and deleted first.
 A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is never deleted.
@@ -30,7 +30,7 @@ from safepoint.storage.store import ABSENT, Condition, Store
 ATTEMPT_KEY = ".safepoint/attempt.json"
 UNFINISHED = ".safepoint/unfinished"
 PARTS = ".safepoint/parts"
-"""See `publish`."""
+"""The marks of nodes that upload their parts; see `safepoint.checkpoint.remote.publish`."""
 _PROBE_LIVES_S = 3600.0
 _MAX_ATTEMPT_BYTES = 1 << 16
 
@@ -77,7 +77,7 @@ class RemoteFolder:
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
-        """For a command beside a run: it writes nothing once another attempt has claimed the location."""
+        """The folder for a command that is used during a run. It writes nothing after another attempt's claim."""
         holder = cls(store).claimed_by()
         return cls(store, attempt_id=holder.attempt_id if holder else None)
 
@@ -127,7 +127,7 @@ class RemoteFolder:
         """The bytes of the manifest in `folder`, or None when there is none.
 
         Raises:
-            ManifestError: it is too large to be one.
+            ManifestError: the object is too large to be a manifest.
         """
         key = f"{folder}/{MANIFEST_NAME}"
         try:
@@ -149,11 +149,12 @@ class RemoteFolder:
     ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
         steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
-        if all(isinstance(policy, KeepNewest) for policy in policies):  # needs to know nothing but the steps
+        if all(isinstance(policy, KeepNewest) for policy in policies):  # these policies look at nothing but the steps
             candidates = [Candidate(step=step) for step in steps]
         else:
             candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
-        # One that an earlier attempt has uploaded may be damaged by now; to be sure, all of it would have to be read.
+        # Only checkpoints of this attempt count as good. One of an earlier attempt may be damaged by now: to find
+        # out, all of it would have to be read.
         is_good = self._committed.__contains__
         return select_superseded(candidates, policies, now_s=clock.wall_s(), protected=protected, is_good=is_good)
 
@@ -283,7 +284,7 @@ class RemoteFolder:
         self.store.delete(f"{UNFINISHED}/{name}", deadline_s=deadline_s)
 
     def note_commit(self, step: int) -> None:
-        """Drop what is known of an earlier checkpoint of this step; called after a commit of this attempt."""
+        """Record that this attempt has committed the step; what was known of an earlier commit of it is dropped."""
         self._committed.add(step)
         self._candidates.pop(step, None)
         self._passed_over.discard(step)
@@ -320,5 +321,5 @@ def _is_ours(key: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Whether it is the name of a checkpoint or of the final model."""
+    """Whether `text` is the name of a checkpoint or of the final model."""
     return text == FINAL or (step_of(Path(text)) is not None and "/" not in text)

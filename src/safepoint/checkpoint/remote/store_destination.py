@@ -1,8 +1,8 @@
-"""The commit in an object store: under a name of a run's location, files first and the manifest last (docs/adr/0007).
+"""The commit in an object store: uploads the files of a checkpoint, and writes its manifest last (docs/adr/0007).
 
-Promises: a checkpoint is there exactly while its manifest is. A writer that was replaced by a newer attempt writes
-nothing more. Files that a writer leaves when it dies are marked; the next start of the run, `safepoint checkpoints
-repair`, or the next writer of the same name deletes them.
+Promises: a checkpoint is in the store exactly while its manifest is. A writer that was replaced by a newer attempt
+writes nothing more. Files that a writer leaves when it dies are marked. The next start of the run, `safepoint
+checkpoints repair`, or the next writer of the same name deletes them.
 """
 
 import contextlib
@@ -40,7 +40,8 @@ class StoreDestination:
     Args:
         remote: the location.
         name: such as `checkpoint-20` or `final`.
-        sent: the files that earlier writers of the name have uploaded; updated. None when there are none.
+        sent: the files that earlier writers of the name have uploaded; `put` adds each file that it uploads. None:
+            there were no earlier writers.
         deadline_s: when to give up, by the monotonic clock.
     """
 
@@ -88,7 +89,8 @@ class StoreDestination:
         self._remote.fence(deadline_s=self._deadline_s)
         self._store.write(f"{UNFINISHED}/{self._name}", b"", deadline_s=self._deadline_s)
         if present is not None and not _extends(manifest, present):
-            # Another node that does the same deletes no new commit: that needs the part of this other node too.
+            # Several nodes may do this. None of them deletes the new commit, which is made only after all nodes have
+            # uploaded their parts.
             self._store.delete(f"{self._name}/{MANIFEST_NAME}", deadline_s=self._deadline_s)
         return True
 
@@ -155,7 +157,7 @@ class StoreDestination:
         self._remote.fence(deadline_s=self._deadline_s)
 
     def prepare(self, record: Record | None) -> None:
-        """See `Destination`; `record` is the manifest, whose files were put there by this writer or another one.
+        """See `Destination`. `record` is a manifest; this writer, or those of other nodes, have uploaded its files.
 
         Raises:
             ConflictError: another attempt has claimed the location.
@@ -178,7 +180,7 @@ class StoreDestination:
         """See `Destination`: write the manifest, on the condition that no other writer has written one meanwhile."""
         assert self._manifest is not None
         key, data, condition = f"{self._name}/{MANIFEST_NAME}", self._manifest.to_bytes(), ABSENT
-        with contextlib.suppress(ObjectNotFoundError):  # the manifest of the same checkpoint with fewer files
+        with contextlib.suppress(ObjectNotFoundError):  # no manifest, or one of the same checkpoint with fewer files
             condition = Condition(version=self._store.stat(key, deadline_s=self._deadline_s).version)
         self._remote.fence(deadline_s=self._deadline_s)
         try:

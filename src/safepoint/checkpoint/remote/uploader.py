@@ -149,7 +149,7 @@ class Uploader:
         return bool(self._others.awaited) and self.next() is None
 
     def _was_uploaded_before(self, step: int) -> bool:
-        """Whether an earlier uploader has published it; False while the store cannot be reached."""
+        """Whether an earlier uploader has published this step; False while the store cannot be reached."""
         if self._in_store is None:
             with contextlib.suppress(SafepointError):
                 self._in_store = set(self._remote.steps(deadline_s=self.deadline_s))
@@ -250,7 +250,7 @@ class Uploader:
             prune(self._remote, self._policies, self._report, deadline_s=self.deadline_s)
 
     def _committed(self) -> Iterator[tuple[Path, Record]]:
-        """Newest first."""
+        """The committed checkpoints of the folder, newest first."""
         for folder in list_checkpoints(self._output.root):
             record = self._record_of(folder)
             if record is not None:
@@ -260,7 +260,7 @@ class Uploader:
         return next(self._committed(), (Path(), None))[0]
 
     def _record_of(self, folder: Path) -> Record | None:
-        """The record in `folder`; None when it cannot be read or may still change. Parsed once."""
+        """The record in `folder`; None when it cannot be read or may still change. Cached until the file changes."""
         try:
             path = folder / MANIFEST_NAME
             if not path.exists():

@@ -3,9 +3,9 @@
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
 PLAN is an `UploaderPlan` as JSON. Commands come on stdin, one JSON object a line. `{"newest_only": …, "deadline_s":
-…}` is the request to finish; the deadline is by the monotonic clock, or null. The end of stdin without it means
-that the training's process has died: the newest checkpoint then gets the grace period. Exit code 0: everything is
-in the store.
+…}` is the request to finish; the deadline is by the monotonic clock, or null. If stdin ends without such a request,
+the training's process has died: the uploader then has the grace period to upload the newest checkpoint. Exit code 0:
+everything that had to be uploaded is in the store.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class UploaderPlan:
         node: see `Uploader`.
         num_nodes: see `Uploader`.
         passed_over: steps whose checkpoints in the store were found damaged at the start.
-        grace_s: how long to go on uploading the newest one after the training's process has died.
+        grace_s: how long to go on uploading the newest checkpoint after the training's process has died.
         verbosity: of the console.
         events: the job's event stream, written besides the one in the output folder.
     """
@@ -182,7 +182,7 @@ class _Process:
             end.daemon = True
             end.start()
         if not self._finishing.is_set():
-            self._uploader.last_progress_s = clock.monotonic_s()  # from now on `patience_s` counts
+            self._uploader.last_progress_s = clock.monotonic_s()  # the time that `patience_s` limits begins now
         self._finishing.set()
         self._priority.restore()
         self._wake.set()

@@ -22,9 +22,9 @@ from safepoint.storage.store import Content, Progress, Sink, Store
 
 _NUM_TRIES = 3
 LONGEST_PATIENCE_S = 600.0
-"""For a store that does not answer."""
+"""How long a failed upload is retried when the store does not answer."""
 _PATIENCE_WITH_REFUSALS_S = 30.0
-"""For a store that refuses requests."""
+"""How long a failed upload is retried when the store refuses requests."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """The pause between two tries doubles from the first value up to the second."""
 _Result = Callable[[], FileDigest]
@@ -189,13 +189,16 @@ class UploadRecord:
 
     def add(self, entry: FileEntry, version: str) -> None:
         """Record that the file is in the store as `version`."""
-        with self._lock, contextlib.suppress(OSError):  # without it the file is sent once more
+        with (
+            self._lock,
+            contextlib.suppress(OSError),
+        ):  # if the record cannot be written, the next process sends the file again
             self._versions[entry.path] = [entry.digest, version]
             if self._path is not None:
                 write_atomic(self._path, json.dumps(self._versions).encode(), durable=False)
 
     def remove(self) -> None:
-        """Forget everything: the checkpoint is committed in the store."""
+        """Delete the record, because the checkpoint is committed in the store."""
         with self._lock, contextlib.suppress(OSError):
             self._versions = {}
             if self._path is not None:

@@ -78,7 +78,7 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
 
     Raises:
         StorageError: the folder cannot be created.
-        UsageError: it is inside of a checkpoint.
+        UsageError: the folder is inside of a checkpoint.
         OSError: the disk is full or gone.
     """
     folder = target.folder.absolute()
@@ -112,7 +112,8 @@ def export_to_store(
     Args:
         target: a prefix with nothing below it.
         model: the files.
-        describe: makes the manifest that `final` of an output location gets; None where there is none.
+        describe: makes the manifest of the model. It is used only for a target called `final`: the final model of a
+            run has a manifest, other exports have none. None if the source has no manifest.
         progress: receives the number of bytes that have reached the store.
         check: called immediately before the commit; its exceptions end the export.
 
@@ -167,7 +168,7 @@ class _PrefixDestination:
         self._delete(leftovers)
 
     def put(self, file: SourceFile, progress: Progress | None) -> None:
-        """Upload the file before this one; the last one is left for the commit."""
+        """Upload the file of the previous call, and keep this one: the commit uploads the last file."""
         self._put_last()
         self._last = file, progress
 
@@ -182,7 +183,7 @@ class _PrefixDestination:
         found = {item.key: item.size_bytes for item in store.list() if item.key != MARK}
         faults = compare_listing(self.entries, found, extra=True)
         if faults:
-            raise StorageError(f"another writer changed {store.location}: {faults[0]}; it is not complete")
+            raise StorageError(f"another writer changed {store.location}: {faults[0]}; the export is not complete")
 
     def publish(self) -> None:
         self._put_last()

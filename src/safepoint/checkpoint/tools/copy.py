@@ -50,7 +50,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
     """Copy one checkpoint into another output location, under its own name.
 
     Args:
-        source: where it is.
+        source: the inventory with the checkpoint.
         item: the checkpoint.
         target: the output location to copy to; a folder is created.
         progress: see `Progress`.
@@ -59,7 +59,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
         False when the same checkpoint is there already.
 
     Raises:
-        CheckpointError: it is not complete, or damaged.
+        CheckpointError: the checkpoint is not complete, or damaged.
         ConflictError: another checkpoint has this name at the target, or a run is using the target.
         StorageError: a store cannot be used, or the disk has too little room.
     """
@@ -128,7 +128,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     An export to an object store writes nothing to a disk of this machine.
 
     Args:
-        source: where the checkpoint is.
+        source: the inventory with the checkpoint.
         item: the checkpoint.
         target: a folder or a prefix in which there is nothing yet.
         progress: see `Progress`.
@@ -137,7 +137,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
         The files, sorted by path.
 
     Raises:
-        CheckpointError: it is damaged, or holds no whole weights.
+        CheckpointError: the checkpoint is damaged, or has no files of weights that `from_pretrained` reads.
         ConflictError: there is something at the target.
         StorageError: a store cannot be used, or the disk has too little room.
     """

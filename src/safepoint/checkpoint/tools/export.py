@@ -70,7 +70,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
         The files, sorted.
 
     Raises:
-        CheckpointError: it is damaged, or changed meanwhile.
+        CheckpointError: the checkpoint is damaged, or changed meanwhile.
         ConflictError: the target is not empty.
         StorageError: a store cannot be used, or the disk has too little room.
     """

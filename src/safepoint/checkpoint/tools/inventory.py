@@ -46,14 +46,14 @@ _FINAL_IN_FOLDER = final_folder(OutputFolder(Path())).as_posix()
 
 
 class Kind(StrEnum):
-    """What something with a checkpoint's name is."""
+    """What a folder or prefix is that has the name of a checkpoint."""
 
     CHECKPOINT = "checkpoint"
     """It has a manifest."""
     UNFINISHED = "unfinished"
-    """It has none, and Safepoint has begun to write or to delete it."""
+    """It has no manifest, and Safepoint has begun to write or to delete it."""
     FOREIGN = "foreign"
-    """It has none, and Safepoint has not written it. It may be another tool's checkpoint, and is never changed."""
+    """It has no manifest, and Safepoint has not written it. It may be another tool's, and is never changed."""
     PART = "part"
     """One node's part of a checkpoint whose other parts are in the folders of the other nodes."""
 
@@ -125,7 +125,7 @@ class Inventory:
         self.store = store
         location = store.location
         self.folder = location.folder if location.is_folder else None
-        """The folder, when it is one."""
+        """The folder of the location; None for an object store."""
 
     def items(self) -> list[Item]:
         """All items, newest first, the final model last.
@@ -143,7 +143,7 @@ class Inventory:
                 found.setdefault(prefix, []).append(item)
         steps = sorted((step for prefix in found if (step := step_of(Path(prefix))) is not None), reverse=True)
         prefixes = [checkpoint_name(step) for step in steps]
-        # Safepoint writes uncommitted files elsewhere: a folder of this name without a manifest is foreign.
+        # Only a store has unfinished checkpoints. Under an output folder, uncommitted files are in `.safepoint/work`.
         unfinished = RemoteFolder(self.store).unfinished() if self.folder is None else set[str]()
         for prefix in (FINAL, _FINAL_IN_FOLDER):
             # A `final/` that a script has saved has no manifest, and is not listed.
@@ -153,11 +153,11 @@ class Inventory:
         return [self._item(prefix, found[prefix], is_unfinished=prefix in unfinished) for prefix in prefixes]
 
     def item(self, name: str | None = None) -> Item:
-        """The one called `name`, or the newest complete one.
+        """The item called `name`; for None, the newest complete checkpoint.
 
         Raises:
-            NotFoundError: there is none of that name.
-            NothingValidError: none is complete.
+            NotFoundError: there is no item called `name`.
+            NothingValidError: no checkpoint is complete.
         """
         where = self.store.location
         if name is None:
@@ -229,7 +229,7 @@ class Inventory:
         return verify(self.folder / prefix, deep=deep, progress=progress)  # finds links and special files too
 
     def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
-        """All faults of an item, after comparing contents too.
+        """All faults of an item, also those of the contents of its files, which are read.
 
         Args:
             item: of this inventory.
@@ -256,7 +256,8 @@ class Inventory:
     ) -> list[Item]:
         """The checkpoints that no policy keeps, oldest first; see `select_superseded`. Parts always stay.
 
-        All files of the newest checkpoint are read, because it must be valid; where it is damaged, those of the next.
+        Others are deleted only if a valid checkpoint stays. So all files of the newest one are read; if that one is
+        damaged, those of the next, until a checkpoint is valid.
         """
         by_step = {
             item.manifest.step: item
@@ -277,7 +278,7 @@ class Inventory:
         return [by_step[step] for step in steps]
 
     def is_in_use(self, item: Item) -> bool:
-        """Whether a process of this machine, or of another one on the folder, reads or uploads it."""
+        """Whether a process reads or uploads the item in a folder. In an object store this is not known: False."""
         return self.folder is not None and OutputFolder(self.folder).is_in_use(item.prefix)
 
     def delete(self, item: Item) -> bool:
@@ -304,7 +305,7 @@ def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[In
         options: how to reach an object store; from the environment when None.
 
     Returns:
-        The inventory, and the checkpoint's name when one was named.
+        The inventory of the output location; and the name of the checkpoint, or None if `text` names none.
 
     Raises:
         ValueError: the argument is not a valid location.
@@ -319,7 +320,7 @@ def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[In
 
 
 def _reachable(location: Location, options: StorageOptions | None) -> Store:
-    """The store there, after one request with a short deadline, because a person waits for the answer."""
+    """The store at `location`, after a request with a short deadline: a person waits for the answer."""
     store = open_store(location, options)
     if location.is_remote:
         next(iter(store.list(deadline_s=clock.monotonic_s() + _ANSWER_WITHIN_S)), None)

@@ -115,7 +115,11 @@ def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str])
 
 
 def _clean_folder(output: OutputFolder, damaged: Sequence[Item]) -> tuple[str | None, int]:
-    """Move `damaged` aside and delete leftovers of ended runs; returns the new place, and the number of leftovers."""
+    """Move `damaged` aside and delete leftovers of ended runs.
+
+    Returns:
+        The folder to which the damaged checkpoints were moved, or None; and the number of leftovers.
+    """
     if not os.path.lexists(output.control):  # Safepoint never wrote here, so it creates no files here
         return None, 0
     output.check_control()  # neither `create` nor `prepare`: they write, and the disk may be full

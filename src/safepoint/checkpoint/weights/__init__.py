@@ -1,6 +1,6 @@
 """Finds the weights in a checkpoint, without loading it and without running code of it.
 
 stored_weight               a weight as ranges of files, and the files that `from_pretrained` reads
-torch_file                  files of `torch.save`, as plain values and places of bytes
+torch_file                  reads files of `torch.save`; for a tensor, only the position of its bytes
 dcp_weights, zero_weights   where weights are, in the layouts of torch.distributed.checkpoint and DeepSpeed
 """

@@ -53,7 +53,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
     def tensor_of(chunk: tuple[str, tuple[int, ...]]) -> StoredTensor:
         return _tensor(folder, places.get(chunk), chunk[0])
 
-    # Each is an archive of its own, of which a few bytes are read.
+    # Each chunk is an archive of its own. Only a few bytes of each are read, so several are read at once.
     tensors = dict(zip(chunks, map_reads(tensor_of, chunks), strict=True))
     weights: list[StoredWeight] = []
     for key, name in names.items():
@@ -74,7 +74,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
 
 
 def _places(storage: Any) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
-    """(key, offsets) → file, where in it, how long."""
+    """(key, offsets) of each chunk → its file, where it begins in the file, and its length."""
     found: dict[tuple[str, tuple[int, ...]], tuple[str, int, int]] = {}
     for index, info in storage.items():
         name, key = info.get("relative_path"), index.get("fqn")

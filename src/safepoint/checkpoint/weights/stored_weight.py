@@ -46,7 +46,7 @@ class StoredWeight:
 
     @classmethod
     def of(cls, name: str, dtype: str, sizes: tuple[int, ...], runs: Iterable[Run]) -> "StoredWeight":
-        """A weight whose runs are checked.
+        """Make a weight, and check that its runs contain each of its bytes once.
 
         Args:
             name: of the weight.
@@ -77,8 +77,8 @@ def gather(weights: Sequence[StoredWeight], *, max_file_bytes: int = MAX_FILE_BY
     """Lay out `model.safetensors`, or several files and their index.
 
     Args:
-        weights: of the whole model, found by way of `safepoint.storage.browsing.browse`.
-        max_file_bytes: of tensors in one file; a larger tensor has a file of its own.
+        weights: those of the whole model. Their paths must come from `safepoint.storage.browsing.browse`.
+        max_file_bytes: the size of the tensors in one file. A larger tensor has a file of its own.
 
     Returns:
         The content of each file, by its name. Reading one raises StorageError when a file of the checkpoint is

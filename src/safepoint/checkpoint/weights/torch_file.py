@@ -1,6 +1,7 @@
 """Reads files of `torch.save` without importing or calling anything that they name.
 
-Containers, numbers and strings are returned as they are. A tensor becomes a `StoredTensor`, the place of its bytes.
+Containers, numbers and strings are returned as they are. A tensor becomes a `StoredTensor`, which says where its
+bytes are.
 Every other object becomes an `Inert`, which keeps its arguments and its state and does nothing.
 """
 
@@ -30,10 +31,10 @@ _NUMBER_BITS = 63
 _PLAIN_KEYS = {str, bytes, float, bool, type(None)}
 _PYTHON_PICKLE: Any = pickle
 _BASE: Any = _PYTHON_PICKLE._Unpickler
-"""The one in Python, because the one in C hashes keys without asking."""
+"""The unpickler in Python. With the one in C, keys cannot be checked before they are hashed."""
 _INSTRUCTIONS: dict[int, Any] = _PYTHON_PICKLE._Unpickler.dispatch
 _REFUSED = {code[0] for code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.BYTEARRAY8, pickle.NEXT_BUFFER)}
-"""What refers to other places than the file, or takes memory before it is read."""
+"""Instructions that refer to objects outside the file, or that allocate memory before the bytes are read."""
 _MOST_RUNS = 1 << 20
 ITEM_BYTES = {dtype: SIZES[kind] for dtype, kind in KINDS.items()}
 """Torch's names of types → the size of an element."""
@@ -51,7 +52,8 @@ _STORAGES = {
     "UntypedStorage": "uint8",
 }
 _STATE_DICTS = ("model.pt", "pytorch_model_fsdp.bin", "lightning.ckpt", "model.ckpt")
-"""A session's model, Accelerate's under FSDP in one piece, and Lightning's, in a checkpoint and in `final/`."""
+"""In this order: a session's model; Accelerate's model under FSDP, in one file; Lightning's checkpoint; Lightning's
+final model."""
 _Path = TypeVar("_Path", bound=ReadablePath)
 
 
@@ -105,7 +107,7 @@ class Inert:
 
 
 class _Unpickler(_BASE):
-    """Bounded: by instructions, by names, by the keys of its dictionaries and sets, and by its numbers."""
+    """Makes an `Inert` of each class that is not known; limits the number of instructions and names, and the keys."""
 
     def __init__(self, data: bytes, known: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any]) -> None:
         super().__init__(io.BytesIO(data))  # pyright: ignore[reportUnknownMemberType]
@@ -170,7 +172,7 @@ class _Instructions:
 
 
 def _ordered_dict() -> OrderedDict[Any, Any]:
-    """Without arguments: its items come one by one."""
+    """A dictionary that takes no arguments: the pickle adds the items afterwards, so that their keys are checked."""
     return OrderedDict()
 
 
@@ -181,7 +183,7 @@ def read_inert(
 
     Args:
         data: the pickle.
-        known: (module, name) → the object to use for it; called where the pickle calls it.
+        known: (module, name) → the object to use in its place. If the pickle calls it, this object is called.
         storage: returns the object for a persistent id.
 
     Raises:
@@ -203,10 +205,10 @@ class StoredTensor:
 
     Args:
         dtype: torch's name of the type, without `torch.`.
-        sizes: of its dimensions.
-        strides: of them, in elements.
-        path: of the file.
-        offset: of its first element in the file.
+        sizes: the sizes of its dimensions.
+        strides: the strides of its dimensions, in elements.
+        path: the file.
+        offset: where its first element begins in the file.
     """
 
     dtype: str
@@ -216,7 +218,7 @@ class StoredTensor:
     offset: int
 
     def run(self, first: int, count: int, begin: int) -> Run:
-        """`count` elements from `first` on; they begin at byte `begin` of a weight.
+        """The run of `count` elements from element `first` on, which begin at byte `begin` of a weight.
 
         Raises:
             CheckpointError: the tensor is not contiguous.
@@ -325,10 +327,10 @@ def _without_attributes(rebuild: Callable[..., Any], kind: Any, args: Any, state
 
 
 def numbers_of(values: Any) -> tuple[int, ...]:
-    """A shape, or the like.
+    """A shape, strides or offsets as a tuple of numbers.
 
     Raises:
-        CheckpointError: it has something else than numbers, or is too large for a shape.
+        CheckpointError: `values` contains something else than numbers, or too many.
     """
     numbers: tuple[Any, ...] = tuple(itertools.islice(values, _MAX_DIMENSIONS + 1))
     if len(numbers) > _MAX_DIMENSIONS or not all(
@@ -353,7 +355,8 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) 
     """
     item = ITEM_BYTES[tensor.dtype]
     strides = strides_of(sizes)
-    # From the last dimension on, as long as the part has all of it and its elements are contiguous.
+    # A run covers the inner dimensions: from the last one on, as long as the part has the whole dimension and its
+    # elements are contiguous.
     inner, count = len(sizes), 1
     while inner and (tensor.sizes[inner - 1] == 1 or tensor.strides[inner - 1] == count):
         inner -= 1

@@ -22,7 +22,7 @@ _OTHER_RANKS = re.compile(r".*_mp_rank_(?!00_)\d+_.*\.pt|.*mp_rank_(?!00_)\d+_mo
 
 
 def zero_folder(folder: _Path) -> _Path | None:
-    """The folder with the partitions: itself, or the one that `latest` names; None when there is none."""
+    """The folder with the partitions: the one that the file `latest` names, or `folder`; None if neither has any."""
     latest = folder / "latest"
     named = [folder]
     if latest.is_file():
@@ -43,10 +43,11 @@ def zero_files(folder: _Path) -> tuple[list[_Path], list[_Path]]:
         folder: see `zero_folder`.
 
     Returns:
-        The partitions of the optimizer, and the files of the model, of which there is one below stage 3; by rank.
+        The partitions of the optimizer, and the files of the model, both sorted by rank. Below stage 3 there is only
+        one file of the model.
 
     Raises:
-        CheckpointError: a rank's file is missing, or it was made with model parallelism.
+        CheckpointError: a rank's file is missing, or the checkpoint was made with model parallelism.
         OSError: the folder cannot be read.
     """
     files = list(folder.iterdir())
@@ -55,7 +56,7 @@ def zero_files(folder: _Path) -> tuple[list[_Path], list[_Path]]:
     partitions = _by_rank(_OPTIMIZER, files)
     models = _by_rank(_MODEL, files)
     if sorted(partitions) != list(range(len(partitions))) or 0 not in models:
-        raise CheckpointError(f"{folder.name} has no file of one of its ranks")
+        raise CheckpointError(f"{folder.name} lacks the file of a rank")
     return [partitions[rank] for rank in sorted(partitions)], [models[rank] for rank in sorted(models)]
 
 
@@ -66,7 +67,7 @@ def zero_weights(folder: ReadablePath) -> list[StoredWeight]:
         folder: see `zero_folder`.
 
     Raises:
-        CheckpointError: it is damaged, lacks a rank's file, or was made with model parallelism.
+        CheckpointError: the checkpoint is damaged, lacks a rank's file, or was made with model parallelism.
         OSError: a file cannot be read.
     """
     partitions, models = zero_files(folder)
@@ -104,7 +105,7 @@ def _shapes(model: Mapping[str, Any]) -> list[Mapping[str, tuple[int, ...]]]:
 
 
 def _trained(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Iterator[StoredWeight]:
-    """Of stages 1 and 2."""
+    """The trained weights under stages 1 and 2."""
     paddings: Any = states[0].get("param_alignment_paddings")
     for number, group in enumerate(_shapes(model)):
         parts = [cast("StoredTensor", state["single_partition_of_fp32_groups"][number]) for state in states]
@@ -138,7 +139,7 @@ def _check_all_used(used: int, there: int, align: int) -> None:
     """Check that the rest of a flat group is at most its alignment; more means an unknown layout."""
     if -(-used // align) != -(-there // align):
         raise CheckpointError(
-            f"{used} of {there} elements of a partition belong to a weight: its layout is not known"
+            f"{used} of {there} elements of a partition belong to a weight: the layout is not known"
         )
 
 
@@ -156,7 +157,7 @@ def _flat_runs(parts: Sequence[StoredTensor], first: int, count: int) -> list[Ru
 
 
 def _frozen(models: Sequence[Mapping[str, Any]], stage: int) -> Iterator[StoredWeight]:
-    """Weights that are not trained, where they were saved."""
+    """Weights that are not trained. A checkpoint may lack them."""
     shapes: dict[str, Any] = models[0].get("frozen_param_shapes") or {}
     for name, stated in shapes.items():
         fragments = [model["frozen_param_fragments"][name] for model in (models if stage == 3 else models[:1])]

@@ -47,13 +47,17 @@ class _CurrentStderr(logging.Handler):
 
 
 def _write_beside_bars(text: str) -> bool:
-    """Write a separate line where the program draws a tqdm bar, which would otherwise be on the same line."""
+    """If the program draws a tqdm bar, write the line through tqdm, which keeps it apart from the bar.
+
+    Returns:
+        Whether the line was written.
+    """
     module: Any = sys.modules.get("tqdm")
     try:
         if module is None or not len(module.tqdm._instances):
             return False
         module.tqdm.write(text, file=sys.stderr)
-    except (AttributeError, TypeError):  # not the tqdm that is known here
+    except (AttributeError, TypeError):  # another version of tqdm, or another module of that name
         return False
     return True
 
@@ -91,7 +95,7 @@ class ProgressLine:
         if done_bytes < total_bytes and rate > 0:
             text += f", {format_duration((total_bytes - done_bytes) / rate)} left"
         end = "\n" if done_bytes >= total_bytes else ""
-        sys.stderr.write(f"\r{printable(text).ljust(self._width)}{end}")  # covers a longer text before it
+        sys.stderr.write(f"\r{printable(text).ljust(self._width)}{end}")  # overwrites the whole previous text
         sys.stderr.flush()
         self._width = len(text)
 

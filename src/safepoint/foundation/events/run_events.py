@@ -99,7 +99,7 @@ class SetAside(Event):
 
 
 class BatchKept(Event):
-    """Another number of ranks: gradient accumulation was adapted so that a step sees the same samples."""
+    """The number of ranks changed; gradient accumulation was adapted, so that a step still has as many samples."""
 
     world_size_before: int
     world_size: int
@@ -197,9 +197,10 @@ class StepGivenUp(Event):
 
 
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
-    """The state of a step is in memory, or being copied there; with `is_wanted` it will become a checkpoint.
+    """The state of a step is in memory, or is being copied there. If `is_wanted`, it will become a checkpoint.
 
-    Snapshots for memory only are reported at most every ten seconds; `count` is their number since the last report.
+    Snapshots that will not become checkpoints are reported at most every ten seconds; `count` is their number since
+    the last report.
     """
 
     step: int
@@ -278,9 +279,9 @@ class Pruned(Event, cause="reason"):
 
 
 class Failed(Event, is_quiet=True, cause="reason"):
-    """A rank or the whole start ended with an error; `rank` is None where no rank caused it.
+    """A rank, or all of a launcher's ranks, ended with an error; `rank` is None if no rank caused the error.
 
-    The exit code of a rank that was killed is the negative number of the signal; `error` is the program's exception.
+    If a signal killed the rank, `exit_code` is the negative number of the signal. `error` is the script's exception.
     """
 
     rank: int | None

@@ -28,7 +28,7 @@ class Event(ABC):
     Args:
         is_warning: whether it is a warning on the console.
         is_quiet: whether it is written to the stream, and to the console only with `-v`.
-        cause: the field with the trigger, the signal or the reason: the record's `cause`.
+        cause: the name of the field that is also written as `cause`: the trigger, the signal or the reason.
     """
 
     is_warning: ClassVar[bool]
@@ -62,7 +62,7 @@ class EventLog:
     """Appends events as JSON lines to files; several processes may append to the same one.
 
     Args:
-        paths: the files; None stands for none.
+        paths: the files. None is ignored.
         actor: who writes: `rank 3`, `launcher`, `keeper`, or `mover` for the uploader.
     """
 
@@ -88,7 +88,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The records in a stream of events, oldest first, each with a string `event`; other lines are left out."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         while line := file.readline(MAX_BYTES):
-            if line.endswith(b"\n"):  # otherwise a crash has cut it off
+            if line.endswith(b"\n"):  # a line without its end was cut off by a crash
                 with contextlib.suppress(ValueError):
                     record = parse_object(line)
                     if isinstance(record.get("event"), str):

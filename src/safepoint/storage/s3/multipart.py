@@ -33,7 +33,7 @@ _Parts = Mapping[int, tuple[int, int]]
 
 
 def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
-    """The size of a source's parts; the same in every process, so that another one can continue the upload."""
+    """The size of a source's parts; the same in every process, so that another process can continue the upload."""
     least = -(-size_bytes // _MAX_PARTS)
     if not is_stream:
         # Large parts are faster on a link with high latency. Small parts lose less when the connection breaks.
@@ -58,9 +58,10 @@ def upload_in_parts(
     Args:
         uploads: the bucket.
         key: within the bucket.
-        source: of more than one part; a file does not change meanwhile.
+        source: a file or stream of more than one part. A file must not change during the upload.
         size_bytes: its size.
-        has_arrived: whether there is an object of this ETag; called when the answer to the last request was lost.
+        has_arrived: takes an ETag, and returns whether the object has it; called if the server may have completed the
+            upload already, in a request whose answer was lost.
         fence: see `Store.upload`.
         progress: see `Store.upload`.
         deadline_s: see `Store.upload`.
@@ -68,7 +69,7 @@ def upload_in_parts(
     Raises:
         ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of the writer that replaced this one.
         StorageError: the request was refused, or the source has another size than announced.
-        TransientError: what has arrived is not what was sent, again and again.
+        TransientError: a request failed until the deadline, or what arrived is not what was sent.
     """
     part_bytes = part_bytes_of(size_bytes, is_stream=isinstance(source, Content))
     starts = range(0, size_bytes, part_bytes)
@@ -95,10 +96,10 @@ def _ignore(num_bytes: int) -> None:
 
 
 def _read_back(uploads: S3Requests, key: str, part: tuple[int, int], md5: bytes, deadline_s: float | None) -> None:
-    """Compare a part of the object, because the server's ETag does not show what has arrived.
+    """Read a part of the object back and compare its MD5, because the server's ETag is not an MD5.
 
     Raises:
-        TransientError: it is not what was sent.
+        TransientError: the part is not what was sent.
     """
     found = hashlib.md5(usedforsecurity=False)
     uploads.get(key, found.update, start=part[0], length=part[1], deadline_s=deadline_s)
@@ -194,7 +195,7 @@ class _StreamInParts:
         """Add the next bytes.
 
         Raises:
-            StorageError: a part could not be sent, or there are more bytes than parts.
+            StorageError: a part could not be sent, or the stream has more bytes than all parts together.
         """
         self.num_bytes += len(block)
         while block:
@@ -245,7 +246,8 @@ def _complete(uploads: S3Requests, upload: UploadId, etags: dict[int, str], dead
             if clock.monotonic_s() + _PAUSE_S > deadline_s:
                 raise
             clock.sleep(_PAUSE_S)
-            # Ceph RGW and moto answer 500 when the upload is gone; a request for its parts is answered with 404.
+            # If the upload does not exist any more, Ceph RGW and moto answer 500. The request for its parts then
+            # raises ObjectNotFoundError.
             next(uploads.parts(upload, deadline_s=deadline_s), None)
         else:
             return
@@ -275,7 +277,7 @@ def _begin_or_continue(
             if etags:
                 continued = upload, etags
             else:
-                # Otherwise a writer that was replaced could complete it, and overwrite the new object.
+                # A writer that this one replaced could still complete this upload, and overwrite the new object.
                 uploads.abort(upload, deadline_s=deadline_s)
     return continued or (uploads.begin(key, deadline_s=deadline_s), {})
 

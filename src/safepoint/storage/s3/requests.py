@@ -70,7 +70,7 @@ class PartOnServer:
 
     Args:
         number: from 1.
-        etag: as the server names it; the MD5 of the part on most servers.
+        etag: the ETag that the server reports; on most servers, the MD5 of the part.
         size_bytes: its size.
     """
 
@@ -98,7 +98,7 @@ class S3Requests:
 
     Args:
         bucket: the bucket.
-        options: endpoint and credentials; keys must be there (`StorageOptions.has_keys`).
+        options: endpoint and credentials; static keys are required (`StorageOptions.has_keys`).
     """
 
     def __init__(self, bucket: str, options: StorageOptions) -> None:
@@ -155,7 +155,10 @@ class S3Requests:
     def _list(
         self, key: str, query: Mapping[str, str], markers: Mapping[str, str], name: str, deadline_s: float | None
     ) -> Iterator[ElementTree.Element]:
-        """The elements called `name` of all pages; `markers` are those of the next page: parameter → element."""
+        """The elements called `name` of all pages.
+
+        `markers` says how to request the next page: query parameter → element of this page with the value.
+        """
         marker: dict[str, str] = {}
         while True:
             page = self._call(_Request(method="GET", key=key, query={**query, **marker}), deadline_s).xml
@@ -173,7 +176,7 @@ class S3Requests:
     ) -> str:
         """Send `source`, whose MD5 is `md5`, as part `number` and return its ETag.
 
-        Servers compare `Content-MD5`. Of those that do not, the ETag of the answer shows what has arrived.
+        Most servers compare `Content-MD5`. With other servers, the ETag of the answer shows what has arrived.
         """
         query = {"partNumber": str(number), "uploadId": upload.upload_id}
         headers = {"content-md5": base64.b64encode(md5).decode()}
@@ -185,7 +188,7 @@ class S3Requests:
 
         Raises:
             ObjectNotFoundError: there is no such upload: it was aborted, or an earlier try completed it.
-            TransientError: it is not known whether it happened.
+            TransientError: it is not known whether the server has completed the upload.
         """
         parts = "".join(
             f'<Part><PartNumber>{number}</PartNumber><ETag>"{etag}"</ETag></Part>'
@@ -196,7 +199,7 @@ class S3Requests:
         self._call(_Request(method="POST", key=upload.key, query=query, body=body), deadline_s, most_tries=1)
 
     def abort(self, upload: UploadId, *, deadline_s: float | None) -> None:
-        """Forget an upload and its parts."""
+        """Let the server delete an unfinished upload and its parts."""
         self._call(_Request(method="DELETE", key=upload.key, query={"uploadId": upload.upload_id}), deadline_s)
 
     def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:
@@ -224,7 +227,7 @@ class S3Requests:
                     raise TransientError(f"the answer for {what} was cut off")
                 sink(buffer[:count])
                 done += count
-            response.read(1)  # the end, so that the connection can be used again
+            response.read(1)  # receive the end of the answer, so that the connection can be used again
 
         def request() -> _Request:
             headers = {"range": f"bytes={start + done}-{start + length - 1}"}
@@ -235,7 +238,7 @@ class S3Requests:
             try:
                 self._exchange(request, what, receive, deadline_s)
             except TransientError:
-                if done == before:  # progress resets the deadline
+                if done == before:  # otherwise read on; without `deadline_s`, the time limit begins again
                     raise
 
     def _check_range(self, response: http.client.HTTPResponse, what: str, *, first: int, end: int) -> None:
@@ -255,7 +258,8 @@ class S3Requests:
                 raise _refusal(response.status, data, what)
             root = _parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
             etag = (response.headers.get("ETag") or "").strip('"')
-            # With other keys than the server's own, an ETag is no MD5; such servers compare Content-MD5.
+            # If the object is encrypted with another key than the server's own, its ETag is not an MD5. Servers that
+            # support such keys compare Content-MD5.
             is_encrypted = response.headers.get(_ENCRYPTION, "AES256") != "AES256"
             is_encrypted = is_encrypted or f"{_ENCRYPTION}-customer-algorithm" in response.headers
             if request.md5 not in {"", etag} and is_md5(etag) and not is_encrypted:
@@ -331,7 +335,7 @@ class S3Requests:
                 return http.client.HTTPSConnection(self._netloc, timeout=timeout_s, context=self._tls)
             return http.client.HTTPConnection(self._netloc, timeout=timeout_s)
         connection.timeout = timeout_s
-        if connection.sock is not None:  # the server has closed it otherwise, and it opens itself again
+        if connection.sock is not None:  # None: the server closed it, and http.client opens it again
             connection.sock.settimeout(timeout_s)
         return connection
 
@@ -368,7 +372,7 @@ def is_md5(etag: str) -> bool:
 
 
 def md5_of(source: bytes | memoryview | FilePart) -> bytes:
-    """The MD5 of bytes, or of a part of a file as far as it reaches."""
+    """The MD5 of bytes, or of a part of a file; of a file that ends earlier, the MD5 up to its end."""
     if not isinstance(source, FilePart):
         return hashlib.md5(source, usedforsecurity=False).digest()
     md5, left = hashlib.md5(usedforsecurity=False), source.size_bytes
@@ -383,7 +387,7 @@ def md5_of(source: bytes | memoryview | FilePart) -> bytes:
 def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview | FilePart) -> None:
     socket = connection.sock
     if not isinstance(body, FilePart):
-        for begin in range(0, len(body), _BLOCK_BYTES):  # the socket's timeout is for each
+        for begin in range(0, len(body), _BLOCK_BYTES):  # in blocks, because the timeout applies to each call
             socket.sendall(body[begin : begin + _BLOCK_BYTES])
         return
     start, end = body.start, body.start + body.size_bytes
@@ -413,13 +417,14 @@ def _tls_context(options: StorageOptions) -> ssl.SSLContext:
 
 
 def _parsed(data: bytes, what: str) -> ElementTree.Element:
-    # No entity is ever defined in these answers; without a DTD none can be expanded.
+    # The answers of S3 define no entities. An answer that does is refused, because entities can expand without end.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise StorageError(
             f"{what}: the answer is not that of an S3 server",
             hint="check that the endpoint is the store itself, and not a proxy or a web console",
         )
-    # Not every server escapes the names of strangers' uploads. These characters are not valid in XML, nor in keys.
+    # Not every server escapes control characters in the names of other programs' uploads. They are valid neither in
+    # XML nor in keys.
     root = ElementTree.fromstring(_NO_XML.sub(b"\x7f", data))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]

@@ -27,7 +27,7 @@ def retry(
         most_tries: how many attempts there may be; None: limited by the deadline only.
 
     Raises:
-        TransientError: the last one, when the deadline has come.
+        TransientError: the error of the last attempt, when the deadline has come or `most_tries` attempts were made.
     """
     if deadline_s is None:
         deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S

@@ -36,7 +36,7 @@ def signed_headers(
         secret_access_key: credentials.
         session_token: credentials, when they are temporary.
         region: of the bucket.
-        now: when it is sent; the wall clock when None.
+        now: when the request is sent; the wall clock when None.
     """
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
