@@ -53,7 +53,7 @@ def parse_object(
         level = [item for content in contents for item in content if isinstance(item, dict | list)]
         if not level:
             return cast("dict[str, Any]", record)
-    raise ValueError(f"it has more than {_MAX_DEPTH} levels of objects and lists")
+    raise ValueError(f"it has objects or lists nested deeper than {_MAX_DEPTH} levels")
 
 
 def read_object(
