@@ -217,6 +217,6 @@ def test_killed_keeper_is_replaced(reference: Path, when: str, tmp_path: Path) -
     assert_same_run(output, reference)
     assert_all_valid(output)
     failed = [event["reason"] for event in read_events(output, "save_failed")]
-    assert failed == (["the keeper died while it was being written"] if when == "writing" else [])
+    assert failed == (["the keeper died while it was writing the snapshot"] if when == "writing" else [])
     assert len(read_events(output, "attempt_started")) == 1
     assert_nothing_left(job, temp, [first, *second])

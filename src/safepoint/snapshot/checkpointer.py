@@ -1,4 +1,4 @@
-"""`save` and `load` for a plain PyTorch loop of one process, which continues during a save.
+"""`save` and `load` for a plain PyTorch loop of one process. The loop continues during a save.
 
 Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot that the
 keeper writes, commits and prunes. Without memory for a snapshot, `save` fails. `safepoint.session` has no
@@ -50,8 +50,8 @@ class Saving:
     Args:
         step: of the checkpoint.
         path: the checkpoint's folder, once it is committed.
-        snapshotter: has the snapshot.
-        torn: steps whose snapshots were given up.
+        snapshotter: holds the snapshot.
+        torn: steps whose snapshots were discarded, because parameters changed during the copy.
     """
 
     def __init__(self, step: int, path: Path, snapshotter: Snapshotter, torn: set[int]) -> None:
@@ -102,7 +102,7 @@ class Checkpointer:
         slots: how many snapshots may be in memory; None for one, or three if the state is small.
 
     Raises:
-        ConflictError: another run writes there, or this process is one of several ranks.
+        ConflictError: another run writes to `folder`, or this process is one of several ranks.
         SaveError: the keeper cannot be started.
         StorageError: the folder cannot be used.
         ValueError: `keep` is invalid.
@@ -176,7 +176,7 @@ class Checkpointer:
         """Allocate the memory for snapshots of `state`, in the background.
 
         Args:
-            state: as for `save`; an optimizer that has not stepped counts with two moments for each parameter.
+            state: as for `save`. An optimizer counts as two moments for each parameter, also before its first step.
             is_waiting: whether to wait until the memory is allocated.
 
         Raises:
@@ -208,7 +208,7 @@ class Checkpointer:
         Args:
             state: name → module, optimizer, any object with `state_dict`, or plain values and tensors.
             step: optimizer steps done.
-            trigger: why.
+            trigger: why the checkpoint is saved.
 
         Raises:
             ValueError: a name is not valid as a file's name.
@@ -259,13 +259,13 @@ class Checkpointer:
         """Load the newest valid checkpoint into `state`.
 
         Args:
-            state: as for `save`. Objects with `load_state_dict` load theirs; dictionaries are updated.
+            state: as for `save`. Objects with `load_state_dict` load the saved value; dictionaries are updated.
 
         Returns:
             The step, or None when the folder holds no checkpoint.
 
         Raises:
-            KeyError: the checkpoint has no such value.
+            KeyError: the checkpoint has no file for one of the names.
             NothingValidError: there are checkpoints, and none of them is valid.
             TypeError: a value is neither a dictionary nor has `load_state_dict`.
         """
@@ -338,7 +338,7 @@ class StateImages:
         return (value.state_dict() if hasattr(value, "state_dict") else value), False
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Release the tensors of these files, which were created for one save only."""
+        """Release the layouts of these files, and with them their tensors, which were created for one save only."""
         for path in paths:
             self._images.pop(path.removesuffix(".pt"), None)
 
@@ -351,7 +351,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
         state: name → an object with `load_state_dict`, or a dictionary, which is updated.
 
     Raises:
-        KeyError: the checkpoint has no such value.
+        KeyError: the checkpoint has no file for one of the names.
         TypeError: a value cannot be loaded into.
     """
     for key, value in state.items():

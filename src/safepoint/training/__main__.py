@@ -1,6 +1,6 @@
-"""`python -m safepoint.training SCRIPT [ARGS…]`, or `-m MODULE [ARGS…]`: one rank, the script unchanged.
+"""`python -m safepoint.training SCRIPT [ARGS…]`, or `-m MODULE [ARGS…]`: runs an unchanged script as one rank.
 
-Run it under `safepoint run`, under torchrun, or alone; the options of `safepoint run` are read from SAFEPOINT_*.
+Run it under `safepoint run`, under torchrun, or alone. The variables SAFEPOINT_* hold the options of `safepoint run`.
 """
 
 import sys

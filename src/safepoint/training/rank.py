@@ -93,7 +93,7 @@ def _run_to_its_end(context: RankContext, arguments: list[str]) -> int:
 
 
 def _finish_uploads(context: RankContext, code: int) -> int:
-    """Wait for the uploads; a training whose end is not in the object store has not succeeded."""
+    """Wait for the uploads. Returns the exit code: not 0 if the end of the training is not in the object store."""
     uploads = context.uploads
     if code == ExitCode.OK:
         uploads.adopt_scripts_model()
@@ -102,7 +102,7 @@ def _finish_uploads(context: RankContext, code: int) -> int:
     missing = uploads.missing(is_complete=is_complete)
     if code != ExitCode.OK or not missing:
         return code
-    if is_complete:  # otherwise an event has reported it
+    if is_complete:  # if not, an event has reported what is missing
         _log.error("%s", missing)
     context.record.ended(ExitCode.STORAGE, missing)
     return ExitCode.STORAGE
@@ -135,7 +135,8 @@ def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> No
     """End the process without tearing the interpreter down.
 
     The tear-down takes longer than the save of a small model, and it can hang: the destructor of torch's gloo group
-    joins threads that wait for the interpreter's lock, which it holds. Threads and exit handlers are finished here.
+    joins threads that wait for the interpreter's lock, while it holds this lock. So this function itself waits for
+    threads, and runs the exit handlers.
     """
     if wait_for_threads:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
@@ -149,7 +150,7 @@ def _exit_with(launcher_pid: int | None) -> None:
     if launcher_pid is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-    if os.getppid() != launcher_pid:  # it died before the call
+    if os.getppid() != launcher_pid:  # the launcher died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -38,7 +38,7 @@ class Captured:
     """The images and files of one run of a save routine.
 
     Args:
-        root: the folder that it wrote to.
+        root: the folder that the routine wrote to.
     """
 
     def __init__(self, root: Path) -> None:
@@ -49,13 +49,13 @@ class Captured:
         """Keep an image, and write a note in place of its file; the routine may move or delete the note.
 
         Raises:
-            OSError: the note cannot be written, as the file could not have been.
+            OSError: the note cannot be written. The routine's own write would have failed too.
         """
         (self.root / image.path).write_bytes(_NOTE + str(len(self.images)).encode())
         self.images.append(image)
 
     def relative(self, target: Any) -> str | None:
-        """The path of `target` below the folder; None when it is elsewhere."""
+        """The path of `target` below the folder; None when `target` is elsewhere."""
         if not isinstance(target, str | os.PathLike):
             return None
         path = os.path.abspath(cast("str", target))
@@ -73,12 +73,12 @@ class Capture:
         self._reported: set[str] = set()
 
     def prepare(self) -> None:
-        """Search all imported modules; this takes longer than a save, so call it before the first step."""
+        """Search all imported modules for the functions to replace. Call it before the first step: it takes long."""
         self._patch.find(_originals())
 
     @contextlib.contextmanager
     def below(self, root: Path) -> Generator[Captured]:
-        """Capture what goes below `root`, an absolute path; calls for other places write as usual."""
+        """Capture the files that are saved below `root`, an absolute path; other files are written as usual."""
         captured = Captured(root)
         save, *others = _originals()
         replacements = {save: self._saving_with_torch(captured, save)}
@@ -161,7 +161,7 @@ class Capture:
         """The images of everything that the routine has saved or written.
 
         Raises:
-            OSError: a file that it wrote cannot be read.
+            OSError: a file that the routine wrote cannot be read.
         """
         images: list[Image] = []
         for path, status in walk_files(captured.root):
@@ -183,7 +183,7 @@ class Capture:
 
 
 def _are_usual(options: Mapping[str, Any]) -> bool:
-    """Whether these options of `torch.save` are its defaults, under which an image has the same bytes."""
+    """Whether these options of `torch.save` have their default values; the layout of an image assumes them."""
     return all(name in _USUAL and _USUAL[name] == value for name, value in options.items())
 
 

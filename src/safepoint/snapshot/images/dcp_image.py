@@ -1,8 +1,8 @@
 """The image of a file that the file system writer of torch.distributed.checkpoint writes.
 
 The format is DCP's: the items of one rank, one after the other, each as `torch.save` would write it to a file of its
-own; the metadata say where each begins. Tensors come first here, so that the length of a number that is saved with
-them does not change their places.
+own; the metadata say where each begins. In an image the tensors come first, so that their
+offsets do not depend on the length of the other items, such as numbers.
 """
 
 import functools
@@ -21,7 +21,7 @@ from safepoint.snapshot.images.torch_image import UncomposableError, pickle_lone
 
 _ALIGNMENT = 64
 _PREFIX = "archive"
-"""What `torch.save` calls an archive that is not a file."""
+"""The name inside an archive that `torch.save` writes to a buffer instead of a file."""
 
 
 class _Lone(NamedTuple):
@@ -60,7 +60,7 @@ class DcpImages:
         """The image of what the writer writes now, and the results that it returns.
 
         Args:
-            items: what, with the tensor or the `io.BytesIO` that the planner has for it.
+            items: each item to write, with the tensor or the `io.BytesIO` to which the planner resolves it.
         """
         tensors: list[torch.Tensor] = []
         described: list[_Item] = []

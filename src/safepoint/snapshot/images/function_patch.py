@@ -10,14 +10,14 @@ Function = Callable[..., Any]
 
 
 class FunctionPatch:
-    """Remembers where the functions' names are, because searching all modules takes longer than a save."""
+    """Remembers in which modules, and under which names, functions are. Searching them takes longer than a save."""
 
     def __init__(self) -> None:
         self._places: list[tuple[dict[str, Any], str, Function]] = []
         self._seen: set[int] = set()
 
     def find(self, originals: list[Function]) -> None:
-        """Search the modules that are new; each is searched once, when its import has ended."""
+        """Search the modules that were imported since the last call, and whose import has ended."""
         wanted = {id(function): function for function in originals}
         for module in list(sys.modules.values()):
             if id(module) not in self._seen and isinstance(module, type(os)) and not _is_being_imported(module):
@@ -34,7 +34,7 @@ class FunctionPatch:
         self.find(list(replacements))
         replaced: list[tuple[dict[str, Any], str, Function]] = []
         for namespace, name, function in self._places:
-            if function in replacements and namespace.get(name) is function:  # it was not wrapped since
+            if function in replacements and namespace.get(name) is function:  # the name still refers to the original
                 namespace[name] = replacements[function]
                 replaced.append((namespace, name, function))
         try:

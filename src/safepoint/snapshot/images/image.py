@@ -14,10 +14,10 @@ class Piece(NamedTuple):
 
     Args:
         offset: in the file.
-        num_bytes: how many; contiguous in memory.
-        address: where they are, on the device.
-        base: where the storage begins; tensors that share memory have the same.
-        owner: the storage or tensor that they belong to; holding it keeps them valid.
+        num_bytes: how many bytes; they are contiguous in memory.
+        address: of the first byte, on the device.
+        base: the address where the storage begins; tensors that share memory have the same base.
+        owner: the storage or tensor that holds the bytes; while it is referenced, the address stays valid.
         device: `cpu`, `cuda`, …
     """
 
@@ -36,9 +36,10 @@ class Image:
     Args:
         path: relative to the checkpoint, with `/`.
         size_bytes: of the finished file.
-        literals: (offset, content) of everything that is known already.
+        literals: (offset, content) of the bytes that are known already.
         fixed: more literals; the same object as in the last image when none of them has changed.
-        pieces: everything that is still to be copied, by offset; the same object when nothing has changed.
+        pieces: the bytes that are still to be copied, in the order of their offsets; the same object as in the last
+            image when nothing but their content has changed.
         archives: the archives in the file, in their order.
     """
 

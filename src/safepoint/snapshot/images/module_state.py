@@ -1,7 +1,7 @@
 """State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes.
 
-Making and comparing state dicts takes most of the time at a boundary. So the last one is returned again while every
-tensor has the same address, type, shape and strides (`TensorPlaces`).
+Making and comparing state dicts takes most of the time at a boundary. So the last state dict is returned again while
+every tensor has the same address, type, shape and strides (`TensorPlaces`).
 """
 
 import itertools
@@ -17,10 +17,10 @@ class ModuleState:
 
     `state_dict` makes new tensors and walks the whole tree, which takes longer than all else at a boundary. As long
     as every submodule has the same parameters and buffers, the last state dict is still valid: its tensors share the
-    memory of the module's.
+    memory of the module's tensors.
 
     Args:
-        module: whose state.
+        module: the module.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -47,7 +47,7 @@ class ModuleState:
         self._tables, self._entries = [], []
         for module in self.module.modules():
             if _has_custom_state(module):
-                self._counts = [-1]  # never holds
+                self._counts = [-1]  # equal to no list of lengths, so `_holds` returns False
                 return
             tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
             # A hook or a state_dict method that is added later makes one of these longer.
@@ -74,7 +74,7 @@ class OptimizerState:
     """The state of one optimizer over many saves.
 
     Args:
-        optimizer: whose state.
+        optimizer: the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -89,7 +89,7 @@ class OptimizerState:
         self._places = TensorPlaces([])
 
     def state_dict(self) -> dict[str, Any]:
-        """What `optimizer.state_dict()` returns; `state` is the object of the last call while that is valid."""
+        """What `optimizer.state_dict()` returns; `state` is the same object as in the last call while it is valid."""
         self.is_sure = _packs_as_torch(self.optimizer) and self._last is not None and self._holds()
         if not _packs_as_torch(self.optimizer):
             self._last = None
@@ -119,7 +119,7 @@ class OptimizerState:
         self._outline = _outline_of(self.optimizer)
         self._places = TensorPlaces(values)
         self._indices = [group["params"] for group in packed["param_groups"]]
-        # Copies of the containers: an optimizer adds to its own.
+        # The dictionaries are copied, because the optimizer adds entries to its own ones.
         self._last = {key: dict(one) for key, one in state.items()}
 
     def _holds(self) -> bool:
@@ -186,7 +186,8 @@ _data_ptr: Any = torch.Tensor.data_ptr
 class TensorPlaces:
     """Remembers the addresses, types, shapes and strides of tensors, all of which can change in place.
 
-    Where torch has it, its guard of compiled functions compares types, shapes and strides of all tensors in one call.
+    `TensorGuards`, which torch uses for compiled functions, compares types, shapes and strides of all tensors in one
+    call. Without this class, they are compared in lists.
 
     Args:
         values: tensors; other values are ignored.
@@ -201,7 +202,7 @@ class TensorPlaces:
             # An empty view has no address, so a change of its storage cannot be seen.
             empty = [tensor for tensor, address in zip(self._tensors, self._addresses, strict=True) if not address]
             self._can_compare = not any(tensor.untyped_storage().nbytes() for tensor in empty)
-        except RuntimeError:  # sparse, or a wrapper around others
+        except RuntimeError:  # a sparse tensor, or one that wraps other tensors
             self._can_compare = False
 
     def _addresses_now(self) -> list[int]:

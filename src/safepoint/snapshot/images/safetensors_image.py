@@ -17,11 +17,12 @@ def compose_safetensors(
 
     Args:
         path: see `Image`.
-        tensors: by name; none of them is read.
+        tensors: by name; their content is not read.
         metadata: strings for the header.
 
     Returns:
-        The image, or None where the library itself must write the file: it refuses some tensors, and has more types.
+        The image, or None when the library itself must write the file, or refuse to: for tensors whose type or
+        layout this function does not support, that share memory, or whose names are invalid.
     """
     if metadata is not None and not all(type(k) is str and type(v) is str for k, v in metadata.items()):
         return None

@@ -53,7 +53,7 @@ class StorageRecords:
             records.append(_Record(f"{prefix}/data/{number}", size, self.end))
             self.end = records[-1].end
         self.places = [record.data for record in records]
-        """Where the data of each begins."""
+        """Where the data of each storage begins."""
         self.literals = tuple(literal for record in records for literal in record.literals)
         self.central = b"".join(record.central for record in records)
 
@@ -73,11 +73,11 @@ class Layout(NamedTuple):
 
 
 def lay_out(storages: StorageRecords, pickled: bytes) -> Layout:
-    """Put everything else behind the storages.
+    """Lay out a whole archive: the records of the storages, then the pickle and the small records.
 
     Args:
-        storages: their records.
-        pickled: the pickle, which refers to them.
+        storages: the records of the storages.
+        pickled: the pickle, which refers to the storages.
     """
     offset = storages.end
     small: list[tuple[_Record, bytes]] = []
@@ -151,17 +151,17 @@ def _end_of(count: int, size: int, offset: int) -> bytes:
     return wide + _END.pack(0x06054B50, 0, 0, short_count, short_count, size, min(offset, _WIDE), 0)
 
 
-# ---- reading it again, to fill in the checksums --------------------------------------------------------------------
+# ---- finding the records of a written archive, to fill in their checksums ------------------------------------------
 
 
 class Record(NamedTuple):
-    """One record of an archive; all places are those in the file.
+    """One record of an archive. All offsets are from the beginning of the file.
 
     Args:
         data: where its data begins.
         size: of the data, in bytes.
         end: of its descriptor, which stands behind the data.
-        checksums: where its CRC-32 belongs, in 4 bytes each.
+        checksums: the two offsets at which its CRC-32 is stored, 4 bytes each.
     """
 
     data: int
@@ -171,10 +171,10 @@ class Record(NamedTuple):
 
 
 def records_of(archive: Archive, view: Callable[[int, int], memoryview]) -> Iterator[Record]:
-    """The records of an archive whose headers and directory are there, in the directory's order.
+    """The records of an archive whose headers and directory are already written, in the directory's order.
 
     Args:
-        archive: where it is.
+        archive: where the archive is in the file.
         view: returns the part of the file at (start, length).
     """
     entry = archive.directory
@@ -192,7 +192,7 @@ def records_of(archive: Archive, view: Callable[[int, int], memoryview]) -> Iter
 
 
 def _wide(size: int, start: int, extra: memoryview) -> tuple[int, int]:
-    """Sizes and offsets of 4 GiB and more are stored in the entry's extra field."""
+    """The size and the offset of a record: its extra field replaces a value of 4 GiB or more."""
     if size < _WIDE and start < _WIDE:
         return size, start
     values = list(struct.unpack(f"<{(len(extra) - 4) // 8}Q", extra[4:]))

@@ -34,7 +34,7 @@ class _Reference(NamedTuple):
 
 
 class _Entry:
-    """What each save needs of a storage, read once."""
+    """The facts about a storage that each save needs; they are read once."""
 
     __slots__ = ("address", "data", "device", "num_bytes", "storage")
 
@@ -47,7 +47,7 @@ class _Entry:
 
 
 class _Storages:
-    """The storages of one archive: each once, numbered as they come."""
+    """The storages of one archive: each once, numbered in the order in which they are added."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}
@@ -67,7 +67,7 @@ class _Storages:
         return number
 
     def borrow(self, before: "_Storages") -> bool:
-        """Begin with all storages of `before`, which does not change; False if there are storages already."""
+        """Begin with all storages of `before`, which is left unchanged; False if this object already has storages."""
         if self.entries:
             return False
         self.numbers, self.entries = before.numbers, before.entries
@@ -146,7 +146,7 @@ def pickle_lone_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     """The pickle of a contiguous tensor on the CPU whose data is the archive's first storage.
 
     Raises:
-        UncomposableError: torch keeps this type in another way.
+        UncomposableError: torch saves tensors of this type in another way.
     """
     if dtype not in _storage_names:
         raise UncomposableError(f"{dtype} is not known")
@@ -174,7 +174,7 @@ class _Seen:
 
     def is_still(self, tensor: torch.Tensor, storages: _Storages) -> bool:
         """Whether `tensor` is pickled to the same bytes; if so, its storage is added to `storages`."""
-        # Also when it is the same object: its shape, its strides and requires_grad can be changed in place.
+        # The same object is compared too: its shape, its strides and requires_grad can be changed in place.
         if tensor.data_ptr() != self.address or _meta(tensor) != self.meta:
             return False
         if tensor is not self.tensor:
@@ -194,7 +194,7 @@ class _Seen:
 
 
 class _Chunk:
-    """The pickle of one value, and what the value was."""
+    """The pickle of one value, and the value's outline at that time."""
 
     def __init__(self, value: Any, storages: _Storages) -> None:
         buffer = io.BytesIO()
@@ -233,7 +233,7 @@ _SCALARS = {str, int, float, bool, bytes, type(None)}
 
 
 def _outline(value: Any, found: list[Any]) -> bool:
-    """Add everything that the pickle of `value` depends on to `found`; False when it is not plain."""
+    """Add to `found` everything that the pickle of `value` depends on; False when `value` is not plain."""
     kind = cast("Any", type(value))
     if kind in {torch.Tensor, torch.nn.Parameter}:
         found.append(value)
@@ -248,7 +248,7 @@ def _outline(value: Any, found: list[Any]) -> bool:
         return all(type(key) in _SCALARS for key in keys) and all(_outline(item, found) for item in value.values())
     if kind in {list, tuple}:
         found.extend((kind, len(value)))
-        if all(type(item) in _SCALARS for item in value):  # hundreds of parameters' numbers
+        if all(type(item) in _SCALARS for item in value):  # fast for an optimizer's parameter numbers
             found.extend(value)
             return True
         return all(_outline(item, found) for item in value)
@@ -281,7 +281,7 @@ class TorchImages:
                 same tensors as in the last call if it is the same object.
 
         Raises:
-            UncomposableError: a storage is on a device that is not known here.
+            UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.
             Exception: any error of pickling.
         """
         storages = _Storages()

@@ -1,6 +1,6 @@
 """The keeper's process: `python -m safepoint.snapshot.keeper PLAN`. It imports no torch.
 
-For each rank a thread receives its messages, one thread writes checkpoints, and the main thread waits for the end.
+Each rank's messages are received by a thread of their own. One thread writes checkpoints. The main thread waits.
 The keeper ends when its owner has ended, no rank is connected, and nothing is left to write. It ignores the signals
 that end ranks.
 

@@ -45,11 +45,11 @@ class _Keeper:
         if self._plan.owner_pid is None:
             self._owner_was_killed = True
             while os.read(0, 4096):
-                self._owner_was_killed = False  # it writes to the pipe before it closes it
+                self._owner_was_killed = False  # an owner that was not killed writes before it closes the pipe
             return
         try:
             descriptor = os.pidfd_open(self._plan.owner_pid)
-        except OSError:  # not every sandbox has it
+        except OSError:  # some sandboxes do not support this call
             while Path(f"/proc/{self._plan.owner_pid}").exists():
                 clock.sleep(_LOOK_EVERY_S)
             return
@@ -104,7 +104,7 @@ class _Keeper:
 
 
 def _main(arguments: list[str]) -> None:
-    # Platforms signal every process of a job; this one ends after the ranks whose snapshots it writes.
+    # Platforms signal every process of a job. The keeper must not end before the ranks whose snapshots it writes.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     _Keeper(KeeperPlan(**json.loads(arguments[0]))).run()

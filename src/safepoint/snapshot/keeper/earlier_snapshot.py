@@ -20,11 +20,11 @@ from safepoint.snapshot.protocol.messages import CheckpointFacts, EarlierSnapsho
 
 
 class EarlierSnapshotLinks:
-    """Makes the links.
+    """Finds the newest snapshot of the earlier ranks, and makes the links to its files.
 
     Args:
         state: of the keeper.
-        scratch: where the folder of links is made; None for the system's folder.
+        scratch: where the folder of links is made; None for the system's temporary folder.
     """
 
     def __init__(self, state: KeeperState, scratch: str | None) -> None:
@@ -40,11 +40,11 @@ class EarlierSnapshotLinks:
         earlier = self._state.earlier
         if earlier is None:
             return None
-        # Even if no snapshot is complete: the rank that asks is about to clean the folder that is written to.
+        # Also if no snapshot is complete: the calling rank will clean the folder, so no write may be in progress.
         self._state.changed.wait_for(lambda: self._state.is_done(earlier))
         newest = earlier.registry.newest_complete
         if newest is None or newest.facts is None or newest.facts.num_nodes > 1:
-            return None  # of several nodes, each has only its own ranks' files in memory
+            return None  # this node has only the files of its own ranks in memory
         is_durable = newest.progress == Progress.DURABLE
         try:
             sources = sorted(merge(earlier.sources(newest)), key=attrgetter("path"))
@@ -77,15 +77,15 @@ def _saved_files(facts: CheckpointFacts) -> dict[str, FileEntry]:
 
 
 def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
-    """Make a file of a complete snapshot: a link to the descriptor of its block, which this process holds.
+    """Make a file of a complete snapshot: a link to its block in this process, or a copy if it shares the block.
 
     Args:
         source: the file.
-        folder: in which the link is made.
+        folder: in which the file is made.
         saved: the file's entry in the manifest of the checkpoint that the snapshot has become.
 
     Returns:
-        Its entry in the manifest.
+        The file's entry in the manifest.
 
     Raises:
         SaveError: the memory has changed since the snapshot.

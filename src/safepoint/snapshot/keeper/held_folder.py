@@ -20,7 +20,7 @@ class Reporter:
 
     Args:
         verbosity: of the console.
-        job_events: the file of the job's events; None for none.
+        job_events: the file of the job's events; None if there is no such file.
     """
 
     def __init__(self, verbosity: int, job_events: str | None) -> None:
@@ -39,7 +39,7 @@ class Reporter:
         (self.log.warning if event.is_warning else self.log.info)("%s", event.line)
 
     def report_superseded(self, event: Event) -> None:
-        """Write an event each time, and its line once a minute: there may be one at every step."""
+        """Write every event, but a warning only once a minute, because there may be an event at every step."""
         self._events.write(event)
         is_due = clock.monotonic_s() - self._warned_s > _WARN_EVERY_S
         self.log.log(logging.WARNING if is_due else logging.DEBUG, "%s", event.line)
@@ -48,28 +48,30 @@ class Reporter:
 
 
 class HeldFolder:
-    """The folder, locked: of several keepers only this one commits into it.
+    """The output folder. Its lock ensures that only one keeper commits into it.
 
     Args:
-        reporter: writes its events into the folder.
+        reporter: writes the keeper's events into the folder, while it is open.
     """
 
     def __init__(self, reporter: Reporter) -> None:
         self.path: Path | None = None
         self.identity = uuid.uuid4().hex
-        """Of this keeper: its lock names it, and its ranks know it. A pid repeats in another PID namespace."""
+        """Identifies this keeper in the lock and to its ranks. Another PID namespace may have the same pid."""
         self._lock: FolderLock | None = None
         self._reporter = reporter
 
     def open(self, path: Path, *, is_committer: bool) -> None:
-        """Close the previous folder, lock this one, and delete the unfinished files of a keeper that died.
+        """Close the previous folder, and open this one. The keeper that commits locks the folder, and deletes the
+        unfinished files of a keeper that died.
 
         Args:
-            path: of the output folder.
-            is_committer: whether checkpoints are committed here; of several nodes one does.
+            path: the output folder.
+            is_committer: whether this keeper commits; with several nodes, only one keeper does.
 
         Raises:
-            OSError: the folder cannot be locked, for example because another keeper holds it; no folder is open then.
+            OSError: the folder cannot be locked, for example because another keeper holds it. Then no folder
+                is open.
         """
         self.close()
         output = OutputFolder(path)

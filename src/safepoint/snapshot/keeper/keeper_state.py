@@ -1,7 +1,7 @@
 """What the threads of a keeper share: the ranks, their memory and snapshots, and the output folder.
 
-A thread changes it while it holds `KeeperState.changed`, and calls `notify` afterwards. Single flags are read without
-the lock too; `reporter` and `priority` may be used without it.
+A thread changes this state while it holds `KeeperState.changed`, and calls `notify` afterwards. The lock is not
+needed to read a single flag, or to use `reporter` or `priority`.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ class Rank:
 
     Args:
         number: of the rank, in the job.
-        channel: to it.
+        channel: the connection to the rank.
     """
 
     def __init__(self, number: int, channel: Channel) -> None:
@@ -51,7 +51,7 @@ class Rank:
         self.is_connected = True
         self.has_said_goodbye = False
         self.requests: BoundedDict[int, int] = BoundedDict()
-        """By step: the number of its last request about it."""
+        """Step → the number of this rank's last request for it."""
         self.scratch: str | None = None
         """A temporary folder of the rank, which is removed when it has ended."""
 
@@ -75,7 +75,7 @@ class Rank:
         self.send(SaveEnded(request=self.requests.get(outcome.step, 0), outcome=outcome))
 
     def release_memory(self) -> None:
-        """Unmap its blocks."""
+        """Unmap the blocks of this rank."""
         for block in self.blocks.values():
             block.close()
         self.blocks.clear()
@@ -86,7 +86,7 @@ class RankGroup:
 
     Args:
         restart: how often the ranks had been restarted.
-        num_ranks: of this node.
+        num_ranks: how many ranks this node has.
     """
 
     def __init__(self, restart: int, num_ranks: int) -> None:
@@ -98,7 +98,7 @@ class RankGroup:
         self.waits_to_leave = False
         """Whether the ranks wait for a save before they end."""
         self.begun_s: BoundedDict[int, float] = BoundedDict()
-        """By step: when its save began."""
+        """Step → when its save began."""
         self.last_outcome: Outcome | None = None
         self.failed_s: float | None = None
         self.is_watching = False
@@ -229,7 +229,10 @@ class KeeperState:
         )
 
     def notify(self, group: RankGroup) -> None:
-        """After every change, with `changed` held: report superseded saves and free memory, wake waiting threads."""
+        """Report superseded saves and blocks that are free now, and wake waiting threads.
+
+        Call it after every change of the state, with `changed` held.
+        """
         for snapshot in group.registry.take_superseded():
             newest = group.registry.newest_complete
             by = newest.step if newest is not None else snapshot.step

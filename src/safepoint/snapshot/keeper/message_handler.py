@@ -58,7 +58,7 @@ class MessageHandler:
             elif isinstance(message, messages.JobMessage):
                 self._handle_job(group, rank, message)
             else:
-                raise ProtocolError("Hello comes first, and once")
+                raise ProtocolError("Hello must be the first message, and is sent only once")
             self._state.notify(group)
 
     def _handle_snapshot(
@@ -108,7 +108,7 @@ class MessageHandler:
                 rank.has_said_goodbye = True
 
     def disconnected(self, group: RankGroup, rank: Rank) -> None:
-        """The connection is closed; without a goodbye, the rank has failed."""
+        """Handle the end of a rank's connection. If the rank has not sent `Goodbye`, it has failed."""
         if rank.scratch is not None:
             shutil.rmtree(rank.scratch, ignore_errors=True)
         with self._state.changed:
@@ -130,7 +130,7 @@ class MessageHandler:
         path = Path(message.folder)
         if self._state.folder.path == path:
             return ""
-        # A training that ended with an error did not close its folder. Its snapshots do not belong into this one.
+        # A training that ended with an error did not close its folder. Its snapshots do not belong into the new one.
         group.registry.clear()
         try:
             self._state.folder.open(path, is_committer=message.is_committer)
@@ -146,7 +146,7 @@ class MessageHandler:
         state.is_closing = False
         state.folder.close()
         group.registry.clear()
-        # `BlocksFree` is sent before the answer. After it, the next training would receive the message.
+        # This sends `BlocksFree`. If it were sent after the answer, the next training would receive it.
         state.notify(group)
 
     # ---- snapshots ----------------------------------------------------------------------------------------------

@@ -33,14 +33,14 @@ def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
 
 
 def rescue_newer(state: KeeperState, group: RankGroup, step: int) -> None:
-    """Rescue again if a snapshot newer than `step` is complete and waits."""
+    """Rescue again if a snapshot newer than `step` is complete and not yet written."""
     newest = group.registry.newest_complete
     if newest is not None and newest.step > step and newest.progress == Progress.WAITING:
         rescue(state, group)
 
 
 def watch_others(state: KeeperState, group: RankGroup, facts: CheckpointFacts) -> None:
-    """On a thread: rescue when the ranks of another node have failed, which the ranks of this node may not notice."""
+    """On a thread: rescue when the ranks of another node have failed. Those of this node may not notice that."""
     while not group.is_over and not group.is_rescued:
         if nodes_of(facts).is_called():
             with state.changed:
@@ -55,7 +55,7 @@ def leave_with_newest(state: KeeperState, group: RankGroup, abandoned_step: int,
     Args:
         state: of the keeper.
         group: the ranks.
-        abandoned_step: the step that they do not finish.
+        abandoned_step: the step that the ranks do not finish.
         reason: why, for people.
     """
     with state.changed:

@@ -42,11 +42,11 @@ class Snapshot:
     parts: dict[int, Part] = field(default_factory=dict[int, Part])
     trigger: Trigger = Trigger.PERIODIC
     is_requested: bool = False
-    """Whether to make a checkpoint of it."""
+    """Whether to make a checkpoint of this snapshot."""
     facts: CheckpointFacts | None = None
     progress: Progress = Progress.WAITING
     is_intact: bool = True
-    """False once a rank has begun to overwrite its memory, or will not stage its part."""
+    """False once a rank has begun to overwrite its part in memory, or will not stage it."""
     num_ranks: int = 1
     number: int = 0
     """Rises when a step is begun again."""
@@ -58,7 +58,7 @@ class Snapshot:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files that were begun."""
+        """The size of the files of all parts that have begun."""
         return sum(file.size_bytes for part in self.parts.values() for file in part.files)
 
     @property
@@ -76,7 +76,7 @@ class SnapshotRegistry:
     """The snapshots of one start of the ranks.
 
     Args:
-        num_ranks: of this node.
+        num_ranks: how many ranks this node has.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -85,9 +85,9 @@ class SnapshotRegistry:
         self._cancelled: BoundedDict[tuple[int, int], bool] = BoundedDict()
         """Snapshots, by step and number, that a rank will not complete."""
         self._replaced: list[Snapshot] = []
-        """Being written although their step was begun again."""
+        """Snapshots that are still being written, although their step was begun again."""
         self._reported_free: set[tuple[int, int]] = set()
-        """(rank, block) that the rank was notified are free, or has newly lent."""
+        """(rank, block) of each block that was reported to its rank as free, or is newly lent."""
         self._in_use: set[tuple[int, int]] = set()
 
     @property
@@ -97,7 +97,7 @@ class SnapshotRegistry:
 
     @property
     def newest_complete(self) -> Snapshot | None:
-        """The newest one that can be written or loaded."""
+        """The newest complete snapshot; None if no snapshot is complete."""
         return next((snapshot for snapshot in self.snapshots if snapshot.is_complete), None)
 
     def find(self, step: int) -> Snapshot | None:
@@ -105,7 +105,7 @@ class SnapshotRegistry:
         return self._snapshots.get(step)
 
     def add_block(self, rank: int, block: int) -> None:
-        """A rank has lent a new block. It is free, and the rank may use it at once without a notification."""
+        """Register a new block that a rank has lent. It is free: the rank may use it without a notification."""
         self._reported_free.add((rank, block))
 
     def clear(self) -> None:
@@ -124,10 +124,10 @@ class SnapshotRegistry:
         facts: CheckpointFacts | None = None,
         number: int = 0,
     ) -> Snapshot:
-        """A rank begins to fill its memory with its part of a snapshot; the arguments are those of `BeginSnapshot`.
+        """Register that a rank begins its part of a snapshot; the arguments are those of `BeginSnapshot`.
 
         Returns:
-            The snapshot. If another rank has cancelled it: one that is not registered, and not intact.
+            The snapshot. If another rank has cancelled it, a new one that is neither registered nor intact.
         """
         part = Part(files=files)
         self._overwrite(rank, part.blocks)
@@ -136,7 +136,7 @@ class SnapshotRegistry:
         if (step, number) in self._cancelled or (snapshot is not None and number < snapshot.number):
             return Snapshot(step=step, num_ranks=self.num_ranks, is_intact=False)
         if snapshot is not None and (number > snapshot.number or rank in snapshot.parts):
-            # The step is begun again, by the other ranks next.
+            # This rank begins the step again. The other ranks will do the same.
             if snapshot.progress == Progress.WRITING:
                 self._replaced.append(snapshot)
             snapshot = None
@@ -152,7 +152,7 @@ class SnapshotRegistry:
         return snapshot
 
     def overwrite(self, rank: int, blocks: set[int]) -> None:
-        """A rank is about to overwrite these blocks; `begin` follows, or they are not used."""
+        """Register that a rank is about to overwrite these blocks; they are not free until `begin` is called."""
         self._in_use |= {(rank, block) for block in blocks}
         self._overwrite(rank, blocks)
 
@@ -169,13 +169,13 @@ class SnapshotRegistry:
             del self._snapshots[snapshot.step]
 
     def staged(self, rank: int, step: int) -> None:
-        """A rank has staged its part."""
+        """Register that a rank has staged its part."""
         snapshot = self._snapshots.get(step)
         if snapshot is not None and rank in snapshot.parts:
             snapshot.parts[rank].is_staged = True
 
     def cancel(self, step: int, number: int | None = None) -> None:
-        """A rank will not stage its part; other ranks may begin their parts later.
+        """Register that a rank will not stage its part. Other ranks may still begin theirs.
 
         Args:
             step: of the snapshot.
@@ -189,7 +189,7 @@ class SnapshotRegistry:
             self._spoil(snapshot)
 
     def remove_rank(self, rank: int) -> None:
-        """The keeper no longer has the memory of a rank."""
+        """Cancel the snapshots of a rank whose memory the keeper no longer has."""
         for snapshot in self.snapshots:
             if rank in snapshot.parts:
                 self.cancel(snapshot.step)
@@ -197,13 +197,13 @@ class SnapshotRegistry:
         self._in_use = {one for one in self._in_use if one[0] != rank}
 
     def cancel_incomplete(self) -> None:
-        """The ranks have ended: cancel the snapshots that are not complete."""
+        """Cancel the snapshots that are not complete, because the ranks have ended."""
         for snapshot in self.snapshots:
             if not snapshot.is_complete:
                 self.cancel(snapshot.step)
 
     def request(self, step: int, trigger: Trigger) -> bool:
-        """Make a checkpoint of the snapshot of `step`; False if there is none."""
+        """Request a checkpoint of the snapshot of `step`; False if there is no intact snapshot."""
         snapshot = self._snapshots.get(step)
         if snapshot is None or not snapshot.is_intact:
             return False
@@ -223,7 +223,7 @@ class SnapshotRegistry:
         return None
 
     def take_superseded(self) -> list[Snapshot]:
-        """Remove the requested snapshots that wait although a newer requested one is complete."""
+        """Remove and return the requested snapshots that wait although a newer requested one is complete."""
         newest = self.newest_complete
         if newest is None or not newest.is_requested:
             return []
@@ -237,7 +237,7 @@ class SnapshotRegistry:
         return found
 
     def written(self, snapshot: Snapshot, *, is_durable: bool) -> bool:
-        """Writing a snapshot has ended; returns False if the step was begun again during the write."""
+        """Register that writing a snapshot has ended; returns False if the step was begun again during the write."""
         snapshot.progress = Progress.DURABLE if is_durable else Progress.FAILED
         if snapshot in self._replaced:
             self._replaced.remove(snapshot)

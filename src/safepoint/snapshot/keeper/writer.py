@@ -50,7 +50,7 @@ def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts
         group, snapshot, _ = found
         snapshot.progress = Progress.WRITING
         state.is_writing = True
-        # At a low priority, even the little processor time that a small snapshot needs may be long in coming.
+        # At a low priority, a thread may wait long even for the little processor time that a small snapshot needs.
         if state.is_urgent(group) or snapshot.num_bytes < _SMALL_BYTES:
             state.priority.restore()
         else:
@@ -67,7 +67,7 @@ def _save(state: KeeperState, group: RankGroup, snapshot: Snapshot, facts: Check
     except GivenUpError as error:
         return Outcome(step=step, error=str(error))
     except (SafepointError, OSError, ValueError, TypeError) as error:
-        consequence = "the snapshot stays in memory until the next one; an older checkpoint remains"
+        consequence = "the snapshot stays in memory until the next one; earlier checkpoints remain"
         state.reporter.report(SaveFailed(step=step, trigger=trigger, reason=str(error), consequence=consequence))
         return Outcome(step=step, error=getattr(error, "strerror", None) or str(error))
     now_s = clock.monotonic_s()

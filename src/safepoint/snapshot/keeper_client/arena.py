@@ -13,7 +13,7 @@ from safepoint.snapshot.protocol.messages import BlockPopulated, ReturnBlock
 from safepoint.snapshot.staging.device_copy import pin
 
 _SMALL_STATE_BYTES = 256 << 20
-"""Up to this size three slots are cheap."""
+"""If three snapshots together are at most this large, three slots are used."""
 _MAX_SLOTS = 3
 _SLACK_BYTES = 16 << 20
 
@@ -26,9 +26,9 @@ class Arena:
     """One rank's blocks.
 
     Args:
-        keeper: maps them, and reports which are free.
-        slots: how many snapshots may be in memory; None for what fits the size of the state.
-        look: returns how much memory there is; None if that is not known.
+        keeper: maps the blocks, and reports which of them are free.
+        slots: how many snapshots may be in memory; None for a number that depends on the size of the state.
+        look: returns how much memory there is, or None if that is not known.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Arena:
         Args:
             sizes: bytes.
             still_to_come: bytes that the training itself is going to take.
-            device: the CUDA device that will write to them, and for which their pages are locked; None for none.
+            device: the CUDA device that will write to the blocks, whose pages are locked for it; None without one.
 
         Raises:
             NoRoomError: there is not enough memory; nothing was allocated.
@@ -129,11 +129,11 @@ class Arena:
         return allowed if self.most_bytes is None else min(allowed, self.most_bytes)
 
     def take(self, sizes: Sequence[int], *, more_slots: int = 0) -> list[Block] | None:
-        """Blocks for images of these sizes, in their order.
+        """Blocks for images of these sizes, in the same order.
 
         Args:
             sizes: bytes.
-            more_slots: more than usual, because this snapshot cannot wait.
+            more_slots: how many slots more than usual may be used, because this snapshot cannot wait.
 
         Returns:
             The blocks, which are no longer free; None while too many blocks are busy.
@@ -141,7 +141,7 @@ class Arena:
         Raises:
             NoRoomError: there is not enough memory.
         """
-        if self._is_pinning:  # pages must be locked before a device writes to them, and not be cut until then
+        if self._is_pinning:  # until the thread has locked all pages, no block may be written or cut
             self.wait_prepared()
         self._check_bound(sizes)
         allowed = self._allowed(sizes, more_slots)

@@ -54,7 +54,7 @@ class KeeperClient:
         self._block_numbers = itertools.count(CONTROL_NUMBER + 1)
         self._request_numbers = itertools.count(1)
         self._requests: BoundedDict[int, int] = BoundedDict()
-        """By step: the number of this rank's last request about it. Outcomes of earlier requests are ignored."""
+        """Step → the number of this rank's last request for it. Outcomes of earlier requests are ignored."""
         self._control = Block.allocate(CONTROL_NUMBER, PAGE_BYTES)
         self._marks = (ctypes.c_uint64 * NUM_MARKS).from_address(self._control.address)
         self.send(messages.Hello(rank=rank, num_ranks=num_ranks, restart=restart))
@@ -210,7 +210,7 @@ class KeeperClient:
         """Wait until the save of `step` has ended.
 
         Args:
-            step: that was requested.
+            step: the step whose save was requested.
             deadline_s: by the monotonic clock; None for no limit.
         """
         with self._changed:
@@ -235,7 +235,7 @@ class KeeperClient:
             is_committer: see `OpenFolder`.
 
         Returns:
-            Why the keeper cannot hold the folder; empty if it does.
+            Why the keeper cannot hold the folder; empty if it holds the folder.
         """
         return self._ask(messages.OpenFolder(folder=folder, is_committer=is_committer)).error
 
@@ -244,7 +244,7 @@ class KeeperClient:
         self._ask(messages.CloseFolder())
 
     def find_earlier_snapshot(self) -> EarlierSnapshot | None:
-        """Wait until the requests of the ranks before the restart are written; then return their newest snapshot.
+        """Wait until all saves requested before the restart are written; then return the ranks' newest snapshot.
 
         Returns:
             None if there is no complete snapshot in memory.

@@ -1,4 +1,4 @@
-"""Starts a keeper's process, and another one when it dies."""
+"""Starts the keeper's process, and a new one if it has died."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ class KeeperProcess:
     """A keeper that runs as long as this process, and then until its work is done.
 
     Args:
-        plan: what it needs to start.
+        plan: what the keeper needs to start.
     """
 
     def __init__(self, plan: KeeperPlan) -> None:
@@ -60,13 +60,14 @@ class KeeperProcess:
             pipe.write(b"bye")
 
     def finish(self, left_s: Callable[[], float | None] = lambda: None) -> bool:
-        """Let the keeper end after its work, and wait for that.
+        """Let the keeper end when its work is done, and wait until it has ended.
 
         Args:
-            left_s: called repeatedly: how many seconds are left before the keeper is killed; None for no limit.
+            left_s: called repeatedly; returns how many seconds are left before the keeper is killed, or None for no
+                limit.
 
         Returns:
-            Whether it ended by itself.
+            Whether the keeper ended by itself.
         """
         self._say_goodbye()
         while True:

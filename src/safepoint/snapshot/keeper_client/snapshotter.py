@@ -21,7 +21,8 @@ class Snapshotter:
 
     Args:
         keeper: of this node.
-        optimizers: whose tensors change in their steps only; None copies everything at the boundary.
+        optimizers: their tensors change only in their steps, and are copied during the next forward and backward.
+            None: all tensors are copied at the boundary.
         slots: see `Arena`.
         on_torn: called with the step of a snapshot whose tensors were changed while they were copied.
     """
@@ -37,14 +38,14 @@ class Snapshotter:
         self.keeper = keeper
         self.arena = Arena(keeper, slots=slots)
         self.passing: frozenset[str] = frozenset()
-        """Files of the last snapshot with tensors that may have been created for it only; a cache of the layout would
-        keep these tensors in memory."""
+        """The files of the last snapshot whose tensors may have been created for that snapshot only. Do not keep
+        their layouts: these would keep the tensors in memory."""
         self._on_torn = on_torn
         self._stager = Stager(keeper.set_num_copied)
         self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)
 
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """From now on these are the optimizers. Waits until the last snapshot is copied."""
+        """Watch these optimizers from now on. Waits first until the last snapshot is copied."""
         self._stager.wait()
         if self._guard is not None:
             self._guard.close()
@@ -66,14 +67,14 @@ class Snapshotter:
         Args:
             step: optimizer steps done.
             images: of all files that this rank writes.
-            trigger: why.
-            is_requested: whether to make a checkpoint of it.
-            facts: of the checkpoint; from the first rank of the node.
+            trigger: why the snapshot is taken.
+            is_requested: whether the keeper is to make a checkpoint of the snapshot.
+            facts: about the checkpoint; only the first rank of a node gives them.
             number: rises with each call, and is the same on all ranks.
             more_slots: see `Arena.take`.
 
         Returns:
-            Whether it has begun; False while the memory is busy.
+            Whether the snapshot has begun; False while the memory is busy.
 
         Raises:
             NoRoomError: there is not enough memory.
@@ -108,7 +109,7 @@ class Snapshotter:
         return True
 
     def cancel(self, step: int, number: int) -> None:
-        """Cancel the last snapshot: another rank could not take it."""
+        """Cancel the last snapshot, because another rank could not take its own."""
         self._stager.wait()
         self.keeper.send(CancelSnapshot(step=step, number=number))
 

@@ -1,6 +1,6 @@
 """Blocks of shared memory without a name: the system frees them when the last process that holds them has ended.
 
-A block is a memfd. Each process that uses it maps it, and receives it over a Unix socket.
+A block is a memfd. The rank that allocates it sends it to the keeper over a Unix socket; both map it.
 """
 
 import ctypes
@@ -49,12 +49,12 @@ class Block:
     """One mapped block; unmapped by `close`, or with the last reference to it.
 
     Args:
-        number: identifies it among the blocks of its owner.
+        number: identifies the block among those of its rank.
         descriptor: of the memory; the block closes it.
         capacity_bytes: how much is mapped, a multiple of the page size.
 
     Raises:
-        OSError: it cannot be mapped.
+        OSError: the memory cannot be mapped.
     """
 
     def __init__(self, number: int, descriptor: int, capacity_bytes: int) -> None:
@@ -66,7 +66,7 @@ class Block:
             os.close(descriptor)
             raise OSError(ctypes.get_errno(), f"{capacity_bytes} bytes of shared memory cannot be mapped")
         self.address: int = address
-        self._length_bytes = -1  # another process may have cut it
+        self._length_bytes = -1  # not known: another process may have cut it
         self.pinned_bytes = 0
         """How many bytes from the start a device may write to directly, because their pages stay where they are."""
         self._unpin: Callable[[], None] | None = None
@@ -76,7 +76,7 @@ class Block:
         """A new block of at least `size_bytes`, without pages.
 
         Raises:
-            OSError: the system refuses.
+            OSError: the memory cannot be allocated.
         """
         capacity = _whole_pages(max(size_bytes, 1))
         descriptor = os.memfd_create(f"safepoint-{number}", os.MFD_CLOEXEC)
@@ -89,14 +89,14 @@ class Block:
         block._length_bytes = capacity
         _LIBC.madvise(
             block.address, capacity, _MADV_HUGEPAGE
-        )  # only advice: many systems have none for shared memory
+        )  # only advice: many systems have no huge pages for shared memory
         return block
 
     def populate(self, may_go_on: Callable[[int], bool] = lambda _: True) -> bool:
         """Fault every page in, so that the first copy is as fast as a later one.
 
         Args:
-            may_go_on: called before each piece with the number of bytes that are left; False ends it.
+            may_go_on: called before each piece with the number of bytes that are left; False ends this call.
 
         Returns:
             Whether all pages were faulted in; False on systems older than Linux 5.14.
@@ -112,7 +112,7 @@ class Block:
         return True
 
     def fit(self, size_bytes: int) -> None:
-        """Give the memory, which can be opened as a file, the length `size_bytes`; the rest returns to the system."""
+        """Set the length of the memory to `size_bytes`; pages beyond it return to the system."""
         if size_bytes > self.capacity_bytes:
             raise ValueError(f"{size_bytes} bytes do not fit into a block of {self.capacity_bytes}")
         if size_bytes == self._length_bytes:
@@ -126,7 +126,7 @@ class Block:
 
     @property
     def length_bytes(self) -> int:
-        """How much memory there is, in whole pages; beyond it are addresses without any."""
+        """The length of the memory, in whole pages. The addresses beyond it have no memory."""
         return _whole_pages(self._length_bytes)
 
     def note_pinned(self, unpin: Callable[[], None]) -> None:
@@ -156,7 +156,7 @@ class Block:
         ctypes.memmove(self.address + start, data, len(data))
 
     def close(self) -> None:
-        """Unmap it; its views must not be used any more."""
+        """Unmap the block; its views must not be used any more."""
         if self.address:
             self.unpin()
             _LIBC.munmap(self.address, self.capacity_bytes)

@@ -1,6 +1,6 @@
 """How much memory this process may still allocate before the kernel kills a process for it.
 
-The least room counts: of the machine and of every control group that this process is in, version 1 and 2.
+That is the least of what the machine and each control group of this process (version 1 and 2) allow.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ class Room:
     Args:
         available_bytes: before the limit is reached; clean page cache counts as available.
         limit_bytes: the limit that leaves the least room.
-        limited_by: what sets it: `the machine`, or a control group's file.
+        limited_by: what sets the limit: `the machine`, or a control group's file.
     """
 
     available_bytes: int

@@ -1,7 +1,7 @@
 """The connection between a rank and its keeper: frames of bytes over a Unix socket, with descriptors of memory.
 
-The socket is in the abstract namespace: it has no file, so nothing is left of it. Any user may take such a name, so
-both sides check that the other one is a process of the same user.
+The socket is in the abstract namespace: it has no file that would have to be removed. Any user may take such a
+name, so both sides check that the other one is a process of the same user.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from safepoint.foundation.processes import close_in_children
 _HEADER = struct.Struct("<II")
 MAX_FRAME_BYTES = 64 << 20
 _MAX_DESCRIPTORS = 2
-"""One more than any message has, so that a second one is noticed."""
+"""A message has at most one descriptor. A second one is received too, so that the message can be refused."""
 _CREDENTIALS = struct.Struct("3i")
 _TIME = struct.Struct("ll")
 _SOCKETS = Path("/proc/net/unix")
@@ -96,7 +96,7 @@ def new_keeper_name() -> str:
 
 
 def listen(name: str) -> socket.socket:
-    """Accept connections under `name`; if another user has taken it, under one that begins with it.
+    """Accept connections under `name`. If another user has taken it, use a longer name that begins with `name`.
 
     Raises:
         OSError: another keeper of this user has the name.
@@ -125,7 +125,7 @@ def connect(name: str) -> Channel:
     """Connect to the keeper called `name`, under that name or one that `listen` used instead.
 
     Raises:
-        OSError: there is none, or it belongs to another user.
+        OSError: there is no such keeper, or it belongs to another user.
     """
     try:
         return _connect(name, 1_000_000)
@@ -147,7 +147,7 @@ def _similar_names(name: str) -> list[str]:
 def _connect(name: str, wait_us: int) -> Channel:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # While its queue is full, as a stranger may keep it, connecting blocks.
+        # Connecting blocks while the socket's queue is full, and another user may keep the queue full.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(*divmod(wait_us, 1_000_000)))
         client.connect(f"\0{name}")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(0, 0))
@@ -163,7 +163,7 @@ def check_same_user(connected: socket.socket) -> None:
     """Check that the process at the other end belongs to this user.
 
     Raises:
-        PermissionError: it does not.
+        PermissionError: it belongs to another user, or this system cannot identify it.
     """
     if sys.platform != "linux":
         raise PermissionError("the other side cannot be identified on this system")

@@ -45,7 +45,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`.
 
     Raises:
-        ProtocolError: it is not one, or a name occurs twice in an object.
+        ProtocolError: `body` is not a JSON object, or a name occurs twice in an object.
     """
     try:
         return parse_json_object(body)
@@ -54,14 +54,14 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def decode(record: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:
-    """The dataclass that `encode` made `record` of.
+    """The dataclass from which `encode` made `record`.
 
     Args:
         record: from `parse`.
         kinds: the classes that are allowed, by name.
 
     Raises:
-        ProtocolError: it is none of them, or a field is missing, superfluous or invalid.
+        ProtocolError: the record is of none of these classes, or a field is missing, superfluous or invalid.
     """
     name = record.get(_TYPE)
     kind = kinds.get(name) if isinstance(name, str) else None

@@ -17,9 +17,9 @@ from safepoint.snapshot.protocol import codec
 from safepoint.snapshot.protocol.codec import ProtocolError
 
 VERSION = 3
-"""Changes with every change of a message. All ranks of a node and their keeper must have the same."""
+"""Changes with every change of a message. All ranks of a node and their keeper must have the same version."""
 SCRATCH_PREFIX = "scratch-"
-"""A keeper removes only folders whose names begin with this; a message cannot name another one."""
+"""A keeper removes only folders whose names begin with this; `RemoveAtExit` accepts no other folder."""
 
 
 def _check_folder(folder: str) -> None:
@@ -121,7 +121,7 @@ class EarlierSnapshot:
     """The newest snapshot that the ranks left in memory before their restart.
 
     Args:
-        folder: its files, as links into the keeper's memory.
+        folder: a folder with its files, which are links into the keeper's memory.
         manifest: its manifest, as JSON.
         is_durable: whether it is a checkpoint too.
     """
@@ -136,7 +136,7 @@ class KeeperPlan:
     """What a keeper needs to start: the command-line argument of its process, as JSON.
 
     Args:
-        name: under which ranks connect to it; see `channel.new_keeper_name`.
+        name: under which ranks connect to the keeper; see `channel.new_keeper_name`.
         owner_pid: the keeper runs at least as long as this process; None: as long as its own stdin is open.
         verbosity: of the console.
         scratch: a temporary folder of the owner, which the keeper uses too, and removes if the owner is killed.
@@ -223,8 +223,8 @@ class BeginSnapshot:
         request: the number of this request; `SaveEnded` repeats it.
         files: the files of this rank's part.
         trigger: why the snapshot is taken.
-        is_requested: whether to make a checkpoint of it.
-        facts: how it becomes a checkpoint; sent by the first rank of the node, None from the others.
+        is_requested: whether to make a checkpoint of the snapshot.
+        facts: how the snapshot becomes a checkpoint; sent by the first rank of the node, None from the others.
     """
 
     step: int
@@ -359,8 +359,8 @@ class Answer:
     """The answer to `OpenFolder`, `CloseFolder` or `FindEarlierSnapshot`.
 
     Args:
-        error: why the keeper cannot hold the folder; empty if it does.
-        snapshot: that was found; None if there is no complete one.
+        error: why the keeper cannot hold the folder; empty if it holds the folder.
+        snapshot: the snapshot that was found; None if no snapshot is complete.
     """
 
     error: str = ""
@@ -373,7 +373,7 @@ class Leave:
 
     Args:
         step: of the newest checkpoint; None if no snapshot was made durable.
-        abandoned_step: the step that they do not finish.
+        abandoned_step: the step that the ranks do not finish.
         reason: why, for people.
     """
 
@@ -406,7 +406,7 @@ def decode_rank_message(body: bytes) -> RankMessage:
     """The message that a rank has sent.
 
     Raises:
-        ProtocolError: it is not one of this version.
+        ProtocolError: `body` is not a message of this version.
     """
     record = codec.parse(body)
     version = record.get("version")
@@ -422,6 +422,6 @@ def decode_keeper_message(body: bytes) -> KeeperMessage:
     """The message that the keeper has sent.
 
     Raises:
-        ProtocolError: it is not one of this version.
+        ProtocolError: `body` is not a message of this version.
     """
     return codec.decode(codec.parse(body), _KEEPER_MESSAGES)

@@ -34,14 +34,14 @@ class DeviceCopier:
     def __init__(self) -> None:
         self._streams: dict[int, Any] = {}
         self._done: tuple[tuple[int, Any], ...] = ()
-        """Devices and the events behind their copies; replaced as a whole, because two threads look at it."""
+        """(device, the event after its last copy). The tuple is replaced as a whole, because two threads read it."""
         self._unpinned: set[int] = set()
 
     def begin(self, placed: Sequence[Placed], guard: Guard | None) -> None:
         """Start the copies. The computing stream waits for the copies of tensors that no optimizer owns.
 
         Args:
-            placed: the images; they keep the tensors' memory until `finish`.
+            placed: the images. They must exist until `finish`, because they keep the tensors in memory.
             guard: see `Stager.stage`.
         """
         by_device: dict[int, list[tuple[Placed, Piece]]] = {}
@@ -108,13 +108,13 @@ class DeviceCopier:
             _cuda.current_stream(index).wait_event(event)
 
     def finish(self) -> bool:
-        """Wait on the host until the copies have arrived; returns whether they have."""
+        """Wait on the host until the copies have arrived; returns False if a device has failed."""
         done = self._done
         try:
             for index, event in done:
                 with _cuda.device(index):
                     event.synchronize()
-        except RuntimeError as error:  # the training's next call on that device raises the same
+        except RuntimeError as error:  # the training's next call on that device raises the same error
             _log.warning("a snapshot is lost, because its device has failed: %s", error)
             return False
         finally:

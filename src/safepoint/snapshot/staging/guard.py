@@ -1,6 +1,6 @@
 """Finds the tensors that only an optimizer's step changes: they may be copied during the next forward and backward.
 
-Before any optimizer of the process steps, the copying thread completes what belongs to that optimizer.
+Before any optimizer of the process steps, the copies of that optimizer's tensors are completed.
 """
 
 import itertools
@@ -22,8 +22,8 @@ class Owner(NamedTuple):
     """The optimizer that alone changes a storage.
 
     Args:
-        number: among the guard's optimizers.
-        tensors: of the optimizer in the storage; each may count its changes by itself.
+        number: of the optimizer, among those of the guard.
+        tensors: the optimizer's tensors in the storage; each may have a version counter of its own.
     """
 
     number: int
@@ -58,8 +58,8 @@ class Guard:
     """Watches optimizers.
 
     Args:
-        before_step: called before an optimizer changes its parameters, with its number among `optimizers`, or None
-            for an optimizer that was not named.
+        before_step: called before an optimizer changes its parameters, with its number in `optimizers`, or with None
+            if it is not in `optimizers`.
         optimizers: those that will step.
     """
 
@@ -88,8 +88,8 @@ class Guard:
         """Find out again which tensors the optimizers own; call it at a boundary, before `owner_of`.
 
         Args:
-            has_new_pieces: whether `owner_of` will be called with new pieces; otherwise it is enough that the known
-                tensors of the optimizers have the same addresses.
+            has_new_pieces: whether `owner_of` will be called with new pieces. With False, this call does nothing
+                if the known tensors of the optimizers have the same addresses as before.
         """
         addresses: list[int] = list(map(_data_ptr, self._tensors))
         are_there = addresses == self._addresses
@@ -123,7 +123,7 @@ class Guard:
         known = self._owners.setdefault(base, Owner(number, []))
         if known is not None and known.number == number:
             known.tensors.append(tensor)
-        else:  # several optimizers change it
+        else:  # several optimizers change the storage
             self._owners[base] = None
 
     def owner_of(self, piece: Piece) -> "Owner | None":
@@ -135,7 +135,7 @@ class Guard:
         return self._answers[key]
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._handle.remove()
 
 
@@ -148,12 +148,12 @@ def _objects_of(optimizer: Any) -> list[Any]:
 def before_changes(call: Callable[[torch.optim.Optimizer], None]) -> RemovableHandle:
     """Call `call` with each optimizer of the process when it steps, before anything is changed.
 
-    An optimizer that is given a closure runs forward and backward inside of its step. Those of torch change nothing
-    before the closure has returned. Others may, and so may hooks before a step: for these, `call` runs at the
-    beginning of the step.
+    An optimizer that is given a closure runs forward and backward inside of its step. Optimizers of torch change
+    nothing before the closure has returned, so `call` runs when it returns. Other optimizers may change something
+    earlier, and so may a pre-hook of any optimizer: then `call` runs at the beginning of the step.
 
     Args:
-        call: may raise; the step is then not done.
+        call: gets the optimizer. If it raises, the step is not done.
 
     Returns:
         A handle, whose `remove()` ends the calls.

@@ -1,8 +1,8 @@
 """Copies images into shared memory on a thread of its own, while training continues.
 
-A thread that waits for the copy copies too. Each copy is one `memmove`, during which other threads run Python code.
-The watermark of a block is the number of bytes, from the start of the block, that have been copied. The keeper may
-write these bytes already.
+A thread that waits for the copy helps to copy. Each copy is one `memmove`, during which other threads run Python
+code. The watermark of a block is the number of bytes, from the start of the block, that have been copied. The keeper
+may write these bytes already.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ SMALL_PIECE_BYTES = 64 << 10
 """Smaller tensors are copied in batches, because the bookkeeping for one takes longer than its copy."""
 _PASSING_BYTES = 1 << 20
 """A plan is dropped after the save if tensors of at least this total size may have been made for that save only.
-Smaller ones stay in memory."""
+If they are smaller, the plan is kept, and they stay in memory."""
 
 
 class _Copy(NamedTuple):
@@ -276,7 +276,7 @@ class Stager:
         return any(counts)
 
     def _help(self, work: Work) -> None:
-        """Copy too, from the last copy backwards. The copying thread goes forwards, so the watermark advances."""
+        """Help to copy, from the last copy backwards. The copying thread goes forwards, so the watermark advances."""
         while True:
             with self._changed:
                 if work.head >= work.tail:
@@ -353,7 +353,7 @@ class Stager:
         literals = image.literals
         if placed.offset or self._fixed.get(block.number) is not image.fixed:
             literals += image.fixed
-        # An archive has hundreds of fixed parts. Those that the block still holds from its last image stay.
+        # An archive has hundreds of fixed parts. Those that the block holds from its last image are not rewritten.
         self._fixed[block.number] = image.fixed if placed.offset == 0 else ()
         for offset, content in literals:
             block.write(placed.offset + offset, content)
@@ -426,5 +426,5 @@ def when_between_operations(thread: int, call: Callable[[], None]) -> None:
         return
     number = next(_numbers)
     _waiting[number] = call
-    if ctypes.pythonapi.Py_AddPendingCall(_arrived, ctypes.c_void_p(number)) != 0:  # too many are waiting
+    if ctypes.pythonapi.Py_AddPendingCall(_arrived, ctypes.c_void_p(number)) != 0:  # too many calls are pending
         del _waiting[number]

@@ -15,10 +15,10 @@ def on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
     """Do a short piece of work on every rank; a collective call.
 
     Returns:
-        What it returned, by rank.
+        What the work returned, by rank.
 
     Raises:
-        SafepointError: the error of a rank, the same on every rank; of several errors, a damaged checkpoint first.
+        SafepointError: the error of a rank, the same on every rank. A `CheckpointError` takes precedence.
     """
     return _results(peers.gather(_result_or_error(work, peers.place.rank)))
 
@@ -42,10 +42,10 @@ def on_first_rank(peers: Peers, work: Callable[[], _T]) -> _T:
     """Do a short piece of work on the first rank; a collective call.
 
     Returns:
-        What it returned, on every rank.
+        What the work returned; the same on every rank.
 
     Raises:
-        SafepointError: its error, on every rank.
+        SafepointError: the error of the work, on every rank.
     """
     outcome = peers.from_first(_result_or_error(work, 0) if peers.place.is_first else None)
     if isinstance(outcome, SafepointError):

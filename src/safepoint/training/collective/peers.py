@@ -20,7 +20,7 @@ from safepoint.foundation.units import format_duration
 from safepoint.training.collective.seal import Seal, SealError
 
 _T = TypeVar("_T")
-# The functions of this module have no types.
+# The functions of torch.distributed have no types.
 dist: Any = torch.distributed
 
 NUM_VALUES = 9
@@ -56,7 +56,7 @@ class Sender:
 
     Args:
         peers: all ranks.
-        group: of the ranks that take part; None on the others.
+        group: the process group of the ranks that take part.
     """
 
     def __init__(self, peers: "Peers", group: Any) -> None:
@@ -95,8 +95,8 @@ class Peers:
         self._timeout_s = timeout_s
         self._group: torch.distributed.ProcessGroup | None = None
         self._world: Any = None
-        # All reductions use one tensor over one array, and call the backend directly. A new tensor for each, and the
-        # checks of `dist.all_reduce`, would take longer than the exchange itself (docs/benchmarks.md).
+        # All reductions use one tensor over one array, and call the backend directly. A new tensor for each
+        # reduction, and the checks of `dist.all_reduce`, would take longer than the exchange (docs/benchmarks.md).
         self._backend: Any = None
         self._maximum = dist.AllreduceOptions()
         self._maximum.reduceOp = dist.ReduceOp.MAX
@@ -117,7 +117,7 @@ class Peers:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
 
         All reductions share one array. So if the last reduction still runs, this call waits for it, and its
-        `Reduction` keeps the result. Otherwise this call returns at once.
+        `Reduction` keeps the result. If no reduction runs, this call returns at once.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -176,7 +176,7 @@ class Peers:
             source: the rank that sends.
 
         Raises:
-            PeerError: the other one is gone or does not answer.
+            PeerError: the other rank is gone or does not answer.
         """
         if source == 0 or self._group is None:
             return
@@ -203,7 +203,7 @@ class Peers:
 
     @contextlib.contextmanager
     def losing(self) -> Generator[None]:
-        """Raise PeerError for an error of the process group. This takes too long for a call in every step.
+        """Raise PeerError for an error of the process group. Too slow for the vote, which runs in every step.
 
         Raises:
             PeerError: see `lost`.
@@ -229,7 +229,7 @@ class Peers:
 
 @functools.cache
 def join_peers(place: Place, *, timeout_s: float) -> Peers:
-    """The peers of this process, the same at each call; see `Peers`."""
+    """The peers of this process, the same object at each call; see `Peers`."""
     return Peers(place, timeout_s=timeout_s)
 
 

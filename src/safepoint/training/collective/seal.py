@@ -34,10 +34,10 @@ class Seal:
         return self._mac(body, sender) + body
 
     def open_all(self, messages: list[bytes]) -> list[Any]:
-        """The values of one exchange; a message of an earlier one is refused.
+        """The values of one exchange. A message from an earlier exchange is refused.
 
         Args:
-            messages: one of each rank, from the first on.
+            messages: one from each rank, in the order of the ranks.
 
         Raises:
             SealError: a message was not sent by its rank in this exchange.

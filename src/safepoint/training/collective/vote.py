@@ -20,10 +20,10 @@ class Ballot(NamedTuple):
     """What one rank requests.
 
     Args:
-        stop_signal: the signal it received, or 0.
+        stop_signal: the signal that this rank received, or 0.
         save: take a checkpoint and continue.
         give_up: the running step would miss the deadline.
-        step_ms: milliseconds that a step takes here, or 0 when none was measured.
+        step_ms: milliseconds that a step takes on this rank, or 0 when none was measured.
         is_due: a periodic checkpoint is due by the clock.
     """
 
@@ -39,7 +39,7 @@ class Decision(NamedTuple):
 
     Args:
         stop_signal: the signal that a rank received, or 0 to continue.
-        stop_rank: the highest rank that received it, or -1.
+        stop_rank: the highest rank that received a stop signal, or -1.
         save: take a checkpoint.
         give_up: leave the running step unfinished.
         step_ms: milliseconds that a step takes on the slowest rank, or 0 when none was measured.

@@ -44,7 +44,7 @@ class KeeperConnection:
         self.client = None
 
     def open(self) -> KeeperClient | None:
-        """Connect, and under plain torchrun start the keeper; None where no keeper is possible."""
+        """Connect; start the keeper if no launcher has started one. None if no keeper is possible."""
         return self._reach_or_start(_START_S) if self.client is None else self.client
 
     def reopen(self) -> KeeperClient | None:
@@ -73,7 +73,7 @@ class KeeperConnection:
         return self.client is not None
 
     def _start(self) -> None:
-        # The keeper lives as long as the process that restarts the ranks, where there is one.
+        # The keeper lives as long as the process that restarts the ranks, if there is one.
         global _process_host  # noqa: PLW0603  one for the process
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         events = str(self._settings.job_events) if self._settings.job_events else None
@@ -89,7 +89,7 @@ def _name_for(place: Place) -> str:
 
 
 def _unique_id(pid: int) -> str:
-    """Distinguishes a process from others with the same number: earlier ones, or in another pod on this network."""
+    """Distinguishes a process from others with the same pid: earlier ones, and those of pods on the same network."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         started = (

@@ -32,13 +32,13 @@ class Outcome:
     """The outcome of one rank.
 
     Args:
-        settings: the run's.
+        settings: the options of the run.
         place: this rank.
         reporter: writes the events of the end.
         progress: publishes the progress and the end to `safepoint list` and other readers.
         record: reports the end to the launcher.
-        termination: how much time is left.
-        uploads: finished before the process ends.
+        termination: knows how much time is left.
+        uploads: the uploads, which are finished before the process ends.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Outcome:
             raise self.interrupted
 
     def training_begins(self, step: int, *, is_saved: bool) -> None:
-        """A training begins; saves of an earlier training of this process do not count for it.
+        """Record that a training begins. Saves of an earlier training of this process do not count for it.
 
         Args:
             step: the optimizer steps done before it.
@@ -96,16 +96,16 @@ class Outcome:
         self.saved_step = step if is_saved else None
 
     def reached(self, step: int) -> None:
-        """The training is at `step`."""
+        """Record that the training is at `step`."""
         self.step = step
 
     def step_done(self, step: int) -> None:
-        """The training has done optimizer step `step`."""
+        """Record that the training has done optimizer step `step`."""
         self.step = step
         self._record.stepped()
 
     def saved(self, step: int) -> None:
-        """A checkpoint of `step` is committed."""
+        """Record that a checkpoint of `step` is committed."""
         self.saved_step = step
 
     # ---- the end of a training -------------------------------------------------------------------------------------
@@ -182,12 +182,12 @@ class Outcome:
         os._exit(code)
 
     def wait_for_end(self) -> None:
-        """Block while another thread ends the process."""
+        """If another thread is ending the process, block until it has ended."""
         with self._ending:
             pass
 
     def end_with_snapshot(self, message: Leave) -> None:
-        """End the process in the middle of a step: the keeper has committed the newest snapshot in its place."""
+        """End the process in the middle of a step. The keeper has committed the newest complete snapshot, if any."""
         with self._ending:
             if self.interrupted is not None:
                 return  # the step was finished in time
@@ -205,7 +205,7 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def end_outside_training(self) -> None:
-        """SIGTERM arrived outside a training, where nothing can be saved: end at once."""
+        """End the process at once: SIGTERM arrived outside a training, where nothing can be saved."""
         with self._ending:
             if self.interrupted is not None:  # it is ending already
                 self.end_now(self.interrupted.exit_code)
@@ -217,7 +217,7 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def end_at_deadline(self) -> None:
-        """The deadline has passed in a training: end with the checkpoints that are committed."""
+        """End the process at once: the deadline has passed in a training. Nothing more is saved."""
         with self._ending:
             last = (
                 f"the newest checkpoint is of step {self.saved_step}"

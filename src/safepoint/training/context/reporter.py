@@ -31,7 +31,7 @@ class Reporter:
         self._shared_stream: Path | None = None
         self._events = self._log_to(None)
         self.warns_for_node = False
-        """Whether to report this rank's warnings too: set when it owns the output folder of its node alone."""
+        """Whether to report this rank's warnings: true on one rank for each output folder, if there are several."""
 
     def write_to(self, stream: Path) -> None:
         """From now on write events to `stream` too."""
@@ -40,13 +40,13 @@ class Reporter:
             deliver_pending_events(self._folder, stream)  # the launcher has logged them itself
 
     def share_stream(self, stream: Path) -> None:
-        """The start has succeeded: events of other ranks and of the launcher go to `stream` too."""
+        """After the start has succeeded: let events of the launcher, and signals to any rank, go to `stream` too."""
         self._shared_stream = stream
         if self._place.local_rank == 0:
             share_event_stream(self._settings.record_folder, stream)
 
     def report(self, event: Event) -> None:
-        """Write and log an event; ranks other than the first write warnings only, when they own a folder."""
+        """Write and log an event. Ranks other than the first write only warnings, and only if `warns_for_node`."""
         if self._place.is_first or (self.warns_for_node and event.is_warning):
             self._events.write(event)
             level = logging.WARNING if event.is_warning else logging.DEBUG if event.is_quiet else logging.INFO

@@ -62,7 +62,7 @@ class Termination:
         Args:
             on_signal: called with each signal, before any reaction to it; must return soon.
             on_stop_outside_training: ends the process, because SIGTERM arrived outside the training loop.
-            on_deadline: ends the process, because the deadline has passed inside it.
+            on_deadline: ends the process, because the deadline has passed inside the training loop.
         """
         self._on_signal = on_signal
         self._on_stop_outside_training = on_stop_outside_training
@@ -96,7 +96,7 @@ class Termination:
             signal.signal(number, self._handle)
 
     def leave_training(self) -> None:
-        """The loop no longer reacts to stop requests; handlers of the script are restored."""
+        """Restore the handlers of the script. The loop no longer reacts to stop requests."""
         self._in_training = False
         self._check_at_s = _NEVER_S
         for number, handler in self._chained.items():

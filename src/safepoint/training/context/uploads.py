@@ -1,4 +1,5 @@
-"""A rank's uploads: the uploader's process, what is missing in the object store, and whether the run stops for it."""
+"""A rank's uploads: the uploader's process, what is missing in the object store, and whether the run stops because
+uploads fail."""
 
 import contextlib
 import json
@@ -30,7 +31,7 @@ class Uploader:
     """A running uploader.
 
     Args:
-        plan: what it does.
+        plan: what it uploads, and where to.
     """
 
     def __init__(self, plan: UploaderPlan) -> None:
@@ -62,7 +63,7 @@ class Uploader:
         return self.status().get("error")
 
     def status(self) -> dict[str, Any]:
-        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more; empty before."""
+        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more. At first empty."""
         try:
             return read_object(self._status)
         except (OSError, ValueError):
@@ -78,11 +79,11 @@ class Uploader:
         """Wait until everything, or the newest checkpoint, is in the store, or until the deadline.
 
         Args:
-            newest_only: leave out all other checkpoints.
+            newest_only: whether only the newest checkpoint is uploaded.
             deadline_s: by the monotonic clock; None waits as long as it takes.
 
         Returns:
-            Whether it is in the store; later calls return the same.
+            Whether all of that is in the store; later calls return the same.
         """
         if self._result is None:
             if self._process.poll() not in {None, ExitCode.CONFLICT}:
@@ -90,7 +91,7 @@ class Uploader:
             command = json.dumps({"newest_only": newest_only, "deadline_s": deadline_s}).encode() + b"\n"
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s()) + 0.5
             assert self._process.stdin is not None
-            with contextlib.suppress(OSError):  # it has ended; its exit code says how
+            with contextlib.suppress(OSError):  # the uploader has ended; its exit code says how
                 self._process.stdin.write(command)
                 self._process.stdin.flush()
             try:
@@ -105,7 +106,7 @@ class Uploader:
 
 
 class Uploads:
-    """The uploads of this rank's trainings, one training after another; most ranks have none.
+    """The uploads of this rank's trainings, one training after another; most ranks upload nothing.
 
     Args:
         settings: what to do when uploads fail, and the grace period.
@@ -130,18 +131,18 @@ class Uploads:
         self.uploader = Uploader(plan)
 
     def close_training(self) -> None:
-        """Another training begins: wait for the uploader of the last one, and note whether anything is missing."""
+        """Before another training: wait for the uploader of the last one, and note whether anything is missing."""
         if not self.finish(newest_only=False):
             self._missing_before = self._missing_before or self._unfinished
         self._missing_before = self._missing_before or self._final_missing
         self._training_end = self._final_missing = None
 
     def training_ended(self, end: TrainingEnd) -> None:
-        """The training has ended; a model that the script saves from now on replaces its final model."""
+        """Note that the training has ended. A model that the script saves from now on replaces its final model."""
         self._training_end = end
 
     def final_model_missing(self, reason: str) -> None:
-        """The final model is not in the object store.
+        """Note that the final model is not in the object store.
 
         Args:
             reason: why, and what to do.
@@ -188,7 +189,7 @@ class Uploads:
             )
 
     def missing(self, *, is_complete: bool) -> str:
-        """What is not in the object store at the end of the program, in a sentence; empty when everything is.
+        """What is not in the object store at the end of the program, in a sentence; empty if nothing is missing.
 
         Args:
             is_complete: what `finish` returned.
@@ -197,18 +198,18 @@ class Uploads:
             return ""
         if not is_complete:
             return self._unfinished
-        before = self._missing_before and f"of an earlier training of this script: {self._missing_before}"
+        before = self._missing_before and f"in an earlier training of this script: {self._missing_before}"
         return self._final_missing or before or ""
 
     def require_complete(self) -> None:
-        """Wait until everything is in the object store, where no launcher waits for the end of the program.
+        """Wait until everything is in the object store; used when no launcher waits for the end of the program.
 
         Raises:
             StorageError: something is missing.
         """
         if not self.finish(newest_only=False):
             raise StorageError(
-                "not everything that was saved is in the object store; the local folder has it",
+                "some files are missing in the object store; the local folder has them",
                 hint="run the script again when the store can be used; it uploads what is missing",
             )
         if self._final_missing is not None:
@@ -221,7 +222,7 @@ class Uploads:
 
 
 def _start(plan: UploaderPlan) -> "subprocess.Popen[bytes]":
-    # A session of its own: a launcher that kills this rank's process group leaves the uploader its grace period.
+    # In a session of its own, the uploader is not killed when a launcher kills this rank's process group.
     return subprocess.Popen(
         [sys.executable, "-m", "safepoint.checkpoint.remote.uploader_process", plan_text(plan)],
         stdin=subprocess.PIPE,

@@ -2,9 +2,9 @@
 
 A decision is never taken back: a stop that was received in an evaluation still holds at the next boundary.
 
-A vote that starts before the optimizer takes effect in the step in which a signal arrives. The optimizer of a small
-model is faster than the vote, and the step would wait for it. So while steps are short, the vote starts with the
-step, and a signal may take effect one step later (docs/adr/0002).
+If the vote starts just before the optimizer steps, it takes effect in the step in which a signal arrives. But the
+optimizer of a small model is faster than the vote, and the step would wait for the vote. So while steps are short,
+the vote starts with the step, and a signal may take effect one step later (docs/adr/0002).
 """
 
 from safepoint.foundation import clock
@@ -37,7 +37,7 @@ class Agreement:
         self._step_ms = 0
         self._num_micro_steps = 0
         self.decision = Decision()
-        """All decisions so far; `save` and `is_due` are reset by `save_done`."""
+        """All decisions so far, combined; `save` and `is_due` are reset by `save_done`."""
         self.save_s: float | None = None
         """Seconds that the last save took."""
         self.save_clock = SaveClock(None)
@@ -63,7 +63,7 @@ class Agreement:
         self.receive()
 
     def save_done(self) -> None:
-        """The checkpoint that was requested, or due, is saved."""
+        """Note that the save that was requested, or due, has been handled."""
         self.decision = self.decision._replace(save=False, is_due=False)
 
     def step_begins(self, step: int) -> None:
@@ -106,8 +106,7 @@ class Agreement:
         took_s = now_s - self._micro_started_s
         self._micro_started_s = now_s
         self._num_micro_steps += 1
-        # Half new, half old: follows a change of pace within a few micro-batches; one slow micro-batch changes it
-        # little.
+        # The mean of the old estimate and the new time follows a change of pace within a few micro-batches.
         self._micro_step_s = took_s if self._micro_step_s is None else 0.5 * (self._micro_step_s + took_s)
 
     def micro_steps_left(self, in_step: int) -> int:

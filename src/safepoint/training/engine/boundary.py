@@ -40,7 +40,7 @@ class Boundary:
         peers: all ranks.
         loop: the training loop; its state is saved, and its `step` counts the optimizer steps done.
         output: the folder for checkpoints.
-        location: the object store behind it, or None.
+        location: the object store to which the checkpoints are uploaded, or None.
         start: where the training starts.
         before_leaving: called after the last save, when the ranks have agreed to stop.
     """
@@ -69,7 +69,7 @@ class Boundary:
         self.snapshots = Snapshots(setup)
         """Saves through the keeper."""
         self.saves = Saves(setup, self.agreement, self.snapshots, self.saver)
-        """Chooses between the two."""
+        """Chooses between `saver` and `snapshots`."""
         if start.point is not None and not start.point.is_durable:
             self.saves.requested = Trigger.PERIODIC  # the state is only in memory: save it at the next boundary
         self._deadline = Deadline(context, self.agreement, self.snapshots)
@@ -78,7 +78,7 @@ class Boundary:
     # ---- the start ----------------------------------------------------------------------------------------------
 
     def prepare(self, *, global_batch: int) -> None:
-        """Prepare the keeper and the memory for snapshots, and report the start; the model is not used yet.
+        """Prepare the keeper and the memory for snapshots, and report the start; needs only the model's sizes.
 
         Args:
             global_batch: samples of all ranks in a step.
@@ -198,7 +198,7 @@ class Boundary:
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def save_last_step(self) -> None:
-        """The loop has done its last step: wait until it is saved, and leave if the ranks agree to stop.
+        """Save the last step, wait until it is durable, and leave if the ranks agree to stop.
 
         Signals no longer lead to a save afterwards.
 

@@ -14,7 +14,7 @@ Write = Callable[[Path, Path], None]
 """Writes this rank's files into a folder `checkpoint-<step>`, given (its parent folder, the folder).
 
 `snapshot.images.capture` replaces some of the functions that write tensors; their tensors are copied later.
-Everything else is written at once. It may raise any exception of the framework.
+Everything else is written at once. The call may raise any exception of the framework.
 """
 
 
@@ -36,7 +36,7 @@ class TrainingLoop(Protocol):
 
     @property
     def has_callbacks(self) -> bool:
-        """Whether callbacks may add files to a checkpoint; then pruning waits until its manifest names them."""
+        """Whether callbacks may add files to a checkpoint. Then pruning waits until the manifest lists them."""
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:

@@ -1,6 +1,6 @@
 """Decides when a periodic checkpoint is due: at a fixed interval, or at the interval that wastes the least time.
 
-Only one rank has such a clock. The vote carries its decision to the others, so that all save the same step.
+Only one rank has such a clock. The vote carries that rank's decision to the others, so that all save the same step.
 
 The best interval between checkpoints that stall training for δ seconds, where work is lost about every M seconds, is
 

@@ -19,7 +19,7 @@ class Saves:
         setup: the training.
         agreement: receives how long a save takes.
         snapshots: saves through the keeper.
-        saver: saves without it.
+        saver: saves without the keeper.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Saves:
         """Hand a snapshot of this boundary to the keeper, or save it synchronously.
 
         Args:
-            trigger: why.
+            trigger: why the boundary is saved.
             write: writes this rank's files.
             is_last: whether there is no next boundary to which a save could be postponed.
 
@@ -112,7 +112,7 @@ class Saves:
                 self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
-        """Let the keeper commit the snapshot of `step`; returns whether the keeper commits it, now or already."""
+        """Let the keeper commit the snapshot of `step`. Returns whether it has been requested to, now or before."""
         if self._snapshots.commit_taken(step, Trigger.JIT):
             self.step = self.pending_step = step
         return self.pending_step == step
@@ -120,9 +120,7 @@ class Saves:
     def finish(self) -> None:
         """Wait until the keeper's save is durable; if the save of this step fails, save synchronously."""
         step, self.pending_step = self.pending_step, None
-        if (
-            step is None
-        ):  # the same on every rank; the messages that ranks have received from their keepers may differ
+        if step is None:  # the same on every rank: it does not depend on what the keepers have sent so far
             return
         with self._context.progress.during(State.SAVING):
             is_durable = self._snapshots.finish(step)

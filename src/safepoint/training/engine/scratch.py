@@ -20,7 +20,7 @@ class Scratch:
     """The folder for small files, and the capture of the tensors written below it.
 
     Args:
-        parent: the folder in which it is created; None for the system's temporary folder.
+        parent: where the folder is created; None for the system's temporary folder.
     """
 
     def __init__(self, parent: str | None) -> None:

@@ -41,7 +41,7 @@ class TrainingSetup:
         peers: all ranks.
         loop: the training loop; its state is saved.
         output: the folder for checkpoints.
-        location: the object store behind it, or None.
+        location: the object store to which the checkpoints are uploaded, or None.
         start: where the training starts, and whether all ranks share the folder.
         libraries: see `ManifestFacts`.
     """

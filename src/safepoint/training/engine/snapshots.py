@@ -99,7 +99,7 @@ class Snapshots:
     def _warn_once(self, text: str, about: str | None = None) -> None:
         """Log a warning, once for each `about`, or for each text if `about` is None.
 
-        A text with figures needs an `about`: each new figure would make it another text.
+        A text that contains numbers needs an `about`, because it differs each time.
         """
         if (about or text) not in self._warned:
             self._warned.add(about or text)
@@ -148,25 +148,25 @@ class Snapshots:
         return int(bound_bytes * mine / here)
 
     def begin_loop(self) -> None:
-        """The model is loaded, and the optimizer exists."""
+        """Begin to watch the optimizers. Call it when the model is loaded and the optimizers exist."""
         self._optimizers = self._loop.optimizers()
         if self._snapshotter is not None:
             self._scratch.capture.prepare()
             self._snapshotter.watch(self._optimizers)
         if self._context.place.restart > 0:
-            self._peers.gather(None)  # slower ranks may still read the snapshot that the last start has left
+            self._peers.gather(None)  # slower ranks may still read the snapshot from before the restart
             if self._snapshotter is not None and self._context.place.local_rank == 0:
                 self._snapshotter.keeper.send(ReleaseEarlierSnapshot())
 
-    # ---- taking one -------------------------------------------------------------------------------------------
+    # ---- taking a snapshot ------------------------------------------------------------------------------------
 
     def take(self, trigger: Trigger, write: Write, *, is_requested: bool) -> TakeResult:
         """Begin a snapshot of this boundary, on all ranks together.
 
         Args:
-            trigger: why.
+            trigger: why the snapshot is taken.
             write: writes this rank's files; it runs at once, and its tensors are copied later.
-            is_requested: whether it is to become a checkpoint.
+            is_requested: whether the snapshot is to become a checkpoint.
 
         Returns:
             The result that the ranks agreed on.
@@ -180,7 +180,7 @@ class Snapshots:
         ready = self._agree(self._readiness(more_slots))
         if ready != TakeResult.TAKEN or self._snapshotter is None:
             return ready
-        self._num_taken += 1  # on all ranks, also when a rank cannot take it
+        self._num_taken += 1  # on all ranks, also when a rank cannot take the snapshot
         waited_s = self._snapshotter.waited_s  # for the previous snapshot
         mine = self._take_here(step, trigger, write, is_requested=is_requested, more_slots=more_slots)
         cost_s = clock.monotonic_s() - started_s + waited_s
@@ -197,7 +197,7 @@ class Snapshots:
         return agreed
 
     def _save_begins(self, step: int, started_s: float) -> None:
-        """The keeper has received the request to save `step`; its outcome is pending."""
+        """Note that the keeper has received the request to save `step`, and that the outcome is pending."""
         self.pending, self._handed_s = step, started_s
         self._pending_time, self._pending_stall_s = self._taken_time, self._taken_stall_s
         self._pending_facts = self._taken_facts
@@ -312,7 +312,7 @@ class Snapshots:
         """
         return statistics.median(self._costs_s) if len(self._costs_s) > 1 else None
 
-    # ---- its outcome -------------------------------------------------------------------------------------------
+    # ---- the outcome of a save ---------------------------------------------------------------------------------
 
     def poll(self) -> Outcome | None:
         """The outcome of the pending save, returned once; None while the keeper is writing it. Does not wait."""
@@ -325,13 +325,13 @@ class Snapshots:
         if outcome is None:
             # The keepers of other nodes wait for this node's part.
             publish_no_part(self._pending_facts, "its keeper died")
-            outcome = Outcome(step=self.pending, error="the keeper died while it was being written")
+            outcome = Outcome(step=self.pending, error="the keeper died while it was writing the snapshot")
             self._context.reporter.report(
                 SaveFailed(
                     step=self.pending,
                     trigger=Trigger.PERIODIC,
                     reason=outcome.error,
-                    consequence="an older checkpoint remains",
+                    consequence="earlier checkpoints remain",
                 )
             )
         return self._note(outcome)
@@ -376,7 +376,7 @@ class Snapshots:
             clock.sleep(0.002)
 
     def commit_taken(self, step: int, trigger: Trigger) -> bool:
-        """Request the commit of the snapshot of `step`; False if there is none, or no keeper."""
+        """Request the commit of the snapshot of `step`; False if there is no such snapshot, or no keeper."""
         if self.taken_step != step:
             return False
         is_alive = self._snapshotter is not None and self._snapshotter.keeper.is_alive
@@ -421,11 +421,11 @@ class Snapshots:
             keeper.send(AbandonStep(step=step, reason=why))
 
     def close(self, *, is_orderly: bool) -> None:
-        """The training ends.
+        """End the snapshots of this training.
 
         Args:
             is_orderly: whether the training has reached its end, or was interrupted: no further save is needed.
-                Otherwise the keeper commits its newest snapshot when this process ends.
+                If not, the keeper commits the newest snapshot when this process ends.
         """
         if self._snapshotter is not None and is_orderly:
             self._snapshotter.wait_staged()

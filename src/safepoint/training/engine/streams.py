@@ -94,7 +94,7 @@ def _send(peers: Peers, streams: Streams, requested: WeightRange) -> str:
     problem = ""
     try:
         block = streams.bytes_of(requested.name, requested.begin, requested.num_bytes)
-    except Exception as error:  # noqa: BLE001  reported to the first rank, which waits for it
+    except Exception as error:  # noqa: BLE001  reported to the first rank, which waits for the bytes
         problem = f"rank {requested.rank}: {type(error).__name__}: {error}"
         block = torch.zeros(requested.num_bytes, dtype=torch.uint8)
     peers.to_first(block, requested.rank)
@@ -102,7 +102,8 @@ def _send(peers: Peers, streams: Streams, requested: WeightRange) -> str:
 
 
 class Leader:
-    """The first rank's side: runs work on a thread and requests bytes from the other ranks for it.
+    """The first rank's side: runs work on a thread and requests the bytes that the work needs from the
+    other ranks.
 
     Args:
         peers: all ranks.
@@ -193,7 +194,7 @@ class Leader:
         """Check that every rank could read the bytes requested from it.
 
         Raises:
-            SaveError: a rank could not.
+            SaveError: a rank could not read them.
         """
         problems = [text for text in cast("list[str]", self._ask(_CHECK)) if text]
         if problems:

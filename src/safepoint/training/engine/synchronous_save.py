@@ -48,12 +48,12 @@ class SynchronousSave:
         """Save the state at the loop's step, on all ranks together.
 
         Args:
-            trigger: why.
+            trigger: why the state is saved.
             write: writes this rank's files.
             consequence: what a failure means, for the message.
 
         Returns:
-            How many seconds it took; None on every rank when nothing was committed.
+            How many seconds the save took; None on every rank when nothing was committed.
 
         Raises:
             PeerError: a rank is gone.
@@ -111,7 +111,7 @@ class SynchronousSave:
         return NodePart(node=node, num_nodes=self._folders.count, paths=paths, manifest=manifest, is_open=True)
 
     def _on_owners(self, work: Callable[[], _T]) -> list[_T]:
-        """Call `work` on the owner of every folder; a collective call.
+        """Call `work` on the rank that owns each folder (see `Folders`); a collective call.
 
         Returns:
             The results, by owner.
@@ -133,7 +133,7 @@ class SynchronousSave:
 
     def adopt_added_files(self) -> None:
         """Add the files that callbacks of any rank have written into the newest checkpoint to its manifest."""
-        self._peers.gather(None)  # every rank's callbacks have written their files
+        self._peers.gather(None)  # wait until the callbacks of all ranks have written their files
         try:
             found = self._on_owners(self._find_added_files)
             added = [entry for entries in found for entry in entries]
@@ -174,7 +174,7 @@ class SynchronousSave:
             return RankPart(rank=rank, error=f"rank {rank}: {type(error).__name__}: {error}")
 
     def set_newest(self, path: Path) -> None:
-        """The keeper has committed the checkpoint at `path`: it is the newest one."""
+        """Note that the keeper has committed the checkpoint at `path`, which is the newest one."""
         with contextlib.suppress(ManifestError):
             self._newest = (path, read_manifest(path))
 

@@ -52,7 +52,7 @@ class AgentOutcome:
 
     Args:
         exit_codes: global rank → exit code of the last start; negative for a signal.
-        restarts: how often they were restarted.
+        restarts: how often the ranks were restarted.
     """
 
     exit_codes: dict[int, int]
@@ -106,7 +106,7 @@ def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
         for library in ("GLOO", "NCCL", "TP"):  # they authenticate no one, so they listen on loopback only
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with five lines about it
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, which prints five lines about it
     config, _, _ = config_from_args(parse_args([*options, plan.program[0]]))
     return config
 
@@ -117,9 +117,9 @@ class SafepointAgent(LocalElasticAgent):
     Args:
         spec: what to run.
         config: torch elastic's launch configuration.
-        settings: the run's, with the folder for the ranks' records.
-        relay: stop requests to this node.
-        keeper: the node's, replaced when it dies.
+        settings: the options of the run, with the folder for the ranks' records.
+        relay: receives stop requests, and sends signals to the ranks.
+        keeper: the node's keeper. The agent starts a new one when it dies.
         reporter: reports failures and restarts.
     """
 
@@ -222,7 +222,7 @@ class SafepointAgent(LocalElasticAgent):
     # ---- the agents of the other nodes ------------------------------------------------------------------------
 
     def _exchange_requests(self) -> None:
-        """Send a stop request to the other nodes' agents, and receive theirs; follow their restarts."""
+        """Exchange stop requests with the other nodes' agents, and restart the ranks when another node does."""
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return
@@ -233,7 +233,7 @@ class SafepointAgent(LocalElasticAgent):
             elif self._shared_store.check([_STOP_KEY]):
                 self._relay.request(signal.SIGTERM)
             elif self._shared_store.check([_RESTART_KEY.format(self._restarts + 1)]):
-                # Ranks of another node failed. Ranks here that wait for them to connect would do so until a timeout.
+                # Ranks of another node failed. Ranks of this node would wait for their connections until a timeout.
                 self._relay.kill_ranks()
 
     def _send_stop(self) -> None:

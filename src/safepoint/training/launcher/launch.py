@@ -35,10 +35,10 @@ _log = logging.getLogger("safepoint")
 def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], None] | None = None) -> int:
     """Run the ranks of this node to their end.
 
-    Call it on the main thread: it owns the process's signals from here on.
+    Call it on the main thread. From then on it handles the process's signals.
 
     Args:
-        plan: which ranks.
+        plan: which ranks to start.
         settings: the options of the run.
         on_exit: receives the exit code when a signal ends the process before this function returns.
 
@@ -110,6 +110,6 @@ def _prepare_environment(settings: RunSettings) -> None:
     # Without this setting, torch elastic kills ranks 30 s after a signal.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))
     if settings.verbosity == 0:
-        # torch elastic reports Safepoint's exit codes as failures; the verdict names the real ones.
+        # torch elastic reports Safepoint's exit codes as failures; the verdict names the real failures.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)

@@ -18,8 +18,8 @@ class LaunchPlan:
         nnodes: number of nodes.
         node_rank: this node's number, from 0.
         master_addr: host of node 0; needed with several nodes.
-        master_port: a free port on it.
-        max_restarts: starts after a failure of a rank.
+        master_port: a free port of node 0.
+        max_restarts: how often the ranks are started again after one of them has failed.
     """
 
     program: tuple[str, ...]
@@ -43,7 +43,7 @@ class LaunchPlan:
         if self.nproc_per_node not in {"auto", "cpu", "gpu"} and not (
             self.nproc_per_node.isdecimal() and int(self.nproc_per_node) > 0
         ):
-            raise UsageError(f"--nproc-per-node {self.nproc_per_node!r} must be a positive number or auto")
+            raise UsageError(f"--nproc-per-node {self.nproc_per_node!r} must be a positive number, auto, cpu or gpu")
         if self.nnodes < 1:
             raise UsageError(f"--nnodes {self.nnodes} must be at least 1")
         if not 0 <= self.node_rank < self.nnodes:

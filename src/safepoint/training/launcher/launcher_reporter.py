@@ -1,7 +1,7 @@
 """Writes the launcher's events: who started the job, signals, failed and restarted ranks, how the job has ended.
 
-On the first node it also serves and posts the progress that the first rank writes, and completes it when that rank
-was killed. Writes to folders have a time limit, because a folder that hangs must not block the launcher.
+On the first node it also serves and posts the progress that the first rank writes. If that rank was killed, it adds
+how the job has ended. Writes to folders have a time limit, because a folder that hangs must not block the launcher.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ class LauncherReporter:
     """The events of the launcher of one node.
 
     Args:
-        settings: the run's.
-        folder: the launcher's, where the first rank writes its progress.
+        settings: the options of the run.
+        folder: the launcher's folder, where the first rank writes its progress.
         node: this node's number, from 0.
-        num_nodes: how many there are.
+        num_nodes: how many nodes there are.
     """
 
     def __init__(self, settings: RunSettings, folder: Path, *, node: int, num_nodes: int) -> None:
@@ -111,11 +111,11 @@ class LauncherReporter:
         return None if progress is None else (progress, self._has_ended)
 
     def signal_received(self, number: int) -> None:
-        """The launcher received a signal."""
+        """Report that the launcher has received a signal."""
         self.report(SignalReceived(signal=signal.Signals(number).name, rank=None))
 
     def restarting(self, event: Restarted) -> None:
-        """The ranks restart; call it when the earlier ones have ended."""
+        """Report that the ranks restart; call it when the ranks of the last start have ended."""
         self.report(event)
         progress = read_progress(self._folder / PROGRESS_NAME)
         if progress is not None:
@@ -136,14 +136,14 @@ class LauncherReporter:
         error: str = "",
         is_reported: bool = False,
     ) -> None:
-        """Report how the job has ended on this node; the first call counts.
+        """Report how the job has ended on this node. Calls after the first do nothing.
 
         Args:
-            exit_code: the launcher's.
+            exit_code: of the launcher.
             reason: one sentence, for a job that has not succeeded.
             limit_s: how long the last writes to folders may take, and likewise the last post to the controller.
             rank: the rank that failed, or None.
-            error: what its program raised.
+            error: the error that the program of this rank raised.
             is_reported: whether a rank has reported that the run was interrupted.
         """
         with self._ending:
@@ -185,7 +185,7 @@ class LauncherReporter:
     # ---- writes --------------------------------------------------------------------------------------------------
 
     def report(self, event: Event) -> None:
-        """Write an event; stop waiting for a folder that hangs."""
+        """Write an event. If a folder hangs, continue after a time limit."""
         do_within(lambda: self._write_event(event), _EVENT_LIMIT_S)
 
     def _write_event(self, event: Event) -> None:
@@ -216,4 +216,4 @@ def _user_name() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):
-        return str(os.getuid())  # as in a pod, where users have no names
+        return str(os.getuid())  # the user has no name, as in many pods

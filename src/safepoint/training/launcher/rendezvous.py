@@ -32,7 +32,7 @@ class Rendezvous(RendezvousHandler):
 
     Args:
         plan: which nodes there are.
-        settings: the run's, with the output folder through which nodes agree on a secret.
+        settings: the options of the run, with the output folder through which nodes agree on a secret.
     """
 
     def __init__(self, plan: LaunchPlan, settings: RunSettings) -> None:
@@ -44,16 +44,16 @@ class Rendezvous(RendezvousHandler):
         self._store: Store | None = None
 
     def get_backend(self) -> str:
-        """What torch elastic calls it in its log."""
+        """The name of this rendezvous in the log of torch elastic."""
         return "safepoint"
 
     @property
     def use_agent_store(self) -> bool:
-        """The ranks use this store too; none of them serves one."""
+        """True: the ranks use this store too, and no rank serves a store."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """The store, and this node's place.
+        """The store, and this node's number.
 
         Raises:
             UsageError: the port is taken, or node 0 refuses this node.
@@ -71,11 +71,11 @@ class Rendezvous(RendezvousHandler):
         return RendezvousInfo(self._store, self._plan.node_rank, self._plan.nnodes, address)
 
     def _connect(self) -> int:
-        """Start what this node serves; the port on loopback where its ranks find the store."""
+        """Start this node's server, if it needs one. Returns the loopback port at which its ranks reach the store."""
         plan = self._plan
         is_on_one_machine = plan.nnodes == 1 or _is_loopback(self._address)
         if is_on_one_machine and plan.node_rank > 0:
-            return self._port  # node 0 serves it
+            return self._port  # node 0 serves the store
         self._server = StoreServer(self._port if is_on_one_machine else 0)
         try:
             self._server.start()
@@ -109,24 +109,25 @@ class Rendezvous(RendezvousHandler):
                     raise UsageError(
                         f"node {self._plan.node_rank} could not join node 0 at {self._address}:{self._port}: "
                         f"{error}; no rank was started",
-                        hint="give every node the same output folder or object store, or name a file with the same "
-                        f"secret in {SECRET_FILE}; check --master-addr, --master-port and --node-rank",
+                        hint="give every node the same output folder or object store, or set "
+                        f"{SECRET_FILE} on every node to a file with the same secret; "
+                        "check --master-addr, --master-port and --node-rank",
                     ) from error
             clock.sleep(_RETRY_S)
 
     def is_closed(self) -> bool:
-        """Never: the nodes of a job do not change."""
+        """False: the nodes of a job do not change."""
         return False
 
     def set_closed(self) -> None:
         """Nothing to do."""
 
     def num_nodes_waiting(self) -> int:
-        """None: the nodes of a job do not change."""
+        """Zero: the nodes of a job do not change."""
         return 0
 
     def get_run_id(self) -> str:
-        """What torch elastic calls the job."""
+        """The name of the job for torch elastic."""
         return "safepoint"
 
     def shutdown(self) -> bool:
@@ -147,7 +148,8 @@ def _is_loopback(address: str) -> bool:
 def _warn_of_unproven(node: int) -> None:
     _log.warning(
         "node %s joined without a secret: the nodes share no object store and no output folder. Another machine that "
-        "reached the port first could have joined in its place; name a file with the same secret on every node in %s",
+        "reached the port first could have joined in its place; to prevent that, set %s on every node to a file with "
+        "the same secret",
         node,
         SECRET_FILE,
     )

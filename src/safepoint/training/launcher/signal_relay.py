@@ -28,11 +28,11 @@ class SignalRelay:
     The main thread may be inside torch's rendezvous, in which no Python handler runs.
 
     Args:
-        settings: `grace_s`.
-        folder: the launcher's folder, removed when the process ends here.
+        settings: the grace period and its margin.
+        folder: the launcher's folder. It is removed when a signal ends the process.
         is_alone: whether there are no agents on other nodes.
-        reporter: reports signals, and the process's end here.
-        on_exit: receives the exit code before the process ends here.
+        reporter: reports signals, and the end of the process when a signal ends it.
+        on_exit: receives the exit code before a signal ends the process.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class SignalRelay:
         threading.Thread(target=self._serve, name="safepoint-signals", daemon=True).start()
 
     def set_ranks(self, pids: Sequence[int]) -> None:
-        """Set the processes of the ranks, none while they restart; an earlier stop request is sent to them."""
+        """Set the processes of the ranks; none while they restart. They receive a stop request that came earlier."""
         with self._lock:
             self._pids = tuple(pids)
             if self.signal:
                 self._send(signal.SIGTERM)
 
     def ranks_ended(self) -> tuple[int, bool]:
-        """The ranks have ended: a later signal shortens the wait for the keeper, and does not change the outcome.
+        """Note that the ranks have ended: a later signal shortens the wait for the keeper, and changes nothing else.
 
         Returns:
             The signal that stopped the ranks, or 0, and whether they had to be killed.
@@ -96,7 +96,7 @@ class SignalRelay:
 
     @property
     def report_limit_s(self) -> float:
-        """Seconds that the last report may take: few after a stop request."""
+        """Seconds that the last report may take: fewer after a stop request."""
         remaining_s = self.remaining_s
         return _MOST_REPORT_S if remaining_s is None else max(0.25 * self._margin_s, min(remaining_s, _MOST_REPORT_S))
 
@@ -136,7 +136,7 @@ class SignalRelay:
             if not self._pids and self._is_alone and not self._have_ranks_ended:
                 self._reporter.signal_received(number)
                 self._exit(exit_code_of(number))
-            # Agents of other nodes may wait for this node's agent: it joins them first, and sends them the request.
+            # Agents of other nodes may wait for this node's agent. It joins them first, then sends them the request.
             self.request(number)
             self._reporter.signal_received(number)
 
@@ -157,7 +157,7 @@ class SignalRelay:
     def kill_ranks(self) -> None:
         """Kill the ranks, and the processes that they started."""
         for pid in self._pids:
-            # Ranks lead process groups of their own, which have their data loaders too.
+            # Each rank leads a process group, which contains its data loaders too.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
 
@@ -170,4 +170,4 @@ class SignalRelay:
 
 
 def _handled_by_thread(number: int, frame: FrameType | None) -> None:
-    """Does nothing: with a handler, the interpreter writes the signal's number to the wake-up pipe."""
+    """Do nothing. For a signal with a handler, the interpreter writes its number to the wake-up pipe."""

@@ -38,7 +38,7 @@ class StatusTarget:
     Args:
         url: of the controller.
         token: the file with the bearer token.
-        ca: the file with the authority that has signed the controller's certificate; None for the system's.
+        ca: the file with the authority that has signed the controller's certificate; None for those of the system.
     """
 
     url: str
@@ -47,7 +47,7 @@ class StatusTarget:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "StatusTarget | None":
-        """The target that the controller set in the pod's environment; None where it did not."""
+        """The target that the controller set in the pod's environment; None if it set no target."""
         environ = os.environ if environ is None else environ
         url, token = environ.get(STATUS_URL), environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN")
         ca = environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
@@ -57,7 +57,7 @@ class StatusTarget:
         """Post a status update.
 
         Raises:
-            OSError: the controller did not accept it, with the reason.
+            OSError: the update was not sent or not accepted; the message says why.
         """
         parts = urlsplit(self.url)
         if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL):
@@ -154,6 +154,6 @@ class StatusPost:
 
 
 def _reason(error: Exception) -> str:
-    """Without addresses and tokens."""
+    """The text of an error, without addresses and tokens."""
     inner = error.reason if isinstance(error, urllib.error.URLError) else error
     return inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)

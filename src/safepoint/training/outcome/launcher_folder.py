@@ -1,7 +1,7 @@
 """The launcher's temporary folder, through which launcher and ranks exchange records and events.
 
-The launcher removes its folder. If it was killed, its keeper does; if that was killed too, the next launcher of the
-same user on this machine does.
+The launcher removes its folder. If the launcher was killed, its keeper removes the folder. If the keeper was killed
+too, the next launcher of the same user on this machine does.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def launcher_folder() -> Generator[Path]:
 def _parent() -> Path:
     """A folder in memory where there is room, unless the user has set TMPDIR.
 
-    Ranks also write the small files of each save there; on a disk, creating one waits while the keeper syncs.
+    Ranks also write the small files of each save there; on a disk, creating a file waits while the keeper syncs.
     """
     with contextlib.suppress(OSError):
         status = os.statvfs(_IN_MEMORY)
@@ -95,7 +95,7 @@ def forwarded_mark(signal_name: str) -> str:
 
 
 def pending_events(folder: Path) -> Path:
-    """The stream of the launcher's events before a rank has shared its own."""
+    """The stream of the launcher's events before a rank has shared the run's stream."""
     return folder / EVENTS_NAME
 
 

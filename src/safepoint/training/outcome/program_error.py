@@ -12,7 +12,7 @@ def summarize(error: BaseException) -> str:
 
 
 def exit_code_after(error: BaseException) -> int:
-    """The exit code of a program that ends by an error; plain `python` makes 1 of Safepoint's own errors."""
+    """The exit code of a program that ends by an error; for Safepoint's errors, the one that `errors.py` names."""
     if isinstance(error, SafepointError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):

@@ -23,7 +23,7 @@ class RankRecord:
 
     Args:
         rank: its number.
-        pid: its process.
+        pid: of its process.
         has_stepped: whether it has done an optimizer step.
         exit_code: the exit code, where Safepoint ended the rank; None while it runs, or when the program ended it.
         lost_peer: whether it ended because another rank was gone.
@@ -55,16 +55,16 @@ class RankRecordWriter:
 
     @property
     def message(self) -> str:
-        """Why it ends; empty while it runs."""
+        """Why the rank ends; empty while it runs."""
         return self._record.message
 
     def stepped(self) -> None:
-        """Record that an optimizer step was done; cheap to call again."""
+        """Record that an optimizer step was done; calls after the first cost nothing."""
         if not self._record.has_stepped:
             self._update(has_stepped=True)
 
     def ended(self, exit_code: int, message: str) -> None:
-        """Record that Safepoint ends the rank, with which exit code; the first call counts."""
+        """Record that Safepoint ends the rank with `exit_code`. Calls after the first change nothing."""
         if self._record.exit_code is None:
             self._update(exit_code=exit_code, message=message, ended_s=self._record.ended_s or clock.monotonic_s())
 

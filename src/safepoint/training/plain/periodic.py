@@ -6,7 +6,7 @@ from safepoint.training.plain.data.position import DataProgress
 
 
 class Periodic:
-    """Decides after each step, with the same result on all ranks. The vote decides on saves by time.
+    """Decides after each step whether it is saved; the same on all ranks. Saves by time are decided by the vote.
 
     Args:
         settings: of the run; they override the script.
@@ -27,10 +27,10 @@ class Periodic:
         self._epochs = 0
 
     def begin(self, data: DataProgress) -> str:
-        """Start, or resume, where `data` is.
+        """Begin at the position of `data`, in a new run or after a resume.
 
         Returns:
-            Why a setting has no effect; empty when all have.
+            Why a setting has no effect; empty if every setting has one.
         """
         self._epochs = _epochs_ended(data)
         if self._lacks_steps:

@@ -25,7 +25,7 @@ class PlainLoop:
 
     Args:
         parts: the state.
-        data: that it trains on.
+        data: the data that the loop trains on.
         place: this rank.
         keep_newest: number of checkpoints to keep; None keeps all.
     """
@@ -45,7 +45,7 @@ class PlainLoop:
         self.step = 0
         """Optimizer steps done."""
         self.batches_per_step = 1
-        """Batches of this rank between two of them."""
+        """Batches of this rank in one optimizer step."""
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """The parameters of all modules; with adapters only the trained ones, because the base is not saved."""

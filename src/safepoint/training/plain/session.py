@@ -23,7 +23,7 @@ class Run(Training):
     Args:
         context: this rank.
         parts: the model, the optimizer and all else that is saved.
-        data: is iterated once in each epoch.
+        data: iterated once in each epoch.
         output_dir: see `Training`.
         save_steps: see `Training`.
     """
@@ -73,7 +73,7 @@ class Run(Training):
             yield batches
             if number == 0 and self._misses_steps and self._context.place.is_first:
                 self._context.log.warning(
-                    "the optimizer has stepped without a call of run.step(), and nothing is saved without it: %s",
+                    "the optimizer has stepped without a call of run.step(), without which nothing is saved: %s",
                     _HINT,
                 )
 

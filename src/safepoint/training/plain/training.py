@@ -38,7 +38,7 @@ class Training:
     Args:
         context: this rank.
         parts: the state.
-        data: that the loop trains on.
+        data: the data that the loop trains on.
         output_dir: the folder or object store for checkpoints, unless the settings name another.
         save_steps: optimizer steps between checkpoints, unless the settings say otherwise; None saves only on request
             and at the end.
@@ -103,11 +103,11 @@ class Training:
         """Agree with the other ranks on the checkpoint to resume from.
 
         Returns:
-            The folder of a verified checkpoint, which is not deleted before `begin`; None to start from the
-            beginning.
+            The folder of a verified checkpoint, which is protected from pruning until `begin` has loaded it; None to
+            start from the beginning.
         """
         context = self._context
-        context.outputs.claim(self._output.root, hint="give each its own output_dir")
+        context.outputs.claim(self._output.root, hint="give each training its own output_dir")
         self._peers = join_peers(context.place, timeout_s=context.settings.peer_timeout_s)
         with self._released_on_error():
             if self._location is not None and context.place.restart == 0:
@@ -117,7 +117,7 @@ class Training:
         return self._start.point.path if self._start.point is not None else None
 
     def _try_store(self) -> None:
-        """Raise an error now, and not after minutes, when the store cannot be used."""
+        """Check that the store can be used, so that an error is raised now, and not after minutes."""
         if self._location is not None and self._context.place.is_first:
             open_checked(self._location, verify_access=self._context.settings.verify_access)
 
@@ -264,7 +264,7 @@ class Training:
         self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or is_saved)
         self._report_progress()
         self._boundary.ends()
-        # Not before the save, in which DCP steps an optimizer that has no state yet.
+        # Reset only after the save: there, DCP steps an optimizer that has no state yet.
         self._has_voted = False
         self._boundary.agreement.step_begins(loop.step)
 
@@ -299,7 +299,7 @@ class Training:
             progress.measured(self._metric_reader.read(metrics, is_last=is_last))
 
     def _steps_in_all(self, in_epoch: int) -> int:
-        """0 when that is not known."""
+        """Optimizer steps of the whole run; 0 if that is not known."""
         # The last step of an epoch may have fewer batches than the others.
         self._most_batches = most = max(self._most_batches, self._loop.batches_per_step)
         batches = self.epochs_to_do * in_epoch

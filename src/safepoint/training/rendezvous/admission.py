@@ -27,7 +27,7 @@ class _Proof(IntEnum):
     SECRET = 0
     """The node knows the job's secret."""
     TOKEN = 1
-    """The node does not know the secret. It sends a random token, and later connections prove that they have it."""
+    """The node does not know the secret. It sends a random token, which its later connections prove to have too."""
 
 
 class Gate:
@@ -54,7 +54,7 @@ class Gate:
         """Let the client at the other end prove that it is a node of the job.
 
         Raises:
-            RefusedError: it cannot; the connection is to be closed.
+            RefusedError: the client cannot prove it, or takes too long. The caller closes the connection.
         """
         with self._counting(writer):
             try:
@@ -100,12 +100,12 @@ class Gate:
 
 
 class Key:
-    """What a node proves itself with.
+    """Proves to node 0 that a node belongs to the job.
 
     Args:
         secret: the job's.
         node: the node's number.
-        may_use_token: join without the secret if the rendezvous store allows it.
+        may_use_token: whether to join without the secret, if node 0 allows that.
     """
 
     def __init__(self, secret: bytes, *, node: int, may_use_token: bool) -> None:
@@ -118,7 +118,7 @@ class Key:
         """Connect to the rendezvous store and prove that this node belongs to the job.
 
         Raises:
-            OSError: it cannot be reached.
+            OSError: the store cannot be reached.
             RefusedError: the store refuses this node, or the program there is not a rendezvous store of Safepoint.
         """
         while True:
@@ -163,14 +163,14 @@ def _mac(key: bytes, side: bytes, first: bytes, second: bytes, node: int) -> byt
 def is_same_user(writer: asyncio.StreamWriter) -> bool:
     """Whether the client at the other end of a loopback connection is a process of this user.
 
-    The kernel's table says who owns the client's socket. One that its process has closed has no owner any more and
-    would be listed as root's, so only a socket that is still open counts.
+    The kernel's table names the user of the client's socket. A socket that its process has closed has no user any
+    more, and the table lists it as root's. So only open sockets count.
     """
     client, server = (
         _as_listed(*writer.get_extra_info("peername")[:2]),
         _as_listed(*writer.get_extra_info("sockname")[:2]),
     )
-    # A client may use an IPv6 socket for an IPv4 address, as torch's does.
+    # A client may use an IPv6 socket for an IPv4 address, as torch's client does.
     for table, prefix in (("tcp", ""), ("tcp6", _MAPPED)):
         ends = f" {prefix}{client} {prefix}{server} {_ESTABLISHED} "
         with contextlib.suppress(OSError):

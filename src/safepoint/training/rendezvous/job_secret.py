@@ -1,7 +1,7 @@
 """The secret that the nodes of a job have in common, by which they recognize each other.
 
-A file that the user names comes first. Otherwise the nodes agree on one through what they share: the object store
-that the job writes to, or its output folder. The first node to start writes it; the others read it.
+A file that the user names comes first. Without one, the nodes agree on a secret through what they share: the object
+store that the job writes to, or its output folder. The first node to start writes the secret, and the others read it.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class JobSecret:
 
     Args:
         value: its bytes.
-        is_common: whether every node is sure to have the same.
+        is_common: whether it is certain that every node has the same secret.
     """
 
     value: bytes
@@ -46,7 +46,7 @@ class JobSecret:
 
 
 def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None = None) -> JobSecret:
-    """The job's secret, written down for the other nodes if this is the first one.
+    """The job's secret. The first node writes it where the other nodes read it.
 
     Raises:
         UsageError: the file that the user names cannot be used.
@@ -102,7 +102,7 @@ def _in_folder(output: OutputFolder) -> bytes:
     except OSError as error:
         raise StorageError(
             f"the job's secret in {path} cannot be used: {error.strerror}; no rank was started",
-            hint=f"make the output folder writable, or name a file with a secret in {SECRET_FILE}",
+            hint=f"make the output folder writable, or set {SECRET_FILE} to a file with a secret",
         ) from error
 
 

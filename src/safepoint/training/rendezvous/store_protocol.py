@@ -1,8 +1,9 @@
 """The protocol of torch's TCPStore, served from Python.
 
 torch's own server listens on every interface and answers every client. The clients are torch's, unchanged, in the
-agent and in the ranks, so this side speaks their protocol: a byte for the query, then integers in the machine's byte
-order, keys and values behind their lengths (torch/csrc/distributed/c10d/TCPStoreBackend.hpp). Nothing is unpickled.
+agent and in the ranks, so this module speaks their protocol: a byte for the query, then integers in the machine's
+byte order, and keys and values after their lengths
+(torch/csrc/distributed/c10d/TCPStoreBackend.hpp). Nothing is unpickled.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ class _Query(IntEnum):
 
 
 class ProtocolError(Exception):
-    """A client sent what is not the protocol; its connection is closed."""
+    """A client did not follow the protocol; its connection is closed."""
 
 
 class KeyValues:
@@ -57,7 +58,7 @@ class KeyValues:
         self._waiting: defaultdict[bytes, list[_Connection]] = defaultdict(list)
 
     def has_all(self, keys: Iterable[bytes]) -> bool:
-        """Whether every key has a value or a queue with one."""
+        """Whether every key has a value, or a queue that is not empty."""
         return all(key in self.values or self.queues.get(key) for key in keys)
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -102,18 +103,18 @@ class KeyValues:
             raise ProtocolError("the value is no number") from error
 
     def wait(self, connection: "_Connection", keys: set[bytes]) -> None:
-        """Answer `connection` when all `keys` were set."""
+        """Let `connection` wait. It is answered when all `keys` are set."""
         connection.missing = keys
         for key in keys:
             self._waiting[key].append(connection)
 
     def wake(self, key: bytes) -> None:
-        """Answer those that waited for nothing but `key`."""
+        """Note that `key` is set, and answer the clients that wait for no other key."""
         for connection in self._waiting.pop(key, ()):
             connection.arrived(key)
 
     def forget(self, connection: "_Connection") -> None:
-        """`connection` waits no longer."""
+        """End the wait of `connection`."""
         for key in connection.missing:
             waiting = [other for other in self._waiting.pop(key, ()) if other is not connection]
             if waiting:
@@ -125,8 +126,8 @@ async def serve(store: KeyValues, reader: asyncio.StreamReader, writer: asyncio.
     """Answer one client until it ends the connection.
 
     Raises:
-        ProtocolError: it sent something else.
-        asyncio.IncompleteReadError: it ended in the middle of a query.
+        ProtocolError: the client did not follow the protocol.
+        asyncio.IncompleteReadError: the client ended the connection in the middle of a query.
     """
     connection = _Connection(store, reader, writer)
     try:
@@ -163,7 +164,7 @@ class _Connection:
         }
 
     def arrived(self, key: bytes) -> None:
-        """One of the missing keys was set."""
+        """Note that one of the missing keys is set; answer if none is missing any more."""
         self.missing.discard(key)
         if not self.missing:
             self._writer.write(_STOP_WAITING)

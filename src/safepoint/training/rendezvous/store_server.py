@@ -27,7 +27,7 @@ class StoreServer:
     """Serves the job's store to the processes of one node; on node 0 to the other nodes too.
 
     Args:
-        port: on loopback; 0 for any.
+        port: the port on loopback; 0 for any free port.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -40,7 +40,7 @@ class StoreServer:
         self._requested_port = port
         self._upstream: tuple[Key, str, int] | None = None
         self.port = 0
-        """On loopback, once started."""
+        """The port on loopback; 0 before `start`."""
 
     def start(self) -> None:
         """Answer the processes of this node.
@@ -55,8 +55,8 @@ class StoreServer:
         """On node 0: answer the other nodes.
 
         Args:
-            gate: whom to admit.
-            port: on all addresses of this machine.
+            gate: decides which clients to admit.
+            port: the port, on all addresses of this machine.
 
         Raises:
             OSError: the port is taken.
@@ -72,8 +72,8 @@ class StoreServer:
         """On another node: pass connections on to node 0.
 
         Raises:
-            OSError: it cannot be reached now.
-            RefusedError: it refuses this node.
+            OSError: node 0 cannot be reached now.
+            RefusedError: node 0 refuses this node, or the program there is not a rendezvous store of Safepoint.
         """
 
         async def try_once() -> None:
@@ -84,7 +84,7 @@ class StoreServer:
         self._upstream = key, host, port
 
     def close(self) -> None:
-        """Answer no one any more."""
+        """Stop the server, and close all connections."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join(timeout=1.0)
@@ -145,7 +145,7 @@ class StoreServer:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A listening socket; of IPv6 and IPv4 where `host` is empty and the machine has both."""
+    """A listening socket; for IPv6 and IPv4 if `host` is empty and the machine has both."""
     if not host and socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # IPv6 may be switched off
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)

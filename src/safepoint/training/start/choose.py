@@ -44,8 +44,8 @@ class _Candidate:
 
     Args:
         manifest: of the checkpoint.
-        is_in_store: whether the store has it.
-        named: the checkpoint that the user named, which is valid on the first rank; None if the user named none.
+        is_in_store: whether the store has the checkpoint.
+        named: its path on the first rank, where it is verified, if `--resume` names it; else None.
     """
 
     manifest: Manifest
@@ -67,7 +67,7 @@ class CheckpointChooser:
         store: the object store behind the folders, or None.
         settings: `resume`, `from_scratch` and `has_begun`. A named checkpoint and `from_scratch` apply to the first
             start only; later starts resume from newer checkpoints.
-        report: writes an event; ranks other than the first report only events of their own node.
+        report: see `Reporter.report`.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class CheckpointChooser:
                 newer, it is chosen and no checkpoint is read.
 
         Returns:
-            Where it is on this node; None to begin at step 0.
+            The checkpoint, with its path on this node; None to begin at step 0.
 
         Raises:
             NothingValidError: there are checkpoints, and none of them can be used.
-            CheckpointError: the one that was named is not valid.
+            CheckpointError: the checkpoint that `--resume` names is not valid.
             StorageError: the store cannot be read, or a disk has too little room.
         """
         settings = self._settings
@@ -138,14 +138,14 @@ class CheckpointChooser:
         """Complete the checkpoint of `step` in every folder, because a framework is about to read it.
 
         Raises:
-            CheckpointError: it cannot be completed any more.
+            CheckpointError: the checkpoint cannot be completed any more.
             StorageError: the store cannot be read, or a disk has too little room.
         """
         candidates = self._candidates(step, is_in_store=step in self._steps_in_store())
         if not any(self._complete(candidate) for candidate in candidates):
             raise CheckpointError(f"{checkpoint_name(step)} is complete neither on the nodes nor in the object store")
 
-    # ---- which --------------------------------------------------------------------------------------------------
+    # ---- which checkpoint ---------------------------------------------------------------------------------------
 
     def _newest(self) -> ResumePoint | None:
         in_folders, in_store = self._steps_in_folders(), self._steps_in_store()

@@ -32,7 +32,7 @@ class Attempt:
         run_id: the run, the same over all its attempts.
         attempt: which start of the run this is, from 1.
         attempt_id: names this attempt's working folders.
-        passed_over: steps in the object store that were found damaged.
+        passed_over: steps in the object store that are newer than the chosen checkpoint, and were found damaged.
     """
 
     run_id: str
@@ -45,8 +45,8 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
     """Claim this node's folder, and delete what ended runs left in it.
 
     Raises:
-        ConflictError: another run holds it.
-        StorageError: it cannot be used.
+        ConflictError: another run uses the folder.
+        StorageError: the folder cannot be used.
     """
     output.prepare()
     context.reporter.write_to(output.events)
@@ -67,10 +67,10 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
 
 
 def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> str:
-    """Let the node's keeper write to the claimed folder; one rank of each node asks for it.
+    """Let the node's keeper write to the claimed folder; only the first rank of each node does something.
 
     Returns:
-        Why the keeper cannot; empty when it can.
+        Why the keeper cannot write to the folder; empty if it can.
     """
     if place.local_rank != 0:
         return ""
@@ -82,7 +82,7 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
     """Note that the folder belongs to this object store, before anything in the folder is used.
 
     Raises:
-        ConflictError: it holds the checkpoints of another location.
+        ConflictError: the folder holds the checkpoints of another location.
     """
     note = output.control / "location"
     try:
@@ -99,13 +99,13 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
     write_atomic(note, str(location).encode(), durable=False)
     context.uploads.close_training()
     if not is_newer_format(final_folder(output)):
-        delete_tree(final_folder(output))  # also that of an earlier training
+        delete_tree(final_folder(output))  # also the final model of an earlier training
 
 
 class StoreClaim:
     """The claim on the object store; on the first rank.
 
-    The location is claimed before a checkpoint is chosen, so that no earlier attempt adds or deletes one meanwhile,
+    The location is claimed before a checkpoint is chosen, so that no earlier attempt adds or deletes a checkpoint,
     and again when run and attempt are known.
 
     Args:
@@ -122,7 +122,8 @@ class StoreClaim:
         """Claim the location, and commit a checkpoint that all nodes have uploaded and none has committed.
 
         Raises:
-            ConflictError: the settings would not resume from what the location holds, or another start was first.
+            ConflictError: the settings would not resume from what the location holds, or another start has
+                claimed the location first.
         """
         _check_resumes(self._context, self.remote)
         self._before = self.remote.claimed_by()
@@ -136,11 +137,11 @@ class StoreClaim:
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
-        """Claim the location for the attempt, and delete what earlier attempts left there.
+        """Claim the location for the attempt, and delete unfinished objects of earlier attempts.
 
         Args:
             run_id: the run.
-            attempt: which start of it.
+            attempt: which start of the run.
             attempt_id: unique to this start.
             keep: names of checkpoints that nodes will upload, or have begun to upload.
         """
@@ -187,7 +188,7 @@ def start_uploader(
         context: this rank.
         output: the folder.
         location: the object store.
-        attempt: that has claimed both.
+        attempt: the attempt that has claimed the folder and the store.
         folders: whether other nodes upload parts of the same checkpoints.
     """
     settings = context.settings
@@ -207,7 +208,7 @@ def start_uploader(
 
 
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
-    """Objects in a store cannot be moved aside, so a run must resume from the newest one or use another store."""
+    """Refuse options that do not resume from the checkpoints in the store, because these cannot be moved aside."""
     settings = context.settings
     if settings.resume == "auto" and not settings.from_scratch:
         return

@@ -31,12 +31,12 @@ class ListedCopy:
     """A copy, compared with its manifest by names and sizes.
 
     Args:
-        path: where it is.
+        path: of the copy.
         manifest: of the checkpoint; None when it cannot be read or belongs to another step.
-        files: those of the manifest that are there with the right size.
+        files: the files of the manifest that the copy has, with the right size.
         is_part: whether the folder holds one node's part.
-        fault: the first thing that is wrong; None for nothing.
-        strays: paths of what the manifest does not name; a framework might load them.
+        fault: the first thing that is wrong; None if nothing is wrong.
+        strays: paths of files that the manifest does not list; a framework might load them.
     """
 
     path: Path
@@ -52,11 +52,11 @@ class VerifiedCopy:
     """A copy, compared with the manifest of the checkpoint that is chosen; all of its files were read.
 
     Args:
-        path: where it is.
+        path: of the copy.
         good: the files with the right content.
-        is_complete: whether it is the whole checkpoint.
-        is_replaceable: whether the whole checkpoint may replace it; otherwise it has to be set aside.
-        fault: the first file that was damaged; None for none.
+        is_complete: whether the copy is the whole checkpoint.
+        is_replaceable: whether the whole checkpoint may replace the copy. If not, an incomplete copy is set aside.
+        fault: what is wrong with the first damaged file; None if no file is damaged.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class VerifiedCopy:
 
 
 def list_copy(folder: Path) -> ListedCopy | None:
-    """Compare the names and sizes of the files in `folder` with its manifest; None when it does not exist."""
+    """Compare the names and sizes of the files in `folder` with its manifest; None if there is no such folder."""
     if not os.path.lexists(folder):
         return None
     # `Path.exists` raises where the folder is unreadable.
@@ -101,7 +101,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
 
 
 def verify_copy(folder: Path, manifest: Manifest, progress: Callable[[int, int], None] | None) -> VerifiedCopy:
-    """Read the files at `folder` that belong to the checkpoint of `manifest`.
+    """Read and verify the files in `folder` that belong to the checkpoint of `manifest`.
 
     Args:
         folder: named like the checkpoint; need not exist.
@@ -133,14 +133,14 @@ def warn_of_strays(copy: ListedCopy) -> None:
 
 
 def named_manifest(path: Path, progress: Callable[[int, int], None] | None) -> Manifest:
-    """The manifest of the checkpoint that the user named, which is verified.
+    """Verify the checkpoint that the user named, and return its manifest.
 
     Args:
         path: of the checkpoint.
         progress: called with bytes read so far and bytes in all.
 
     Raises:
-        CheckpointError: it is not valid.
+        CheckpointError: the checkpoint is not valid.
     """
     verdict = verify(path, progress=progress)
     if verdict.manifest is None or not verdict.is_valid:
@@ -158,10 +158,10 @@ def named_manifest(path: Path, progress: Callable[[int, int], None] | None) -> M
 
 
 def verify_best(path: Path) -> None:
-    """Verify the checkpoint with the best model, which a framework is about to load; it may have been deleted.
+    """Verify the checkpoint with the best model, which a framework is about to load. If it was deleted, do nothing.
 
     Raises:
-        CheckpointError: it is not valid.
+        CheckpointError: the checkpoint is not valid.
     """
     if os.path.lexists(path):
         verdict = verify(path, progress=ProgressLine("verifying").update)
@@ -175,7 +175,7 @@ def verify_best(path: Path) -> None:
 
 @contextlib.contextmanager
 def lease(point: ResumePoint | None) -> Generator[None]:
-    """While ranks read the checkpoint, no other run on this folder prunes it."""
+    """Protect a checkpoint from pruning by other runs on this folder, while ranks read it in the block."""
     if point is None:
         yield
         return

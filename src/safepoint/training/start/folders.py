@@ -21,8 +21,8 @@ class Folders:
 
     Args:
         owners: the ranks that claim, commit to and upload from a folder, one rank for each folder, ascending.
-        index: this rank's folder.
-        is_owner: whether this rank owns it.
+        index: of this rank's folder, in `owners`.
+        is_owner: whether this rank is the owner of its folder.
         owner_of: the first rank of each node → the owner of its folder.
     """
 
@@ -48,10 +48,10 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
     Args:
         peers: all ranks.
         output: the folder, by the path that this rank has for it.
-        has_store: whether an object store is behind it, so that nodes may have folders of their own.
+        has_store: whether checkpoints are uploaded to an object store. Then nodes may have folders of their own.
 
     Raises:
-        StorageError: a node cannot use its folder; or there are several, and no store.
+        StorageError: a node cannot use its folder; or there are several folders, and no store.
     """
     place = peers.place
     token = peers.from_first(uuid.uuid4().hex)

@@ -61,14 +61,14 @@ def agree_on_start(
         context: this rank.
         peers: all ranks.
         output: the folder, by the path that this rank has for it.
-        location: the object store behind it, or None.
+        location: the object store to which checkpoints are uploaded, or None.
 
     Raises:
         SafepointError: why the run cannot start, the same on every rank.
     """
     context.keeper.open()
     folders = find_folders(peers, output, has_store=location is not None)
-    # Before `claim` deletes working folders: the keeper may still be writing a snapshot of the last start into one.
+    # `claim` deletes working folders. Until `_recall` returns, the keeper may write a snapshot of the last start.
     in_memory = on_first_rank(peers, lambda: _recall(context) if folders.is_shared else None)
     store: Store | None = None
 

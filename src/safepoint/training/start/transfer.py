@@ -47,7 +47,7 @@ class TransferPlan:
     fetchers: Mapping[Window, int]
 
     def lacks(self, owner: int, entry: FileEntry) -> bool:
-        """Whether the folder of `owner` has no good copy."""
+        """Whether the folder of `owner` has no good copy of a file."""
         return entry.path not in self.copies[owner].good
 
 
@@ -63,7 +63,7 @@ def make_plan(
         is_in_store: whether the store has the checkpoint.
 
     Returns:
-        None when no folder has a good copy of some file, and the store does not have the checkpoint.
+        The plan; None when no folder has a good copy of some file, and the store does not have the checkpoint.
     """
     source = {
         entry.path: min((owner for owner, copy in copies.items() if entry.path in copy.good), default=None)
@@ -107,12 +107,12 @@ class Transfer:
         """Complete the checkpoint in every folder, under its name.
 
         Args:
-            plan: where its files come from.
+            plan: where the checkpoint's files come from.
             before_commit: called on every rank when all files are there, unless every folder is complete already.
 
         Raises:
             CheckpointError: a file turned out to be damaged; the same on every rank.
-            StorageError: the store cannot be read, or a disk not written; likewise.
+            StorageError: the store cannot be read, or a disk cannot be written; the same on every rank.
         """
         if all(copy.is_complete for copy in plan.copies.values()):
             return

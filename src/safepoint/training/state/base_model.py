@@ -23,7 +23,7 @@ _BASE_PREFIX = "base_model.model."
 _WRAPPED = ".base_layer."
 _REPLACED = ".original_module."
 _HOLDERS = ("modules_to_save", "prompt_encoder", "trainable_tokens_delta")
-"""Where PEFT keeps tensors by the name of their adapter, beside those with the prefix of its kind."""
+"""Where PEFT keeps tensors by the name of their adapter, besides names with a prefix such as `lora_`."""
 _CODES = "qweight"
 _QUANTIZED_BUFFERS = {_CODES, "qzeros", "scales", "g_idx"}
 """Where GPTQ and AWQ keep weights. Other buffers, such as running statistics, may change in training."""
@@ -44,20 +44,20 @@ def frozen_buffers(module: torch.nn.Module) -> set[str]:
 def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     """Name, revision and digest of the model below the adapters.
 
-    The digest covers name, type, shape and content of every weight that is not trained, read once; of a quantized one
-    also the scales. It leaves out:
+    The digest covers name, type, shape and content of every weight that is not trained, read once. For a
+    quantized weight it also covers the scales. It leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
-    - embeddings of input and output: the checkpoint holds them if their number has changed. PEFT finds that out in
-      each save from the original model, which may not be available at a start;
+    - embeddings of input and output: the checkpoint holds them if their number has changed. To find that
+      out, PEFT reads the original model in each save; at a start it may not be available;
     - the original of a module that is trained as a whole.
 
-    Where DeepSpeed has split the weights while they were loaded, the digest covers what this rank has of them.
+    Where DeepSpeed has split the weights while they were loaded, the digest covers this rank's part.
     Weights that `fully_shard` has split are gathered one at a time, and then all ranks call this.
 
     Args:
-        model: what is trained, not yet wrapped for training, but perhaps split by `fully_shard`.
-        num_ranks: how many share the weights where DeepSpeed has split them.
+        model: the model to train, not yet wrapped for training, but perhaps split by `fully_shard`.
+        num_ranks: how many ranks share the weights, if DeepSpeed has split them.
 
     Returns:
         See `Manifest.base`; None when there are no adapters.
@@ -78,16 +78,16 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
 def base_as_saved(
     model: Any, saved: Mapping[str, str] | None, now: dict[str, str] | None, *, ranks_before: int, is_first: bool
 ) -> dict[str, str] | None:
-    """The result of `base_of` for these weights if they were split as in the checkpoint.
+    """What `base_of` would return if these weights were split as they were for the checkpoint.
 
     If DeepSpeed has split the weights on one side only, or among another number of ranks, the two digests cover
     different parts. All ranks call it, because split weights are gathered one at a time.
 
     Args:
         model: as for `base_of`.
-        saved: by the checkpoint.
-        now: by `base_of`.
-        ranks_before: that wrote the checkpoint.
+        saved: the base model that the checkpoint records.
+        now: what `base_of` has returned.
+        ranks_before: how many ranks wrote the checkpoint.
         is_first: whether this rank compares; the others only help to gather.
 
     Returns:
@@ -113,9 +113,9 @@ def base_entries(model: Any) -> set[str]:
 
     They are:
 
-    - the weights that the digest of `base_of` covers, with all that quantized ones are saved with;
-    - embeddings of input and output, unless they are trained, or PEFT finds that their number has changed, for which
-      it may look at the original model;
+    - the weights that the digest of `base_of` covers, and everything that is saved with quantized weights;
+    - embeddings of input and output, unless they are trained or their number has changed. To find that out, PEFT
+      may read the original model;
     - the original of a module that is trained as a whole.
 
     Args:
@@ -159,7 +159,7 @@ def _embeddings_left_out(model: Any) -> set[int]:
     if not found:
         return found
     peft: Any = importlib.import_module("peft")
-    with warnings.catch_warnings(action="ignore"):  # it warns of saving embeddings, which are not saved here
+    with warnings.catch_warnings(action="ignore"):  # PEFT warns that it saves embeddings, which are not saved here
         saved: dict[str, Any] = peft.get_peft_model_state_dict(model, state_dict=model.state_dict(keep_vars=True))
     return found - {id(tensor) for tensor in saved.values()}
 
@@ -168,12 +168,12 @@ def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, s
     """Compare the base model of a checkpoint's adapters with the loaded one.
 
     Args:
-        saved: by the checkpoint of `step`.
-        now: by this start.
-        step: names the checkpoint.
+        saved: the base model that the checkpoint records; None if it has no adapters.
+        now: the base model of this run; None if it has no adapters.
+        step: of the checkpoint.
 
     Raises:
-        ConflictError: they are not the same weights, or only one of both has adapters.
+        ConflictError: the weights differ, or only the checkpoint or only the run has adapters.
     """
     if saved is None and now is None:
         return
@@ -230,12 +230,12 @@ def _describe(tensor: torch.Tensor, num_ranks: int | None) -> str:
 
 
 def _combine(digests: Mapping[str, str]) -> str:
-    # One weight after the other under its own name: releases of PEFT may order and wrap them in other ways.
+    # Each weight has its own line, sorted by name, because releases of PEFT order and wrap the weights differently.
     return digest_bytes("".join(f"{name} {digests[name]}\n" for name in sorted(digests)).encode())
 
 
 def _is_of_adapter(name: str, model: Any) -> bool:
-    """By its name: PEFT calls tensors `lora_A.default.weight`, `lora_embedding_A.default`, and so on."""
+    """Whether a tensor belongs to an adapter, by its name, such as `lora_A.default.weight`."""
     prefix = getattr(model.base_model, "prefix", None) or _HOLDERS
     return any(
         adapter in model.peft_config and (before.startswith(prefix) or before in _HOLDERS)
@@ -244,7 +244,7 @@ def _is_of_adapter(name: str, model: Any) -> bool:
 
 
 def _frozen_in(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of one module that are not trained, without its submodules, and what quantized ones consist of."""
+    """The weights of one module, without its submodules, that are not trained, and the parts of quantized weights."""
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:
             continue
@@ -253,7 +253,7 @@ def _frozen_in(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if state is not None:
             for part, tensor in cast("dict[str, torch.Tensor]", state.as_dict(packed=True)).items():
                 yield f"{name}.{part}", tensor
-        scales = getattr(parameter, "SCB", None)  # 8 bits; the first forward takes them to the module
+        scales = getattr(parameter, "SCB", None)  # 8 bits; the first forward moves the scales to the module
         scales = getattr(getattr(module, "state", None), "SCB", None) if scales is None else scales
         if scales is not None:
             yield f"{name}.SCB", scales

@@ -67,17 +67,17 @@ def generators_of(part: Any, inside: tuple[int, ...] = ()) -> list[torch.Generat
 
 
 def restore_generators(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
-    """Set the states of a loader's generators; nothing when the numbers differ."""
+    """Set the states of a loader's generators; do nothing if the lists have different lengths."""
     if len(generators) == len(states):
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
 
 
 def other_generators(before: int, now: int) -> ConflictError:
-    """The error for an epoch that cannot be continued, because other generators have shuffled it.
+    """The error for an epoch that cannot be continued, because another number of generators has shuffled it.
 
     Args:
-        before: number of generators that produced its order.
+        before: number of generators that produced the epoch's order.
         now: number of generators that the loader has.
     """
     return ConflictError(

@@ -41,12 +41,12 @@ def check_fsdp_files(checkpoint: str, *, has_shards: bool, reads_shards: bool) -
     """Refuse a checkpoint of FSDP whose `state_dict_type` is not that of this run.
 
     Args:
-        checkpoint: what the message calls it.
-        has_shards: whether each rank has written its shards into it.
-        reads_shards: whether the ranks of this run read theirs.
+        checkpoint: how the message names the checkpoint.
+        has_shards: whether each rank has written its shards into the checkpoint.
+        reads_shards: whether each rank of this run reads its shards.
 
     Raises:
-        ConflictError: they differ.
+        ConflictError: the checkpoint has shards and this run reads none, or the reverse.
     """
     if has_shards != reads_shards:
         before, now = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")[:: 1 if has_shards else -1]
@@ -66,7 +66,7 @@ def zero_stages(manifest: Manifest) -> tuple[int, ...]:
     """The stages of ZeRO that may have written a checkpoint of DeepSpeed.
 
     Args:
-        manifest: one that does not state the stage is judged by its files, which are the same for stages 1 and 2.
+        manifest: of the checkpoint. If it does not state the stage, the files decide; stages 1 and 2 have the same.
     """
     if manifest.zero_stage is not None:
         return (manifest.zero_stage,)
@@ -107,12 +107,12 @@ def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> 
 
 
 def writer_of(manifest: Manifest) -> str:
-    """`ZeRO-3 on 2 ranks`."""
+    """What wrote a checkpoint, such as `ZeRO-3 on 2 ranks`."""
     return f"{zero_name(zero_stages(manifest))} on {plural(manifest.world_size, 'rank')}"
 
 
 def zero_name(stages: tuple[int, ...]) -> str:
-    """`ZeRO-3`, or `ZeRO-1 or 2` where that is not known, or `DeepSpeed without ZeRO`."""
+    """A name such as `ZeRO-3`, `ZeRO-1 or 2` if the stage is not certain, or `DeepSpeed without ZeRO`."""
     return "DeepSpeed without ZeRO" if stages == (0,) else f"ZeRO-{' or '.join(map(str, stages))}"
 
 
@@ -123,7 +123,7 @@ def check_accelerator(accelerator: Any) -> None:
     """Refuse parallelism whose checkpoints cannot be resumed.
 
     Raises:
-        UsageError: with the reason.
+        UsageError: the parallelism is not supported; the message says why.
     """
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is not None and plugin.fsdp_version == 1:
@@ -170,7 +170,7 @@ def zero_stage_of(accelerator: Any) -> int | None:
 
 
 def writes_shards(accelerator: Any) -> bool:
-    """Whether each rank of FSDP writes its shards; otherwise the first rank writes the whole model."""
+    """Whether each rank writes its shards, as under FSDP with `SHARDED_STATE_DICT`."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     return plugin is not None and "SHARDED" in str(plugin.state_dict_type)
 

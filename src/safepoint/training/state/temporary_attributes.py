@@ -8,7 +8,7 @@ from typing import Any, cast
 
 @contextlib.contextmanager
 def temporarily(target: Any, **values: Any) -> Generator[None]:
-    """Set attributes of `target`, and restore what was there before when the block ends.
+    """Set attributes of `target`, and restore their earlier values when the block ends.
 
     An attribute that `target` had from its class is deleted again, so that the class decides as before.
 

@@ -1,8 +1,8 @@
 """Writes images in memory to durable files: one thread computes checksums and digest, another writes.
 
 The threads follow the watermark of the copy into the image, so they begin before the copy has ended. Writes bypass
-the page cache where the file system allows that: a checkpoint is not read again soon, and the cache belongs to the
-training's data.
+the page cache where the file system allows that: a checkpoint is not read again soon, and would displace
+the training's data from the cache.
 """
 
 import errno
@@ -41,8 +41,8 @@ class Source:
 
     Args:
         path: relative to the checkpoint.
-        block: where it is.
-        offset: in the block.
+        block: the block that holds the image.
+        offset: where the image begins in the block.
         size_bytes: of the file.
         archives: see `Image`.
         has_block_alone: whether the block holds this file and nothing else.
@@ -62,13 +62,13 @@ class Source:
         """Wait until the first `end` bytes of the file are copied.
 
         Raises:
-            GivenUpError: they will not be.
+            GivenUpError: they will not be copied.
         """
         while self.available() < self.offset + end:
             clock.sleep(_POLL_S)
 
     def wait_until_staged(self) -> None:
-        """Wait until its rank has reported that its part is complete and unchanged since the boundary.
+        """Wait until the file's rank has reported that its part is complete and unchanged since the boundary.
 
         Raises:
             GivenUpError: the rank will not report that.
@@ -86,7 +86,7 @@ def write_files(sources: list[Source], folder: Path) -> list[FileEntry]:
 
     Raises:
         GivenUpError: an image will not be complete.
-        SaveError: two files have one name.
+        SaveError: two files have the same name.
         OSError: the disk is full, gone, or read-only.
     """
     if len({source.path for source in sources}) != len(sources):
@@ -150,7 +150,7 @@ class _Writer:
             if not self._is_direct or error.errno not in _CANNOT_DIRECT:
                 raise
             self._is_direct = False
-            target.unlink(missing_ok=True)  # some systems create the file and refuse to open it
+            target.unlink(missing_ok=True)  # some file systems create the file, then refuse to open it
             self._descriptor = os.open(target, self._flags | os.O_EXCL, 0o666)
 
     def write(self, source: Source, start: int, length: int) -> None:
@@ -203,7 +203,7 @@ class Preparing:
         self._digesting = FileDigester()
 
     def run(self) -> None:
-        """Compute them; the body of the thread."""
+        """Compute the checksums and the digest; the body of the thread."""
         try:
             for start, length in _steps(self._source):
                 if self._is_stopped:
@@ -221,10 +221,10 @@ class Preparing:
             self._changed.notify_all()
 
     def wait_for(self, end: int) -> int:
-        """Wait until `end` bytes are final; returns how many are.
+        """Wait until `end` bytes are final; returns how many bytes are final.
 
         Raises:
-            GivenUpError: they will not be.
+            GivenUpError: the bytes will not be copied.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ready >= end or self._error is not None)

@@ -6,7 +6,7 @@ folder, each keeper writes small files that the others read:
     <save>/part-K.json      the files of this save that node K has written, with their digests, or why there are none
     <save>/part-0.json      why node 0 has not committed this save
     <save>/outcome.json     node 0 has committed this save
-    offer-K.json            the ranks of node K have ended or must end: these steps are complete in its memory
+    offer-K.json            the steps that are complete in the memory of node K, whose ranks have ended or must end
 
 A rename makes each file appear as a whole. Node 0 commits.
 """
@@ -39,8 +39,8 @@ class Nodes:
 
     Args:
         folder: the attempt's working folder.
-        index: of this node.
-        count: of all nodes.
+        index: the number of this node.
+        count: how many nodes there are.
     """
 
     def __init__(self, folder: Path, *, index: int, count: int) -> None:
@@ -52,8 +52,8 @@ class Nodes:
         """Publish which files this node has written for a save, or why it has written none.
 
         Args:
-            save: its number, the same on all nodes.
-            part: of the node; its `rank` is ignored.
+            save: the number of the save, the same on all nodes.
+            part: what this node has written; `rank` is ignored.
 
         Raises:
             OSError: the folder cannot be written.
@@ -63,14 +63,14 @@ class Nodes:
         _write_record(folder / f"part-{self.index}.json", asdict(part))
 
     def collect(self, save: int, is_over: Callable[[], bool]) -> list[RankPart]:
-        """Wait for the parts of all nodes but node 0, which calls this.
+        """On node 0: wait for the parts of all other nodes.
 
         Args:
-            save: its number.
+            save: the number of the save.
             is_over: whether to stop waiting.
 
         Returns:
-            One for each of these nodes; for a node without one in time, a part with an error.
+            One part for each of these nodes. If a node's part did not arrive in time, it has an error.
         """
         others = range(1, self.count)
         found = self._wait_for(f"{save}/part", others, is_over)
@@ -89,7 +89,7 @@ class Nodes:
                 if record is not None:
                     return str(record["error"])
             if is_over():
-                return "node 0 has not committed it"
+                return "node 0 has not committed the checkpoint in time"
             clock.sleep(_LOOK_EVERY_S)
 
     def offer(self, steps: Sequence[int]) -> None:
@@ -108,7 +108,7 @@ class Nodes:
         )
 
     def newest_of_all(self, is_over: Callable[[], bool]) -> int | None:
-        """Wait for every node's offer; the newest step that all of them have, or None."""
+        """Wait for the offers of all nodes. Returns the newest step that is in all offers, or None."""
         found = self._wait_for("offer", range(self.count), is_over)
         if len(found) < self.count:
             return None
@@ -119,7 +119,7 @@ class Nodes:
         return max(first.intersection(*others), default=None)
 
     def _wait_for(self, name: str, nodes: range, is_over: Callable[[], bool]) -> dict[int, dict[str, Any]]:
-        """Wait for the file `name-K.json` of each node K, or until one has an error; those that are there."""
+        """Wait for the file `name-K.json` of each node K, or until one has an error. Returns the files that exist."""
         found: dict[int, dict[str, Any]] = {}
         while True:
             for index in nodes:
@@ -170,14 +170,14 @@ def commit_snapshot(
     Each node writes its part. Node 0 commits when it has all parts; the others wait for its outcome.
 
     Args:
-        snapshot: what, with the first rank's facts.
+        snapshot: the snapshot, with the facts that the first rank has sent.
         sources: its files, by rank.
-        report: receives what was pruned.
+        report: receives the events of the pruning.
         is_over: whether to stop waiting for other nodes.
 
     Raises:
         GivenUpError: a rank will not stage its part.
-        SafepointError, OSError: it cannot be committed; nothing is left of it.
+        SafepointError, OSError: the snapshot cannot be committed; its working folder is deleted.
     """
     facts = snapshot.facts
     assert facts is not None
@@ -217,9 +217,9 @@ def _write(working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, li
     entries = write_files(merge(sources), working.source)
     for of_rank in sources.values():
         for source in of_rank:
-            source.wait_until_staged()  # only then is it known that they belong to one boundary
+            source.wait_until_staged()  # only then it is certain that all files are from one boundary
     if not snapshot.is_intact:
-        raise GivenUpError(f"the memory of step {snapshot.step} was used for another one")
+        raise GivenUpError(f"the memory of step {snapshot.step} was used for another snapshot")
     assert snapshot.facts is not None
     return RankPart(rank=snapshot.facts.node, files=tuple(entries))
 

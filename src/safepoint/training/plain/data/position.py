@@ -16,9 +16,9 @@ GENERATED = " with a generator"
 
 _OPTION = "use --allow-batch-change, which keeps the position in the data only approximately"
 _INDEPENDENT = "DistributedSampler"
-"""The order of all its samples does not depend on the number of ranks."""
+"""A sampler whose order over all ranks does not depend on the number of ranks."""
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
-"""Nor does the order of these: all ranks draw the same one, and Accelerate assigns its batches to them in turn."""
+"""For these that is true too: all ranks draw the same order, and Accelerate assigns its batches to ranks in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def rescale_position(
 
 
 def _num_batches_before(position: Position, manifest: Manifest) -> int | None:
-    """Batches of a rank in an epoch when the checkpoint was written; None where it does not show that."""
+    """Batches of a rank in an epoch when the checkpoint was written; None if that is not known."""
     part = manifest.epoch - int(manifest.epoch)
     return round(position.batches / part) if part and position.batches else None
 

@@ -8,7 +8,8 @@ The order of an epoch is drawn from the random number states at its start. A res
 drawing, and the states of the checkpoint after it. It does the same for generators of the loader and its samplers.
 
 A loader that Accelerate has prepared counts its epochs by itself, and Accelerate's own function skips batches. Such a
-loader reads one batch ahead, so a data set that draws random numbers in this process draws others after a resume.
+loader reads one batch ahead, so a data set that draws random numbers in this process draws other numbers after a
+resume.
 """
 
 import itertools
@@ -127,7 +128,7 @@ class TrackedData:
             rng: the random number states that belong to it; None keeps the current ones.
 
         Raises:
-            ConflictError: the position is within an epoch that other generators have shuffled.
+            ConflictError: the position is within an epoch that another number of generators has shuffled.
         """
         self._check_generators(position)
         self._drop_first_pass()
@@ -148,7 +149,7 @@ class TrackedData:
         yield from self._epoch()
 
     def end_epoch(self) -> None:
-        """The running epoch is over."""
+        """End the running epoch."""
         self.epoch += 1
         self.batches, self._epoch_rng = 0, None
 
@@ -162,7 +163,7 @@ class TrackedData:
         if resumed is not None and resumed.epoch_rng is not None:
             restore_rng(resumed.epoch_rng)
         elif rng is not None:
-            # The epoch starts with these states. They are not restored again once its order may have been drawn.
+            # The epoch starts with these states. They are not restored again after its order may have been drawn.
             restore_rng(rng)
             rng = None
         self._epoch_rng = capture_rng()
@@ -208,7 +209,7 @@ class TrackedData:
             self.loader.set_epoch(self.epoch)  # pyright: ignore
 
     def _batches_after(self, resumed: Position | None) -> Iterator[Any]:
-        """The batches of the epoch after a position in it; None is its start."""
+        """The batches of the epoch after the position `resumed`; all batches if it is None."""
         loader: Any = self.loader
         if resumed is None or not (resumed.batches or self._draws_late):
             return iter(loader)
@@ -251,12 +252,12 @@ class TrackedData:
             return skip_batches(iter(loader), count, self._report)
         restore = _rng_restorer(self._generators) if self._draws_late else None
         skipping = _Skipping(vars(loader)[name], count, restore)
-        vars(loader)[name] = skipping  # the loader refuses to set its sampler
+        vars(loader)[name] = skipping  # the loader refuses a plain assignment
         try:
             batches = iter(loader)
         finally:
             vars(loader)[name] = skipping.sampler
-        # At once, because the sampler may draw its order only when the first entry is requested.
+        # Skip now, because the sampler may draw its order only when the first entry is requested.
         skipping.skip()
         return batches
 
@@ -282,7 +283,7 @@ def skip_batches(batches: Iterator[Any], count: int, report: Callable[[str], Non
 
 
 def _with_first_fetched(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches; the first one has been fetched."""
+    """The same batches, of which this call fetches the first one."""
     first = next(batches, _END)
     return iter(()) if first is _END else itertools.chain((first,), batches)
 
@@ -313,8 +314,8 @@ class _Skipping:
     Args:
         sampler: of single samples or of batches.
         count: entries to leave out.
-        restore: undoes what was drawn before the order. If given, the order is drawn when the loader asks for an
-            iterator, and not when it asks for the first entry.
+        restore: restores the random number states from before the order was drawn. If given, the order is drawn when
+            the loader asks for an iterator, and not when it asks for the first entry.
     """
 
     def __init__(self, sampler: Any, count: int, restore: Callable[[], None] | None) -> None:
@@ -327,7 +328,7 @@ class _Skipping:
     def __iter__(self) -> "_Skipping":
         is_early = self._restore is not None and not self._is_done
         if self._restore is not None and is_early:
-            self._restore()  # a loader with workers asks twice before it starts
+            self._restore()  # a loader with workers asks for two iterators before it starts
         self._entries = iter(self.sampler)
         if is_early:
             self._draw()
@@ -337,7 +338,7 @@ class _Skipping:
         return len(self.sampler)
 
     def skip(self) -> None:
-        """Leave out the first entries, if that was not done; from now on this is the whole sampler."""
+        """Leave out the first entries, unless that was done. From now on the whole sampler is iterated."""
         is_done, self._is_done = self._is_done, True
         if self._restore is None and not is_done:
             self._draw()

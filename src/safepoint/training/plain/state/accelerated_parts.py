@@ -34,7 +34,7 @@ class AcceleratedParts(Parts):
         place: this rank.
 
     Raises:
-        UsageError: it has prepared no model.
+        UsageError: the accelerator has prepared no model, or uses parallelism that is not supported.
     """
 
     def __init__(self, accelerator: Any, place: Place) -> None:
@@ -59,7 +59,7 @@ class AcceleratedParts(Parts):
         return list(self._accelerator._models)
 
     def base(self, peers: Peers) -> Mapping[str, str] | None:
-        """Of models with PEFT's adapters; None under FSDP and DeepSpeed, where the whole model is saved."""
+        """See `Parts`; None without PEFT's adapters, and under FSDP and DeepSpeed, where the whole model is saved."""
         if self.strategy not in {"single", "ddp"}:
             return None
         models = {str(number): unwrapped(model) for number, model in enumerate(self._accelerator._models)}
@@ -126,7 +126,7 @@ class AcceleratedParts(Parts):
         with opened as file:
             then: dict[str, tuple[int, ...]] = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
         state = without(model.state_dict(keep_vars=True), self._left_out.get(number, ()))
-        tied: dict[int, set[str]] = {}  # the file has one of several names of a tensor
+        tied: dict[int, set[str]] = {}  # if a tensor has several names, the file has one of them
         for key, tensor in state.items():
             tied.setdefault(id(tensor), set()).add(key)
         is_same = all(key in state and tuple(state[key].shape) == shape for key, shape in then.items())
@@ -137,13 +137,13 @@ class AcceleratedParts(Parts):
             )
 
     def _without_naming(self) -> contextlib.AbstractContextManager[None]:
-        """Safepoint names checkpoints; Accelerate would choose another folder."""
+        """Switch off Accelerate's naming of checkpoints, which would choose another folder."""
         configuration = self._accelerator.project_configuration
         return temporarily(configuration, automatic_checkpoint_naming=False, iteration=configuration.iteration)
 
     @contextlib.contextmanager
     def _without_bases(self) -> Generator[None]:
-        """Leave frozen bases out, with Accelerate's hook that may change the saved weights."""
+        """Leave frozen bases out of the saved weights, by a hook of Accelerate."""
 
         def leave_out(models: list[Any], weights: list[dict[str, Any]], _: str) -> None:
             if len(weights) == len(models):  # otherwise a hook of the script has saved some in another way
@@ -157,7 +157,7 @@ class AcceleratedParts(Parts):
             hook.remove()
 
     def _without_replication(self) -> contextlib.AbstractContextManager[None]:
-        """Weights keep the names that they have in the model, with DistributedDataParallel and without."""
+        """Hide DistributedDataParallel from Accelerate, so that weights keep the names they have in the model."""
         replicated = torch.nn.parallel.DistributedDataParallel
         models: list[Any] = [
             getattr(one, "module", one) if isinstance(one, replicated) else one for one in self._accelerator._models

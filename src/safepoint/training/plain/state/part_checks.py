@@ -27,11 +27,11 @@ _DEEPSPEED_OBSTACLE = (
 )
 _ZERO_REDUNDANCY_OBSTACLE = (
     "ZeroRedundancyOptimizer has a part of the state on each rank, and no rank has all of it",
-    "use a usual optimizer under DistributedDataParallel, or torch.distributed.fsdp.fully_shard to share its state",
+    "use an ordinary optimizer with DistributedDataParallel; torch.distributed.fsdp.fully_shard shares its state",
 )
 _SHARDS_OBSTACLE = (
     "its state has sharded tensors, and only modules and torch optimizers can be saved in shards",
-    "make it of whole tensors, or a torch.nn.Module",
+    "keep whole tensors in it, or make it a torch.nn.Module",
 )
 
 
@@ -42,7 +42,7 @@ def check_savable(parts: Mapping[str, Any]) -> None:
         parts: by name, as the script has given them.
 
     Raises:
-        UsageError: the ranks share one of them in a way that only its library can save.
+        UsageError: the ranks share a part in a way that only the part's library can save.
     """
     for name, part in parts.items():
         obstacle = _obstacle(part)
@@ -54,7 +54,7 @@ def check_whole(name: str, state: Any) -> None:
     """Refuse a state with sharded tensors, for a part that the first rank writes alone.
 
     Raises:
-        UsageError: it has a sharded tensor.
+        UsageError: the state has a sharded tensor.
     """
     if _has_shards(state):
         raise _refusal(name, _SHARDS_OBSTACLE)

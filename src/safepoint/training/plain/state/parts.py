@@ -54,7 +54,7 @@ class Parts(ABC):
         """The optimizers that step, without wrappers."""
 
     def base(self, peers: Peers) -> Mapping[str, str] | None:
-        """See `Manifest.base`; None saves models with adapters whole.
+        """The value for `Manifest.base`. With None, models with adapters are saved whole.
 
         All ranks call it, once, before anything is written or loaded.
         """
@@ -109,7 +109,7 @@ class NamedParts(Parts):
         place: this rank.
 
     Raises:
-        UsageError: one of them cannot be saved here.
+        UsageError: a session cannot save one of the parts.
     """
 
     def __init__(self, parts: Mapping[str, Any], place: Place) -> None:

@@ -31,7 +31,7 @@ class ShardedParts:
     Args:
         names: of the module and of each optimizer, among the session's parts.
         module: with sharded parameters.
-        optimizers: over them.
+        optimizers: of these parameters.
     """
 
     def __init__(self, names: list[str], module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -47,7 +47,7 @@ class ShardedParts:
 
     def save(self, folder: Path) -> None:
         """Write this rank's shards; all ranks call it, each with a separate folder."""
-        # DCP makes the folder between its collective calls, so all ranks receive the error when one of them cannot.
+        # DCP makes the folder between its collective calls, so all ranks receive the error if a rank cannot make it.
         _dcp.save(self._state(), checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class ShardedParts:
                 hint="create it and its optimizers as in that run, or start from the beginning with --from-scratch",
             )
         _dcp.load(state, checkpoint_id=str(folder))
-        # DCP has found all that it was asked for. Only the base of adapters and unused parameters may be missing.
+        # DCP has found all entries of `state`. Only the base of adapters and unused parameters may be missing.
         options = StateDictOptions(strict=not self.left_out)
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
@@ -101,7 +101,8 @@ def _shapes_of_state(state: Mapping[str, Any]) -> Shapes:
 
 
 def _unused(then: Shapes, state: Mapping[str, Any]) -> list[str]:
-    """Parameters without optimizer state in the checkpoint, because they had no gradient; none when all lack it."""
+    """Parameters without optimizer state in the checkpoint, because they had no gradient; none if no
+    parameter has optimizer state."""
     names: list[str] = list(state["optimizer"].get("state", {}))
     found = [name for name in names if not any(key.startswith(f"{_MOMENTS}{name}.") for key in then)]
     return found if len(found) < len(names) else []

@@ -61,7 +61,7 @@ def test_the_other_nodes_receive_the_outcome(tmp_path: Path, is_committed: bool)
     """That the save is committed, or why not."""
     first, second, _ = nodes(tmp_path)
     second.publish(7, RankPart(rank=1))
-    assert second.outcome(7, at_once) == "node 0 has not committed it"
+    assert second.outcome(7, at_once) == "node 0 has not committed the checkpoint in time"
     if is_committed:
         first.announce(7)
     else:
