@@ -25,6 +25,7 @@ _OUTSIDE_FAULTS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS),
     *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
 }
+"""Errors with a cause outside Safepoint, such as a full disk; they are reported without a traceback."""
 _MEANINGS: dict[int, str] = {
     ExitCode.FAILED: "the command failed",
     ExitCode.USAGE: "an argument is invalid",

@@ -23,7 +23,7 @@ class TrainJob(types.TrainJob):
         message: why it is in this state; may be empty.
         exit_code: of its last attempt (docs/exit-codes.md); None before one has ended.
         attempts: number of starts.
-        safe_step: the step of the newest known checkpoint; None without any.
+        safe_step: the step of the newest checkpoint; None while none is known.
         output_dir: the location of its checkpoints; None while it is unknown.
     """
 

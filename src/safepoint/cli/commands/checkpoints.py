@@ -46,6 +46,10 @@ _Place = Annotated[
         callback=find_place,
     ),
 ]
+_OutputPlace = Annotated[
+    str,
+    typer.Argument(metavar="LOCATION", help="An output folder, s3://bucket/prefix or job:NAME.", callback=find_place),
+]
 _OURS = (Kind.CHECKPOINT, Kind.PART)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
@@ -142,7 +146,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
 
 @app.command()
 def prune(
-    location: _Place,
+    location: _OutputPlace,
     keep: Annotated[
         str,
         typer.Option(
@@ -248,7 +252,7 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location: its final model, or else its newest checkpoint.",
+            help="A checkpoint. Or an output location, for its final model or, without that, its newest checkpoint.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
@@ -309,7 +313,7 @@ def diff(
 
 @app.command("repair")
 def repair_(
-    location: _Place,
+    location: _OutputPlace,
     connection: Connection = None,
     as_json: _Json = False,
     deep: _Deep = False,
@@ -333,7 +337,7 @@ def repair_(
 ) -> None:
     """Remove unfinished checkpoints, and report damaged ones.
 
-    In a folder, unfinished checkpoints of a run that has not ended stay. Exit code 14 if a damaged checkpoint stays.
+    Exit codes: 11 a run uses the folder, and nothing was changed; 14 a damaged checkpoint stays.
     """
     inventory, name = _open(location)
     if name is not None:

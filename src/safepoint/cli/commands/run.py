@@ -79,8 +79,9 @@ def run(
     When the launcher or a rank receives SIGTERM, all ranks save one checkpoint at the same step and exit with code
     75. Run the same command again to continue from it. SIGUSR1 saves a checkpoint without stopping.
 
-    Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save; 14 all
-    checkpoints are damaged; otherwise the script's exit code.
+    Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save, run it
+    again; 2, 11, 13, 14 something has to be fixed first, see the message; 130 stopped by SIGINT; any other code is
+    the script's own.
     """
     from safepoint.checkpoint.local.output_folder import OutputFolder
     from safepoint.settings.run_settings import place_output

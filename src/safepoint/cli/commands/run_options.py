@@ -56,7 +56,7 @@ class RunOptions:
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_SAVE_TOTAL_LIMIT",
-            help="Keep only the newest N checkpoints. The newest valid one is never deleted.",
+            help="Keep only the newest N checkpoints. The newest valid checkpoint is never deleted.",
         ),
     ] = None
     local_dir: Annotated[

@@ -59,7 +59,7 @@ _SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
 """The statements that create each version from the previous one. A new file runs all of them."""
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
-_AGAIN_S = 0.01
+_RETRY_AFTER_S = 0.01
 _OVER = (JobState.COMPLETE, JobState.FAILED)
 _log = logging.getLogger("safepoint")
 _Job = TypeVar("_Job", JobRecord, JobSummary)
@@ -134,7 +134,7 @@ class History:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or clock.monotonic_s() > deadline_s:
                     raise
-                clock.sleep(_AGAIN_S)
+                clock.sleep(_RETRY_AFTER_S)
             else:
                 return
 
@@ -143,6 +143,7 @@ class History:
 
     @contextlib.contextmanager
     def _explained(self) -> Generator[None]:
+        """Raise HistoryError, with a hint, for an error of SQLite."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -185,7 +186,7 @@ class History:
         return self._query("PRAGMA data_version")[0][0]
 
     def jobs(self, states: Sequence[JobState] | None = None) -> list[JobRecord]:
-        """All jobs, or those in some states, oldest first.
+        """All jobs, or the jobs in the given states, oldest first.
 
         A job whose entry cannot be read is left out, with a warning.
         """

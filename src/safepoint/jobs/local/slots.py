@@ -45,7 +45,7 @@ class Slots:
         return Slots(cpu=self.cpu - other.cpu, gpu=self.gpu - other.gpu)
 
     def holds(self, other: "Slots") -> bool:
-        """Whether `other` fits into these."""
+        """Whether `other` fits into these slots."""
         return other.cpu <= self.cpu and other.gpu <= self.gpu
 
 
@@ -136,7 +136,7 @@ def check_size(spec: JobSpec, capacity: Slots) -> None:
 
 
 def remark_on(spec: JobSpec, capacity: Slots) -> str:
-    """A warning if a job requests more cores than the machine has: it runs all the same. Otherwise empty."""
+    """A warning if a job requests more cores than the machine has, although it may run; otherwise empty."""
     cpu = spec.num_nodes * spec.cpu_per_node
     if cpu <= capacity.cpu:
         return ""

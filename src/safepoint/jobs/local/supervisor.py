@@ -89,7 +89,7 @@ class Supervisor:
     # ---- starting --------------------------------------------------------------------------------------------
 
     def _adopt(self) -> Launchers | None:
-        """The launchers that an earlier supervisor has started; None without any."""
+        """The launchers that an earlier supervisor has started; None if there are none."""
         job = self._job
         if not job.state.holds_slots or job.state is JobState.RESTARTING:
             return None
@@ -177,7 +177,7 @@ class Supervisor:
         except JobStoppedError:
             return launchers  # none of them was started
         except HistoryError:
-            launchers.kill()  # the history may lack one of them
+            launchers.kill()  # the history may lack the one that was started last
             self._launchers = launchers  # the next call of `run` stores their end
             raise
         except (SafepointError, OSError) as error:

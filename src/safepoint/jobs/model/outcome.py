@@ -63,22 +63,23 @@ def conclude(
         return Outcome(state=JobState.FAILED, exit_code=failure, message=_describe(failure))
     saved = any(code == ExitCode.INTERRUPTED_SAVED for code in exit_codes)
     code = ExitCode.INTERRUPTED_SAVED if saved else next((code for code in exit_codes if code), None)
-    unknown = "its state is saved" if saved else "nothing is saved yet"
-    stands = unknown if safe_step is None else f"step {safe_step} is saved"
+    without_step = "its state is saved" if saved else "nothing is saved yet"
+    what_is_saved = without_step if safe_step is None else f"step {safe_step} is saved"
     if missing_in and safe_step is not None:
-        stands += f" on this machine only; when the job resumes, it is uploaded to {missing_in}"
+        what_is_saved += f" on this machine only; when the job resumes, it is uploaded to {missing_in}"
     if was_asked:
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
-        message = stands if saved else f"it was stopped without a save; {stands}"
+        message = what_is_saved if saved else f"it was stopped without a save; {what_is_saved}"
         if failure is not None and not missing_in:
             message += "; the upload to the object store is not complete"
         return Outcome(state=state, exit_code=code if failure is None else failure, message=message)
     setbacks = 0 if has_progressed else setbacks
     what = "was interrupted from outside" if None not in exit_codes else "was killed"
     if setbacks >= MAX_SETBACKS:
-        message = f"it {what} {setbacks + 1} times without progress; {stands}"
+        message = f"it {what} {setbacks + 1} times without progress; {what_is_saved}"
         return Outcome(state=JobState.FAILED, exit_code=code, message=message, setbacks=setbacks)
-    return Outcome(state=JobState.RESTARTING, exit_code=code, message=f"it {what}; {stands}", setbacks=setbacks + 1)
+    message = f"it {what}; {what_is_saved}"
+    return Outcome(state=JobState.RESTARTING, exit_code=code, message=message, setbacks=setbacks + 1)
 
 
 def _failure_of(exit_codes: Sequence[int | None]) -> int | None:

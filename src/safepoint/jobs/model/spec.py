@@ -157,7 +157,7 @@ def check_name(name: str) -> None:
 
 
 def name_from(text: str, unique: str) -> str:
-    """A name for a job without one: the name of its program in valid characters, and a unique ending."""
+    """A name for a job that was given none: its program's name in valid characters, and a unique ending."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].strip("-")
     return f"{plain or 'job'}-{unique}"
 

@@ -209,7 +209,7 @@ class Partitions:
     # ---- checks --------------------------------------------------------------------------------
 
     def _check_moments(self) -> tuple[str, ...]:
-        """The names of the moments; raises ConflictError where one of them cannot be split in another way."""
+        """The names of the moments; raises ConflictError if a moment cannot be split among other ranks."""
         moments = {name for name in self._state(0, 0) if name != _STEP}
         for rank in range(self._ranks):
             for group, flat in enumerate(self._flat[rank]):

@@ -63,7 +63,7 @@ class DataPosition:
         return [generator.get_state() for generator in generators_of(self._loader)]
 
     def begin_epoch(self, loader: Any) -> None:
-        """An epoch over `loader` starts: its generators continue where those of the checkpoint were."""
+        """An epoch over `loader` starts: its generators get the states in the checkpoint that is resumed."""
         if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
             # Accelerate started the first epoch when it made the loader, with a sampler that it replaced afterwards.
             # The order of that sampler cannot be reproduced. Loading an empty state discards the started epoch.

@@ -102,7 +102,7 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
 
 
 def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
-    """Compare the settings in a checkpoint with the script's; a setting that only one of them has is ignored.
+    """Compare the adapters' settings in a checkpoint with the script's. A setting that only one has is ignored.
 
     Args:
         model: that is trained, not yet wrapped for training.
