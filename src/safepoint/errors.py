@@ -191,7 +191,7 @@ class Interrupted(SystemExit):
     It derives from `SystemExit`: the user's `finally` blocks run, and the code after `train()` does not.
 
     Args:
-        exit_code: 75 when the state is saved, 143 when there was nothing that could be saved.
+        exit_code: 75 if the state is saved, 143 if it is not, 13 if the run stops because uploads fail.
         message: one sentence for the console.
     """
 

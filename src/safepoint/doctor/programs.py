@@ -55,7 +55,7 @@ def ask(command: Sequence[str], *, limit_s: float) -> Answer:
     """Run `command`, and kill it after `limit_s` seconds.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"

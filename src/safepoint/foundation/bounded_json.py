@@ -63,13 +63,13 @@ def read_object(
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it holds something else.
+        ValueError: the file holds something else.
     """
     return parse_object(read_regular(path, max_bytes), max_bytes=max_bytes, constant=constant)
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The content of a file. Of a longer one than `max_bytes`, the first `max_bytes` + 1 bytes.
+    """Read a file: all of it, or the first `max_bytes` + 1 bytes if it is longer than `max_bytes`.
 
     Raises:
         OSError: the file cannot be read, is a link, or is not a regular file.
@@ -84,10 +84,12 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file. Links are not followed, so that a link cannot lead to a file outside the folder.
+    """Open a regular file. A link is refused, so that it cannot lead to a file outside the folder.
+
+    A pipe is refused too, without waiting for the process at its other end.
 
     Args:
-        path: the file. A file with a second name (a hard link) is opened for reading only.
+        path: the file. If it has a second name (a hard link), it can be read, but not written.
         flags: of `os.open`, without `O_TRUNC`.
 
     Raises:

@@ -173,7 +173,7 @@ def user_file(environ: Mapping[str, str] | None = None) -> Path:
     """The user's own file, `~/.config/safepoint/config.toml`, or below XDG_CONFIG_HOME."""
     environ = os.environ if environ is None else environ
     home = environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(home):  # the XDG specification says that a relative path is ignored
+    if not os.path.isabs(home):  # the XDG specification requires that a relative path is ignored
         home = f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
     return Path(home, "safepoint", "config.toml")
 

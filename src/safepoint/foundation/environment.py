@@ -79,7 +79,7 @@ def current_folder() -> str:
     """The current folder.
 
     Raises:
-        UsageError: it was deleted.
+        UsageError: the folder was deleted.
     """
     try:
         return os.getcwd()

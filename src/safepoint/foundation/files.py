@@ -200,7 +200,7 @@ def walk_files(folder: Path, *, skip_unreadable: bool = False) -> Iterator[tuple
 
     Raises:
         FileNotFoundError: `folder` itself does not exist.
-        OSError: it, or a sub-folder, cannot be read.
+        OSError: `folder`, or a sub-folder, cannot be read.
     """
 
     def note(path: str, error: OSError) -> None:

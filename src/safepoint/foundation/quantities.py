@@ -21,7 +21,7 @@ def parse_flag(variable: str, text: str) -> bool:
     """The value of an environment variable that is on or off.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the value is neither on nor off.
     """
     word = text.strip().lower()
     if word not in _FLAGS:
@@ -33,7 +33,7 @@ def parse_duration(text: str) -> float:
     """Seconds of `90s`, `10m`, `1h30m`, `1.5h` or `2d`.
 
     Raises:
-        ValueError: it is not a time, or has no unit.
+        ValueError: `text` is not a time, or has no unit.
     """
     if not _TIME.fullmatch(text.strip()):
         raise ValueError(f"{text!r} is not a time: write a number with s, m, h or d, such as 10m")
@@ -44,7 +44,7 @@ def parse_bytes(text: str | int) -> int:
     """Bytes of `8Gi` (1024³), `8G` (1000³) or a number of bytes, as Kubernetes reads them; rounded up.
 
     Raises:
-        ValueError: it is not a size.
+        ValueError: `text` is not a size.
     """
     match = _SIZE.fullmatch(str(text).strip())
     if match is None or match[2] not in _BYTES:
@@ -60,7 +60,7 @@ def parse_count(quantity: str | float) -> int:
     """The number of processors or GPUs that a Kubernetes quantity requests: `4`, `"4"`, `"2500m"` or 2.5; rounded up.
 
     Raises:
-        ValueError: it is not a quantity, or is negative.
+        ValueError: `quantity` is not a quantity, or is negative.
     """
     match = _COUNT.fullmatch(str(quantity).strip())
     if match is None or isinstance(quantity, bool):

@@ -195,7 +195,7 @@ class Progress:
         """Read a record of this or another release: unknown fields are ignored, missing ones have their defaults.
 
         Raises:
-            ValueError: it is not a record.
+            ValueError: `data` is not a record.
         """
         record = parse_object(data, max_bytes=_MAX_BYTES, constant=lambda _: None)
         of_saves = cast("dict[str, Any]", _of(dict, record.get("saves", {})))

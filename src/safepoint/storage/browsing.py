@@ -167,7 +167,7 @@ class StorePath:
         """See `ReadablePath`.
 
         Raises:
-            StorageError: it is too large to be read at once, or cannot be read.
+            StorageError: the object is too large to be read at once, or cannot be read.
         """
         if self.size_bytes > _MAX_FILE_BYTES:
             raise StorageError(f"{self} is too large to be read at once")

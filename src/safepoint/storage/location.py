@@ -95,7 +95,7 @@ class Location:
         """The folder.
 
         Raises:
-            ValueError: it is not a folder of this machine.
+            ValueError: the location is not a folder of this machine.
         """
         if not self.is_folder:
             raise ValueError(f"{self} is not a folder of this machine")

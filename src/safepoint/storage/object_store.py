@@ -3,7 +3,7 @@
 This module repeats failed requests itself: obstore's ten retries would hide faults and ignore the deadline.
 
 With static keys, large files go to S3 through `multipart`, which can continue an interrupted upload. With a role or a
-token file, and for the other stores, obstore sends large files. Then an interrupted upload starts again.
+token file, and for the other stores, obstore sends large files, and an interrupted upload starts again.
 """
 
 import contextlib
@@ -347,7 +347,7 @@ class ObjectStore:
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """See `Store`; only S3 lists unfinished uploads, and the other stores delete theirs by themselves."""
+        """See `Store`. It deletes uploads to S3, with static keys; Google's and Azure's stores do that by themselves."""
         if self._requests is None:
             return 0
         prefix = f"{self.location.path}/" if self.location.path else ""

@@ -38,7 +38,8 @@ class StoredObject:
     Args:
         key: relative to the store's location, with `/`.
         size_bytes: its size.
-        version: changes with every write of the object: an ETag, or what a folder has instead.
+        version: a string that changes with every write of the object. In an object store it is the ETag, on Google's
+            stores the generation.
         modified_s: when it was written, seconds since 1970 by the store's clock.
     """
 
@@ -70,7 +71,7 @@ class Store(Protocol):
 
     What every implementation promises, and the contract suite tests:
 
-    - a reader sees an object whole or not at all, and the old one until the new one is whole;
+    - a reader sees an object whole or not at all. While an object is replaced, readers see the old one;
     - after a write returned, every reader sees it, and in a folder it survives a power loss;
     - of several writers with the same condition at most one succeeds, and the others get ConditionError;
     - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`);
@@ -150,8 +151,8 @@ class Store(Protocol):
         parts are sent. With a role or a token file, and on the other object stores, a repeated upload sends
         everything again.
 
-        A stream is not written to a disk of this machine. At most 32 MiB of it are in memory. Where one part is
-        larger, which S3 requires above 300 GB, one part is in memory.
+        A stream is not written to a disk of this machine. At most 32 MiB of it are in memory. Above 300 GB, S3
+        requires larger parts; then one part is in memory.
 
         Args:
             key: of the object.
@@ -178,7 +179,7 @@ class Store(Protocol):
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Delete unfinished uploads of any writer, and return how many; none of them can become visible afterwards.
+        """Delete unfinished uploads of any writer, and return how many. Afterwards none of them can become visible.
 
         Args:
             only: called with the key of each; only those for which it returns True are deleted.
@@ -192,7 +193,7 @@ def check_length(content: Content, num_bytes: int) -> None:
     """Check that a stream delivered as many bytes as it announced.
 
     Raises:
-        StorageError: it delivered more or fewer.
+        StorageError: the stream delivered more or fewer.
     """
     if num_bytes != content.size_bytes:
         raise StorageError(f"a stream of {content.size_bytes} bytes delivered {num_bytes} bytes; nothing was written")
@@ -211,7 +212,7 @@ def _is_key(key: str) -> bool:
 
 
 def is_own_key(key: str, location: Location) -> bool:
-    """Whether a listed name is a valid key; of the others at `location`, the first is reported in a warning."""
+    """Whether a listed name is a valid key. A warning names `location` when its first invalid name is found."""
     if _is_key(key):
         return True
     if not key.endswith("/"):  # an empty object that stands for a folder, as consoles create them

@@ -285,7 +285,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._proxy.down.wait_for(len(block))
             self.wfile.write(block)
             left -= len(block)
-        response.read()  # also where there is no body: until then the connection takes no further request
+        response.read()  # even without a body: until then http.client sends no further request
         if kind in {Kind.TRUNCATED, Kind.WRONG_LENGTH}:
             self.close_connection = True
 

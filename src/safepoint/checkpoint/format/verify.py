@@ -69,7 +69,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of the checkpoint in `folder`.
 
     Raises:
-        ManifestError: no manifest, a link instead of a file, or unacceptable content.
+        ManifestError: the folder has no manifest, the manifest is a link, or its content is not valid.
     """
     return Manifest.from_bytes(_read_record(folder / MANIFEST_NAME))
 
@@ -78,7 +78,7 @@ def read_part(folder: Path) -> NodePart:
     """Read the record of the part in `folder`.
 
     Raises:
-        ManifestError: there is none, it is a link, or its content is unacceptable.
+        ManifestError: the folder has no record, the record is a link, or its content is not valid.
     """
     return NodePart.from_bytes(_read_record(folder / PART_NAME))
 
@@ -180,7 +180,7 @@ def list_files(folder: Path, *, skip_unreadable: bool = False) -> dict[str, int 
     """What is in the folder: path → size in bytes, None for links and special files; see `walk_files`.
 
     Raises:
-        OSError: it cannot be listed.
+        OSError: the folder cannot be listed.
     """
     found = walk_files(folder, skip_unreadable=skip_unreadable)
     return {path: status.st_size if stat.S_ISREG(status.st_mode) else None for path, status in found}

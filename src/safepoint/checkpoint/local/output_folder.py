@@ -48,8 +48,8 @@ class OutputFolder:
         """Create the folder if it does not exist, and nothing in it.
 
         Raises:
-            StorageError: it cannot be created, or is a file.
-            UsageError: it is a checkpoint, or inside of one.
+            StorageError: the folder cannot be created, or is a file.
+            UsageError: the folder is a checkpoint, or inside of one.
         """
         self._create_root("; training was not started")
 

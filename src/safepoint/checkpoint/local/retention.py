@@ -4,8 +4,8 @@ Pruning is the same in a folder and in an object store. The policies are pure fu
 
 A checkpoint stays if any policy keeps it, so an additional policy never deletes more. These always stay: the newest
 checkpoint, the newest valid one, those that a process reads or uploads, and those that the caller protects. Age alone
-deletes nothing. Only committed checkpoints are counted: a damaged or foreign folder does not take the place of a good
-one, and is not deleted.
+deletes nothing. Only committed checkpoints are counted: a damaged or foreign folder does not take the place of a
+valid one, and is not deleted.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class KeepNewest(Policy):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(Policy):
-    """Those whose step is a multiple of `steps`, as a history of the run."""
+    """The checkpoints whose step is a multiple of `steps`, as a history of the run."""
 
     steps: int
 
@@ -97,7 +97,7 @@ class KeepEvery(Policy):
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(Policy):
-    """The best `count` by `metric`, of those that have it. Of equals, the newer is better."""
+    """The `count` checkpoints with the best values of `metric`. Of two equal values, the newer one is better."""
 
     count: int
     metric: str
@@ -113,7 +113,7 @@ class KeepBest(Policy):
 
 @dataclass(frozen=True, slots=True)
 class KeepYounger(Policy):
-    """Those younger than `seconds`. This policy alone does not limit what is kept (`is_limit`)."""
+    """The checkpoints younger than `seconds`. This policy alone does not limit what is kept (`is_limit`)."""
 
     seconds: float
     is_limit: ClassVar[bool] = False
@@ -137,7 +137,7 @@ def select_superseded(
         candidates: the committed checkpoints, in any order.
         policies: which to keep; without a policy that is a limit, all stay.
         now_s: seconds since 1970, by the clock that wrote `created_s`.
-        protected: steps that are never chosen, such as that of the best model so far.
+        protected: steps that are never chosen, such as the step of the best model so far.
         is_good: checks the files of a checkpoint. If steps would be deleted, it is called for the valid checkpoints,
             newest first, until it returns True. That checkpoint is kept. If it never returns True, all are kept.
     """

@@ -92,7 +92,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     """Create the files of a checkpoint at their full size, without content.
 
     Raises:
-        CheckpointError: the file system cannot have a file of this name, such as a name that is too long.
+        CheckpointError: the file system does not allow a path of the checkpoint, such as one that is too long.
         StorageError: the disk has too little room; nothing was created.
         OSError: the folder cannot be written.
     """

@@ -214,7 +214,7 @@ class NodeUploaders:
 
     def note(self, name: str, manifest: Manifest, published: Published) -> None:
         """Record the result of an upload."""
-        self.awaited.pop(name, None)  # it may wait for the same step with another manifest
+        self.awaited.pop(name, None)  # the awaited checkpoint may have another manifest
         if published is Published.IN_PART:
             self.awaited[name] = manifest
 
@@ -235,7 +235,7 @@ class NodeUploaders:
             deadline_s: when to give up on the store.
 
         Raises:
-            TransientError: it is not complete yet.
+            TransientError: the checkpoint is not complete yet.
             StorageError: the store cannot be read.
         """
         prefixes = [f"{PARTS}/{name}" for name in self.awaited]

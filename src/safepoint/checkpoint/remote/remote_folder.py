@@ -105,7 +105,7 @@ class RemoteFolder:
         """The manifest of the checkpoint of `step`.
 
         Raises:
-            ManifestError: there is none, or it is unacceptable.
+            ManifestError: there is no manifest, or it is not valid.
         """
         manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
         if manifest.step != step:
@@ -116,7 +116,7 @@ class RemoteFolder:
         """The manifest in `folder`, such as `final`.
 
         Raises:
-            ManifestError: there is none, or it is unacceptable.
+            ManifestError: there is no manifest, or it is not valid.
         """
         data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
         if data is None:

@@ -80,7 +80,7 @@ class Uploader:
         """When to give up, by the monotonic clock; None for never."""
 
     def next(self) -> Path | None:
-        """The folder to upload next; None if there is none, or if the other nodes have to upload their parts first.
+        """The folder to upload next; None if nothing is left, or if other nodes have to upload their parts first.
 
         First come checkpoints that another node has begun (see `NodeUploaders`), then the newest checkpoint, then
         older ones that were requested, then the final model. Other periodic checkpoints are superseded. So are
@@ -126,7 +126,7 @@ class Uploader:
         """Check that the newest checkpoint is complete in the store, with the parts of all other nodes; then prune.
 
         Raises:
-            TransientError: it is not complete yet.
+            TransientError: the checkpoint is not complete yet.
             StorageError: the store cannot be read.
         """
 

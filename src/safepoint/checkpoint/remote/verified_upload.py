@@ -189,10 +189,8 @@ class UploadRecord:
 
     def add(self, entry: FileEntry, version: str) -> None:
         """Record that the file is in the store as `version`."""
-        with (
-            self._lock,
-            contextlib.suppress(OSError),
-        ):  # if the record cannot be written, the next process sends the file again
+        # If the record cannot be written, the next process sends the file again.
+        with self._lock, contextlib.suppress(OSError):
             self._versions[entry.path] = [entry.digest, version]
             if self._path is not None:
                 write_atomic(self._path, json.dumps(self._versions).encode(), durable=False)

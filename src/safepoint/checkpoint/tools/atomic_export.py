@@ -55,7 +55,7 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
 
     Raises:
         ConflictError: there are files.
-        StorageError: it cannot be read.
+        StorageError: the place cannot be read.
     """
     store = open_store(target)
     keys = {item.key for item in store.list()}

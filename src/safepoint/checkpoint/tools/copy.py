@@ -78,7 +78,7 @@ def is_there(item: Item, target: Location) -> bool:
     """Whether the same checkpoint is at the target already.
 
     Raises:
-        CheckpointError: it is not complete.
+        CheckpointError: the checkpoint `item` is not complete.
         ConflictError: something else has its name there.
         StorageError: the target cannot be read.
     """

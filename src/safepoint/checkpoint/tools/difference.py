@@ -60,7 +60,8 @@ class Difference:
     Args:
         settings: of the manifests, with versions and metrics.
         files: added, removed and changed files.
-        tensors: added and removed tensors, and those of another type or shape; with `deep`, also of another content.
+        tensors: tensors that were added or removed, or that have another type or shape; with `deep`, also tensors
+            with another content.
     """
 
     settings: tuple[Change, ...]
@@ -84,7 +85,7 @@ def compare(
         progress: receives the bytes read so far, and the bytes in all.
 
     Raises:
-        CheckpointError: one of them is not complete, or a file is not a valid safetensors file.
+        CheckpointError: one of the checkpoints is not complete, or a file is not a valid safetensors file.
         StorageError: a store cannot be read.
     """
     old, new = before[1].complete_manifest(), after[1].complete_manifest()

@@ -46,7 +46,7 @@ _FINAL_IN_FOLDER = final_folder(OutputFolder(Path())).as_posix()
 
 
 class Kind(StrEnum):
-    """What a folder or prefix is that has the name of a checkpoint."""
+    """The kinds of folders and prefixes that have the name of a checkpoint."""
 
     CHECKPOINT = "checkpoint"
     """It has a manifest."""
@@ -99,7 +99,7 @@ class Item:
         """The manifest of a complete checkpoint.
 
         Raises:
-            CheckpointError: it is not complete.
+            CheckpointError: the checkpoint is not complete.
         """
         if self.kind is Kind.PART:
             raise CheckpointError(
@@ -229,7 +229,7 @@ class Inventory:
         return verify(self.folder / prefix, deep=deep, progress=progress)  # finds links and special files too
 
     def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
-        """All faults of an item, also those of the contents of its files, which are read.
+        """All faults of an item. Its files are read, so that faults in their contents are found too.
 
         Args:
             item: of this inventory.
@@ -256,8 +256,8 @@ class Inventory:
     ) -> list[Item]:
         """The checkpoints that no policy keeps, oldest first; see `select_superseded`. Parts always stay.
 
-        Others are deleted only if a valid checkpoint stays. So all files of the newest one are read; if that one is
-        damaged, those of the next, until a checkpoint is valid.
+        A checkpoint is deleted only if a valid one stays. So all files of the newest one are read. If it is damaged,
+        those of the next one are read, until one is valid.
         """
         by_step = {
             item.manifest.step: item
@@ -278,7 +278,7 @@ class Inventory:
         return [by_step[step] for step in steps]
 
     def is_in_use(self, item: Item) -> bool:
-        """Whether a process reads or uploads the item in a folder. In an object store this is not known: False."""
+        """Whether a process reads or uploads the item. False for an object store, where this is not known."""
         return self.folder is not None and OutputFolder(self.folder).is_in_use(item.prefix)
 
     def delete(self, item: Item) -> bool:

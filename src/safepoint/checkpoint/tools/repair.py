@@ -1,7 +1,7 @@
 """Deletes what ended runs have left unfinished and, when requested, damaged checkpoints.
 
-Files that a process may still be writing stay. In a folder the lock shows whether there is such a process; in an
-object store only the age of the files does.
+Files that a process may still be writing stay. In a folder, the lock shows whether a run is active. In an object
+store, only the age of the files shows whether they may still be in use.
 """
 
 import os
@@ -68,7 +68,7 @@ def repair(
 
     Raises:
         ConflictError: a run is using the place.
-        StorageError: it cannot be read or written.
+        StorageError: the location cannot be read or written.
     """
     items = inventory.items()
     damaged: list[Item] = []

@@ -36,7 +36,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
         folder: with `.metadata`.
 
     Raises:
-        CheckpointError: it is damaged, or holds no weights.
+        CheckpointError: the checkpoint is damaged, or holds no weights.
         OSError: a file cannot be read.
     """
     with (folder / METADATA).open("rb") as file:

@@ -96,7 +96,7 @@ class Inert:
             default: returned when it is missing.
 
         Raises:
-            CheckpointError: it is missing.
+            CheckpointError: the attribute is missing.
         """
         state: Any = self.state
         if isinstance(state, dict) and name in state:
@@ -187,7 +187,7 @@ def read_inert(
         storage: returns the object for a persistent id.
 
     Raises:
-        CheckpointError: it is not a valid pickle.
+        CheckpointError: `data` is not a valid pickle.
     """
     if len(data) > MAX_PICKLE_BYTES:
         raise CheckpointError(f"it is a pickle of more than {MAX_PICKLE_BYTES} bytes")
@@ -244,7 +244,7 @@ def read_torch_file(path: ReadablePath, *, begin: int = 0, length: int | None = 
         length: of the archive; None for the rest of the file.
 
     Raises:
-        CheckpointError: it is damaged, or of the format before zip archives.
+        CheckpointError: the file is damaged, or has the format that torch used before zip archives.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
@@ -383,8 +383,8 @@ def state_dict_weights(path: ReadablePath) -> list[StoredWeight]:
     """The model's weights; no code of the file is run.
 
     Raises:
-        CheckpointError: it is damaged, or holds something besides tensors.
-        OSError: it cannot be read.
+        CheckpointError: the file is damaged, or holds something besides tensors.
+        OSError: the file cannot be read.
     """
     content = _mapping(read_torch_file(path))
     content = _mapping(content.get("state_dict")) or content

@@ -210,7 +210,7 @@ class S3Requests:
 
         Raises:
             ObjectNotFoundError: there is no such object.
-            StorageError: it has fewer bytes than asked for.
+            StorageError: the object has fewer bytes than asked for.
         """
         what = f"GET s3://{self._bucket}/{key}"
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, length)))
