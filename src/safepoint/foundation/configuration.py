@@ -184,7 +184,7 @@ def _claim_folder(setting: Setting, base: Path) -> Path:
     if "," in setting.value or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", setting.key):
         raise setting.refuse(
             "this is not a valid name of a claim, or its folder's path is invalid",
-            hint="claims have letters, digits, dots and dashes; a folder's path must have no comma",
+            hint="a claim's name has letters, digits, dots and dashes; its folder's path must have no comma",
         )
     return Path(os.path.abspath(base / Path(setting.value).expanduser()))
 
@@ -194,7 +194,9 @@ def _slots(setting: Setting) -> int:
     if setting.name not in names:
         raise setting.refuse("[local] has no such key", hint=nearest(setting.name, names))
     if isinstance(setting.value, bool) or not isinstance(setting.value, int) or setting.value < 0:
-        raise setting.refuse("slots are a whole number, 0 or more", hint="write it without quotation marks")
+        raise setting.refuse(
+            "slots are a whole number, 0 or more", hint="write a number without quotation marks, such as 4"
+        )
     return setting.value
 
 

@@ -347,7 +347,7 @@ class ObjectStore:
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """See `Store`. It deletes uploads to S3, with static keys; Google's and Azure's stores do that by themselves."""
+        """See `Store`. It deletes uploads to S3 with static keys. Google and Azure delete theirs by themselves."""
         if self._requests is None:
             return 0
         prefix = f"{self.location.path}/" if self.location.path else ""

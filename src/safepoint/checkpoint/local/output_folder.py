@@ -58,7 +58,7 @@ class OutputFolder:
         if step_of(self.root) is not None:
             raise UsageError(
                 f"the output folder {self.root} has the name of a checkpoint; nothing was written",
-                hint=f"name the folder that contains it, --output-dir {self.root.parent}",
+                hint=f"name the folder that contains it: {self.root.parent}",
             )
         try:
             files.make_folder(self.root)
