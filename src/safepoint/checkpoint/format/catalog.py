@@ -54,7 +54,7 @@ def refuse_inside_checkpoint(folder: Path) -> None:
             what = "a checkpoint" if is_committed else "Safepoint's own folder"
             raise UsageError(
                 f"{folder} is inside of {what}, {place}; nothing was written",
-                hint=f"name a folder outside of it; for a run, that is --output-dir {place.parent}",
+                hint=f"name a folder outside of it; for a run, use --output-dir {place.parent}",
             )
 
 
