@@ -26,7 +26,7 @@ _USAGE = "python -m safepoint.training SCRIPT [ARGS…]  or  python -m safepoint
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program named by `arguments`; ends the process with its exit code.
+    """Run the program that `arguments` name, then end this process with the exit code of the rank.
 
     Returns:
         Only when the environment is invalid: the exit code for that.

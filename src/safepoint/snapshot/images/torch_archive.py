@@ -192,7 +192,7 @@ def records_of(archive: Archive, view: Callable[[int, int], memoryview]) -> Iter
 
 
 def _wide(size: int, start: int, extra: memoryview) -> tuple[int, int]:
-    """The size and the offset of a record: its extra field replaces a value of 4 GiB or more."""
+    """The size and the offset of a record; values of 4 GiB and more are read from its extra field."""
     if size < _WIDE and start < _WIDE:
         return size, start
     values = list(struct.unpack(f"<{(len(extra) - 4) // 8}Q", extra[4:]))

@@ -18,7 +18,7 @@ def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
     """With `KeeperState.changed` held: request the newest complete snapshot that all nodes have.
 
     Returns:
-        The snapshot; None with several nodes, whose keepers agree on one in a thread.
+        The snapshot; None with several nodes, whose keepers agree on a snapshot in a thread.
     """
     facts = next((one.facts for one in group.registry.snapshots if one.facts is not None), None)
     if facts is not None and facts.num_nodes > 1:

@@ -40,7 +40,7 @@ class KeeperClient:
     ) -> None:
         self.is_alive = True
         self.pid = 0
-        """The keeper's process; 0 until it has answered."""
+        """The pid of the keeper; 0 until it has answered."""
         self.identity = ""
         """The keeper's name for itself; see `HeldFolder`."""
         self.write_bytes_per_s: float | None = None
@@ -72,7 +72,7 @@ class KeeperClient:
         restart: int = 0,
         on_leave: Callable[[messages.Leave], None] | None = None,
     ) -> "KeeperClient | None":
-        """Connect to the keeper called `name`; None if there is none.
+        """Connect to the keeper called `name`; None if no such keeper answers.
 
         Args:
             name: see `KeeperPlan`.

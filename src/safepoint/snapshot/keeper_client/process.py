@@ -34,7 +34,7 @@ class KeeperProcess:
 
     @property
     def pid(self) -> int:
-        """Of the keeper that runs now."""
+        """The pid of the keeper that runs now."""
         return self._process.pid
 
     def ensure(self) -> None:

@@ -87,9 +87,8 @@ class Block:
             raise
         block = cls(number, descriptor, capacity)
         block._length_bytes = capacity
-        _LIBC.madvise(
-            block.address, capacity, _MADV_HUGEPAGE
-        )  # only advice: many systems have no huge pages for shared memory
+        # Only advice: many systems have no huge pages for shared memory.
+        _LIBC.madvise(block.address, capacity, _MADV_HUGEPAGE)
         return block
 
     def populate(self, may_go_on: Callable[[int], bool] = lambda _: True) -> bool:

@@ -29,7 +29,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
 
 class DeviceCopier:
-    """Copies of the CUDA tensors of one snapshot after the other; does nothing where there are none."""
+    """Copies the CUDA tensors of one snapshot after the other; does nothing for a snapshot without any."""
 
     def __init__(self) -> None:
         self._streams: dict[int, Any] = {}
@@ -83,9 +83,8 @@ class DeviceCopier:
                     target = _host_bytes(place.block, place.offset + piece.offset, piece.num_bytes)
                     target.copy_(source, non_blocking=True)
                 if these:
-                    event = _cuda.Event(
-                        blocking=True
-                    )  # a thread that waits for it sleeps, and leaves the processor to others
+                    # A thread that waits for a blocking event sleeps, and leaves the processor to others.
+                    event = _cuda.Event(blocking=True)
                     event.record(stream)
                     if these is unowned:
                         computing.wait_event(event)
@@ -125,7 +124,7 @@ class DeviceCopier:
 def pin(block: Block, index: int) -> bool:
     """Lock a block's pages for the copy engine of device `index`; returns whether they are locked.
 
-    Without it copies still work, synchronously and at a fraction of the speed.
+    Copies into pages that are not locked work too, but synchronously and at a fraction of the speed.
     """
     if block.pinned_bytes and block.pinned_bytes >= block.length_bytes:
         return True

@@ -60,14 +60,14 @@ class Guard:
     Args:
         before_step: called before an optimizer changes its parameters, with its number in `optimizers`, or with None
             if it is not in `optimizers`.
-        optimizers: those that will step.
+        optimizers: the optimizers that will step.
     """
 
     def __init__(
         self, before_step: Callable[[int | None], None], optimizers: Iterable[torch.optim.Optimizer]
     ) -> None:
         self.optimizers = list(optimizers)
-        """Those that are watched, by their numbers."""
+        """The optimizers that are watched. The number of each is its index."""
         self._before_step = before_step
         self._numbers = {id(optimizer): number for number, optimizer in enumerate(self.optimizers)}
         self._tensors: list[torch.Tensor] = []

@@ -143,7 +143,7 @@ class Stager:
         self._work: Work | None = None
         self._is_closed = False
         self._is_waited_for = False
-        """Whether the training's thread waits for the copy. Then it executes no operation that changes a tensor."""
+        """Whether the training's thread waits for the copy. Then that thread changes no tensor."""
         self.waited_s = 0.0
         """How long optimizers have waited for the last snapshot."""
         self._plans: dict[str, _Plan] = {}

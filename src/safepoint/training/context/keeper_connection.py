@@ -40,7 +40,7 @@ class KeeperConnection:
         return self.client is not None and self.client.is_alive
 
     def disable(self) -> None:
-        """Use no keeper until `reopen`, because it cannot write to the output folder."""
+        """Use no keeper until `reopen`, because the keeper cannot write to the output folder."""
         self.client = None
 
     def open(self) -> KeeperClient | None:

@@ -58,7 +58,7 @@ def open_checked(
     Args:
         location: of the store.
         verify_access: whether to check the access.
-        environ: the variables with its options; the process's environment when None.
+        environ: the variables with the store's options; the process's environment when None.
 
     Raises:
         UsageError: the environment's options are invalid.

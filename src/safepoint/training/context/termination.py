@@ -57,7 +57,7 @@ class Termination:
     ) -> None:
         """Handle SIGTERM, SIGINT and SIGUSR1, and start the watch thread; call it on the main thread.
 
-        The watch thread makes all calls.
+        The watch thread calls these functions.
 
         Args:
             on_signal: called with each signal, before any reaction to it; must return soon.

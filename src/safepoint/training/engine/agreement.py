@@ -16,8 +16,8 @@ from safepoint.training.engine.save_clock import SaveClock
 _SAVE_GUESS_S = 1.0
 """The assumed time of a save before one was measured."""
 _SHORT_STEP_MS = 250
-"""In shorter steps the vote starts with the step. Before the optimizer it would cost 1.3 ms on two ranks of one
-machine (docs/benchmarks.md), and the limit is half a percent of the step."""
+"""In shorter steps the vote starts with the step. A vote just before the optimizer costs 1.3 ms on two ranks of one
+machine (docs/benchmarks.md). It may cost half a percent of the step at most."""
 
 
 class Agreement:
@@ -41,7 +41,7 @@ class Agreement:
         self.save_s: float | None = None
         """Seconds that the last save took."""
         self.save_clock = SaveClock(None)
-        """When a periodic checkpoint is due; on the first rank only, the others receive it with the vote."""
+        """When a periodic checkpoint is due. Only the first rank's clock counts; the vote carries its decision."""
 
     def exchange(self, step: int, *, micro_steps_left: int = 0) -> None:
         """Receive the last vote and start the next; every rank calls it at the same point of the loop.

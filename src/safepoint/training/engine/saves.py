@@ -112,7 +112,7 @@ class Saves:
                 self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
-        """Let the keeper commit the snapshot of `step`. Returns whether it has been requested to, now or before."""
+        """Let the keeper commit the snapshot of `step`. Returns whether this was requested, now or before."""
         if self._snapshots.commit_taken(step, Trigger.JIT):
             self.step = self.pending_step = step
         return self.pending_step == step

@@ -108,7 +108,7 @@ class Leader:
     Args:
         peers: all ranks.
         streams: the streams of this rank.
-        patience_s: how long the others wait for this one.
+        patience_s: how long the other ranks wait for this rank.
     """
 
     def __init__(self, peers: Peers, streams: Streams, *, patience_s: float) -> None:

@@ -132,12 +132,12 @@ class SynchronousSave:
         return [cast("_T", result) for result, _ in outcomes]
 
     def adopt_added_files(self) -> None:
-        """Add the files that callbacks of any rank have written into the newest checkpoint to its manifest."""
+        """Add to the manifest of the newest checkpoint the files that callbacks of any rank have written into it."""
         self._peers.gather(None)  # wait until the callbacks of all ranks have written their files
         try:
             found = self._on_owners(self._find_added_files)
             added = [entry for entries in found for entry in entries]
-            if added or not self._folders.is_shared:  # this also closes the parts of the nodes
+            if added or not self._folders.is_shared:  # the parts of nodes are still open; this closes them
                 self._on_owners(lambda: self._name_added_files(added, found[self._folders.index]))
         except SaveError as error:
             if self._newest is not None:

@@ -222,7 +222,7 @@ class SafepointAgent(LocalElasticAgent):
     # ---- the agents of the other nodes ------------------------------------------------------------------------
 
     def _exchange_requests(self) -> None:
-        """Exchange stop requests with the other nodes' agents, and restart the ranks when another node does."""
+        """Exchange stop requests with the other nodes' agents, and follow a restart of their ranks."""
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return

@@ -37,7 +37,7 @@ _log = logging.getLogger("safepoint")
 _EVENT_LIMIT_S = 0.2
 """How long an event may block the launcher."""
 _LEAST_END_S = 0.5
-"""The least time limit of the last writes, because nothing else records the end."""
+"""The last writes get at least this time, because nothing else records the end."""
 
 
 class LauncherReporter:

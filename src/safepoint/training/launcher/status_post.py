@@ -69,7 +69,7 @@ class StatusTarget:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may omit extensions
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")
-        # A proxy would receive what is not encrypted; what is encrypted goes through it in a tunnel.
+        # An encrypted request goes through a proxy in a tunnel. Others must not, because the proxy could read them.
         proxies = urllib.request.ProxyHandler(None if parts.scheme == "https" else {})
         opener = urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=context), _NoRedirects())
         try:
@@ -85,7 +85,7 @@ class StatusTarget:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would send the token to another address."""
+    """Refuses redirects, which would send the token to another address."""
 
     def redirect_request(self, *args: Any, **options: Any) -> None:
         return None

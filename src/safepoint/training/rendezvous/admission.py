@@ -34,7 +34,7 @@ class Gate:
     """Admits the other nodes of a job.
 
     Args:
-        secret: the job's.
+        secret: of the job.
         num_nodes: the number of nodes. Nodes 1 to `num_nodes - 1` may be admitted.
         is_open: also admit nodes that do not know the secret: for each number, the first node that connects with it.
         on_unproven: called with the number of a node that was admitted without the secret.
@@ -103,7 +103,7 @@ class Key:
     """Proves to node 0 that a node belongs to the job.
 
     Args:
-        secret: the job's.
+        secret: of the job.
         node: the node's number.
         may_use_token: whether to join without the secret, if node 0 allows that.
     """

@@ -69,7 +69,7 @@ class StoreServer:
         self._wait(self._listen("", port, node))
 
     def pass_on(self, key: Key, host: str, port: int) -> None:
-        """On another node: pass connections on to node 0.
+        """On any node but node 0: pass connections on to node 0.
 
         Raises:
             OSError: node 0 cannot be reached now.

@@ -67,7 +67,7 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
 
 
 def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> str:
-    """Let the node's keeper write to the claimed folder; only the first rank of each node does something.
+    """Let the node's keeper write to the claimed folder. Does nothing on ranks other than the first of a node.
 
     Returns:
         Why the keeper cannot write to the folder; empty if it can.

@@ -52,7 +52,7 @@ def generators_of(part: Any, inside: tuple[int, ...] = ()) -> list[torch.Generat
         inside: the `id` of each object that contains `part`. These objects are not searched again.
 
     Returns:
-        Each once, in an order that does not depend on their states.
+        Each generator once, in an order that does not depend on their states.
     """
     found: dict[int, torch.Generator] = {}
     for name in _GENERATORS:

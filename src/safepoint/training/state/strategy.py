@@ -14,7 +14,7 @@ from safepoint.foundation.units import plural
 from safepoint.training.state.temporary_attributes import temporarily
 
 _WHOLE = {"single", "ddp"}
-"""These write the same files."""
+"""Strategies that write the same files."""
 _MODEL_IN_PARTS = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 _OPTIMIZER_IN_PARTS = re.compile(r".*_optim_states\.pt")
 
@@ -30,7 +30,7 @@ def check_strategy(manifest: Manifest, now: str) -> None:
         now: the strategy of this run.
 
     Raises:
-        ConflictError: it was written under another strategy.
+        ConflictError: the checkpoint was written under another strategy.
     """
     before = manifest.strategy
     if before != now and not {before, now} <= _WHOLE:
@@ -96,7 +96,7 @@ def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> 
         world_size: ranks of this run.
 
     Raises:
-        ConflictError: it was written by another number of ranks, or under another stage.
+        ConflictError: the checkpoint was written by another number of ranks, or under another stage.
     """
     if stage is not None and not has_same_partitions(manifest, stage, world_size):
         raise ConflictError(

@@ -86,7 +86,7 @@ class TrackedData:
 
     @property
     def sampler(self) -> str:
-        """The kind of the loader's sampler; for a loader prepared by Accelerate, that of the script's sampler."""
+        """The kind of the loader's sampler; for a loader prepared by Accelerate, the kind of the script's sampler."""
         if not _is_accelerates(self.loader):
             return type(getattr(self.loader, "sampler", None)).__name__
         batches: Any = getattr(self.loader, "batch_sampler", None)
