@@ -18,7 +18,7 @@ import shutil
 import stat
 import struct
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,13 +137,41 @@ def _exchange(source: Path, target: Path, trash: Path) -> None:
 
 
 def _replace(source: Path, target: Path, trash: Path) -> None:
-    replaced = trash / uuid.uuid4().hex
+    # Until `source` has the name, the replaced folder keeps it in the trash, from which `restore_replaced` takes it.
+    doomed = trash / uuid.uuid4().hex
+    replaced = trash / f"{target.name}.{doomed.name}"
     target.rename(replaced)
     try:
         source.rename(target)
     except OSError:
         replaced.rename(target)  # a save that fails must not remove the checkpoint that it should replace
         raise
+    replaced.rename(doomed)
+
+
+def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool]) -> None:
+    """Give back the names in `folder` that a crash in the middle of `replace_folder` has left free.
+
+    Args:
+        folder: that of the `target` of `replace_folder`.
+        trash: as in `replace_folder`; other folders may use it too.
+        is_name: whether a name can be one of `folder`.
+    """
+    for path in trash.glob("*.????????????????????????????????"):
+        target = folder / path.stem
+        if is_name(path.stem) and not os.path.lexists(target):
+            path.rename(target)
+            fsync_folder(folder)
+
+
+def refresh(folder: Path) -> None:
+    """Ask the server of a network file system whether another node has changed the names in `folder`.
+
+    An NFS client remembers for half a minute which names are missing, unless the folder is opened. A caller that
+    waits for another node's file calls this before each look.
+    """
+    with contextlib.suppress(OSError):
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def discard(path: Path, *, trash: Path) -> None:
@@ -327,10 +355,21 @@ def reading(path: Path) -> Generator[None]:
 
 
 def is_being_read(path: Path) -> bool:
-    """Whether a process holds a `reading` lease on `path`; False where the file system has no locks."""
+    """Whether a process holds a `reading` lease on `path`; False where the file system has no locks.
+
+    The file is opened for writing, because NFS needs that: a server reports the leases of another node when it has
+    asked that node, and gives an exclusive lock to writers only.
+    """
     try:
-        with open_regular(path) as file:
+        with _open_to_lock(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)
     return False
+
+
+def _open_to_lock(path: Path) -> IO[bytes]:
+    try:
+        return os.fdopen(open_file(path, os.O_RDWR), "r+b", buffering=0)
+    except OSError:  # it is read-only, or has a second name
+        return open_regular(path)

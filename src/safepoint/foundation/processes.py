@@ -43,6 +43,12 @@ class ProcessId:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def send_to_group(self, number: int) -> None:
+        """Send a signal to the process group that it leads, also if it has ended and the group has not."""
+        if identify(self.pid) in {None, self}:  # otherwise another process has the number now
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
 
 def identify(pid: int) -> ProcessId | None:
     """The identity of a process; None when there is no such process."""

@@ -196,9 +196,12 @@ class OutputFolder:
     def clean(self) -> int:
         """Delete the working folders of ended runs. Requires that `claim` has returned True.
 
+        A checkpoint that an ended run was about to replace gets its name back.
+
         Returns:
             The number of deleted folders and files.
         """
+        files.restore_replaced(self.root, trash=self.trash, is_name=lambda name: step_of(Path(name)) is not None)
         leftovers = [path for folder in (self.work, self.trash) if folder.is_dir() for path in folder.iterdir()]
         leftovers += self.control.glob(".*.????????????????????????????????")
         for path in leftovers:

@@ -13,6 +13,7 @@ from types import FrameType
 
 from safepoint.errors import ExitCode
 from safepoint.foundation import clock
+from safepoint.foundation.processes import ProcessId, identify
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.outcome.launcher_folder import forwarded_mark
@@ -52,7 +53,7 @@ class SignalRelay:
         self._is_alone = is_alone
         self._on_exit = on_exit
         self._lock = threading.Lock()
-        self._pids: tuple[int, ...] = ()
+        self._ranks: tuple[ProcessId, ...] = ()
         self._num_interrupts = 0
         self._deadline_s: float | None = None
         self._have_ranks_ended = False
@@ -72,7 +73,7 @@ class SignalRelay:
     def set_ranks(self, pids: Sequence[int]) -> None:
         """Set the processes of the ranks; none while they restart. They receive a stop request that came earlier."""
         with self._lock:
-            self._pids = tuple(pids)
+            self._ranks = tuple(rank for pid in pids if (rank := identify(pid)) is not None)
             if self.signal:
                 self._send(signal.SIGTERM)
 
@@ -83,7 +84,7 @@ class SignalRelay:
             The signal that stopped the ranks, or 0, and whether they had to be killed.
         """
         with self._lock:
-            self._pids = ()
+            self._ranks = ()
             self._have_ranks_ended = True
             return self.signal, self.killed
 
@@ -133,7 +134,7 @@ class SignalRelay:
                 self._kill()
                 self._reporter.signal_received(number)
                 self._exit(ExitCode.SIGINT)
-            if not self._pids and self._is_alone and not self._have_ranks_ended:
+            if not self._ranks and self._is_alone and not self._have_ranks_ended:
                 self._reporter.signal_received(number)
                 self._exit(exit_code_of(number))
             # Agents of other nodes may wait for this node's agent. It joins them first, then sends them the request.
@@ -150,23 +151,20 @@ class SignalRelay:
 
     def _kill(self) -> None:
         self.killed = True
-        if not self._pids and not self._have_ranks_ended:
+        if not self._ranks and not self._have_ranks_ended:
             self._exit(exit_code_of(self.signal))
         self.kill_ranks()
 
     def kill_ranks(self) -> None:
         """Kill the ranks, and the processes that they started."""
-        for pid in self._pids:
-            # Each rank leads a process group, which contains its data loaders too.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+        for rank in self._ranks:  # each leads a process group, which contains its data loaders too
+            rank.send_to_group(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(OSError):
             (self._folder / forwarded_mark(signal.Signals(number).name)).touch()
-        for pid in self._pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        for rank in self._ranks:  # one may have ended while the others run, and its number be in use again
+            rank.send(number)
 
 
 def _handled_by_thread(number: int, frame: FrameType | None) -> None:

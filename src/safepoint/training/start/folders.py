@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import StorageError
 from safepoint.foundation import clock
-from safepoint.foundation.files import delete_tree
+from safepoint.foundation.files import delete_tree, refresh
 from safepoint.training.collective.collective_wait import on_all_ranks
 from safepoint.training.collective.peers import Peers
 
@@ -119,6 +119,7 @@ def _seen_probes(output: OutputFolder, token: str, node_ranks: Sequence[int], wi
     """The ranks whose probe folders appear; network file systems show a new name late, so this waits for all."""
     deadline = clock.monotonic_s() + within_s
     while True:
+        refresh(output.work)
         seen = [rank for rank in node_ranks if (output.work / _probe(token, rank)).is_dir()]
         if len(seen) == len(node_ranks) or clock.monotonic_s() >= deadline:
             return seen

@@ -26,7 +26,7 @@ from safepoint.errors import SaveError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.stream import Event
-from safepoint.foundation.files import write_atomic
+from safepoint.foundation.files import refresh, write_atomic
 from safepoint.snapshot.keeper.persist.file_writer import GivenUpError, Source, digest_source, write_files
 from safepoint.snapshot.keeper.snapshot_registry import Snapshot
 from safepoint.snapshot.protocol.messages import CheckpointFacts
@@ -103,6 +103,7 @@ class Nodes:
 
     def is_called(self) -> bool:
         """Whether another node has published its offer: then the ranks of this node cannot continue."""
+        refresh(self._folder)
         return any(
             (self._folder / f"offer-{index}.json").exists() for index in range(self.count) if index != self.index
         )
@@ -149,6 +150,7 @@ def _write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
+    refresh(path.parent)
     with contextlib.suppress(OSError, ValueError):
         return read_object(path, max_bytes=MAX_MANIFEST_BYTES)
     return None
