@@ -203,7 +203,8 @@ def _slots(setting: Setting) -> int:
 def _tables(path: Path) -> Iterator[Table]:
     text = _read(path)
     prefix = ("tool", "safepoint") if path.name == _PYPROJECT else ()
-    if text is None or (prefix and "safepoint" not in text):  # a fault in another tool's table is not reported
+    # A pyproject.toml without our table is not parsed, so that an error in another tool's table is not reported.
+    if text is None or (prefix and "safepoint" not in text):
         return
     import tomllib  # here, because the import takes 10 ms, and most commands find no file
 

@@ -89,7 +89,7 @@ def current_folder() -> str:
 
 def is_importable(module: str, folder: str) -> bool:
     """Whether `python -m module`, started in `folder`, would find it."""
-    # Only the first part: finding the rest would import the package.
+    # Only the first part of the name is looked up: to find the rest, Python would import the package.
     try:
         return PathFinder.find_spec(module.partition(".")[0], [folder, *sys.path]) is not None
     except (ImportError, ValueError):

@@ -51,7 +51,7 @@ class Priority:
             retry.daemon = True
             retry.start()
         except OSError:
-            self._niceness = self._requested  # there are no groups
+            self._niceness = self._requested  # this kernel has no such groups
 
     def _try_again(self) -> None:
         with self._lock:

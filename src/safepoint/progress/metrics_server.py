@@ -101,9 +101,8 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6 and self.server_address[0] == "::":
-            self.socket.setsockopt(
-                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0
-            )  # a pod may have either kind of address
+            # A pod may have an address of either kind.
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         socketserver.TCPServer.server_bind(self)  # HTTPServer.server_bind would wait for a name server
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 

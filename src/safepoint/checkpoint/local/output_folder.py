@@ -141,11 +141,8 @@ class OutputFolder:
             StorageError: the lock cannot be opened.
         """
         path = self.control / "lock"
-        owner = {
-            "pid": os.getpid(),
-            "host": host_name(),
-            "since": clock.utc_now(),
-        }  # for the message of a run that is refused
+        # For the message of a run that is refused.
+        owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
         deadline = clock.monotonic_s() + wait_s
         is_reported = False
         while True:

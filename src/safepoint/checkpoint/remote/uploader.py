@@ -119,7 +119,7 @@ class Uploader:
         if isinstance(record, Manifest):
             # This folder has the whole checkpoint. So has every other node's folder; only the first node uploads it.
             return self._node == 0
-        # If another number of nodes has written the parts, some of them are in no folder of this run.
+        # Parts that another number of nodes wrote cannot be completed: this run lacks the folders with some of them.
         return record.num_nodes == self._num_nodes
 
     def check_complete(self) -> None:
@@ -182,7 +182,7 @@ class Uploader:
             except OSError:
                 return True
             if record is None or self._record_of(folder) is not record:
-                return True  # pruned or replaced at this moment; the next call reads the folder again
+                return True  # pruned or replaced since `next`; the following call reads the folder again
             self._upload(folder, record)
             self._done[folder.name] = _identity(record)
             self._waiting -= {folder.name}

@@ -97,7 +97,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 def append_lines(path: Path, lines: bytes) -> None:
     """Append to a stream of events; a failed write loses the lines."""
-    # A report must not end the run.
+    # An event that cannot be written must not end the run.
     with contextlib.suppress(OSError):
         descriptor = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
