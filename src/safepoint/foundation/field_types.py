@@ -1,4 +1,4 @@
-"""Which kind of value each field takes, in tables that are checked in one place.
+"""Checks the fields of an object against a table of the kinds of values that they take.
 
 A value that does not fit raises a ValueError that names the field and, where it cannot be a secret, the value.
 Nothing is converted: `"3"` for a count is a mistake.

@@ -314,7 +314,7 @@ class FolderLock:
 
 
 def _call_lock(file: IO[bytes], commands: tuple[int, int], kind: int) -> int:
-    """Set or look for a lock on the whole file; returns the kind of lock that the answer names."""
+    """Set a lock on the whole file, or query it; returns the kind of lock in the kernel's answer."""
     query = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
     try:
         answer = fcntl.fcntl(file, commands[0], query)

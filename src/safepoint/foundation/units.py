@@ -6,7 +6,7 @@ _KILO = 1000.0
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Decimal units, as disks and object stores are sold: `1.2 GB`, `340 kB`, `12 B`."""
+    """A size in decimal units, as disks and object stores state it: `1.2 GB`, `340 kB`, `12 B`."""
     if size_bytes < _KILO:
         return f"{size_bytes} B"
     value = float(size_bytes)

@@ -99,7 +99,7 @@ class SetAside(Event):
 
 
 class BatchKept(Event):
-    """The number of ranks changed; gradient accumulation was adapted, so that a step still has as many samples."""
+    """The number of ranks changed. Gradient accumulation was adapted: a step still has the same number of samples."""
 
     world_size_before: int
     world_size: int

@@ -187,7 +187,7 @@ class _StreamInParts:
         self._filled = 0
         self._number = 1
         self.num_bytes = 0
-        """How many bytes have come."""
+        """How many bytes `take` has received."""
         self.etags: dict[int, str] = {}
         """The ETags of the parts that have been sent, by number."""
 

@@ -1,4 +1,4 @@
-"""AWS Signature Version 4 for the requests that obstore does not offer (multipart uploads that can be continued).
+"""AWS Signature Version 4 for the requests that do not go through obstore (`safepoint.storage.s3.requests`).
 
 The payload is not signed, because the checkpoint's digests protect its content.
 Source: "Signature Version 4 signing process" in the Amazon S3 API reference.
