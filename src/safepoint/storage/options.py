@@ -1,4 +1,4 @@
-"""How to reach object stores: endpoint, credentials, certificates; read from the variables that other tools use too."""
+"""How to reach object stores: endpoint, credentials, certificates; from the variables that other tools use too."""
 
 import os
 from collections.abc import Mapping

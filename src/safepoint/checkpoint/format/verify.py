@@ -166,7 +166,7 @@ def _verify_files(
     deep: bool,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
-    """The faults, and what the record does not name."""
+    """The faults, and the paths that the record does not name."""
     try:
         found = list_files(folder, skip_unreadable=True)
     except OSError as error:

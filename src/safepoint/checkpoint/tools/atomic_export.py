@@ -144,7 +144,7 @@ def _is_unfinished_final(remote: RemoteFolder) -> bool:
 
 
 class _PrefixDestination:
-    """A prefix of a store that has no manifest: its last file is written last."""
+    """A prefix of a store for a model without a manifest. The commit writes the file that loaders read first."""
 
     def __init__(self, target: Location, model: Sequence[SourceFile]) -> None:
         self._store = open_store(target)
