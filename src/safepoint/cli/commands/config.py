@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @app.callback()
 def config() -> None:
-    """Without this callback, Typer would make the only command the group itself."""
+    """A group with one command needs this callback: Typer would otherwise replace the group by the command."""
 
 
 @app.command()

@@ -27,7 +27,7 @@ def complete_job(incomplete: str) -> list[str]:
     logging.disable()  # a shell would show a message in the middle of its line
     try:
         with contextlib.suppress(SafepointError, OSError):
-            if history_file().exists():  # History would create it
+            if history_file().exists():  # otherwise `History` would create the file
                 with History() as history:
                     return [job.name for job in history.summaries() if job.name.startswith(incomplete)]
         return []

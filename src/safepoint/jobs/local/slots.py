@@ -136,7 +136,7 @@ def check_size(spec: JobSpec, capacity: Slots) -> None:
 
 
 def remark_on(spec: JobSpec, capacity: Slots) -> str:
-    """A warning if a job requests more cores than the machine has, although it may run; otherwise empty."""
+    """A warning if a job requests more cores than the machine has (it still runs); otherwise empty."""
     cpu = spec.num_nodes * spec.cpu_per_node
     if cpu <= capacity.cpu:
         return ""

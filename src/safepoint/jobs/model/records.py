@@ -12,7 +12,7 @@ from safepoint.jobs.model.spec import JobSpec
 
 
 class JobState(enum.StrEnum):
-    """The state of a job. Only its supervisor changes it."""
+    """The state of a job. Its supervisor changes it; `resume` queues a job that has no supervisor."""
 
     CREATED = "Created"
     """Stored; its supervisor is about to start."""

@@ -119,7 +119,7 @@ class Universal:
         (self._folder / "latest_universal").write_text(partitions.name)
 
     def _check_stage_3(self) -> None:
-        """DeepSpeed's loader supports only the moments of Adam, and one number of steps for all groups."""
+        """Refuse what DeepSpeed cannot load in stage 3: other moments than Adam's, different steps of the groups."""
         kept = set(self._partitions.moments)
         if kept != _IN_STAGE_3:
             raise ConflictError(
@@ -152,5 +152,5 @@ def _save(value: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.save(value, path)
-    except RuntimeError as error:  # torch also reports a full disk with it
+    except RuntimeError as error:  # torch also raises this when the disk is full
         raise StorageError(f"{path} cannot be written: {error}") from error

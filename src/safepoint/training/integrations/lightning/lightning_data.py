@@ -158,7 +158,7 @@ class LightningData:
         restore_rng(rng)
 
     def begin_loop(self) -> None:
-        """Lightning has made its loaders: set their positions in a resumed run."""
+        """In a resumed run, set the positions of the loaders, which Lightning has just made."""
         position = self._resumed
         if position is None:
             return
@@ -168,7 +168,7 @@ class LightningData:
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
             loader.data.resume(place, self._rng if position.batches else None)
         if position.batches:
-            iter(self._trainer.fit_loop._data_fetcher)  # starts again: it has read ahead from the start of a stream
+            iter(self._trainer.fit_loop._data_fetcher)  # start again: the fetcher has read ahead from the start of a stream
 
     def begin_epoch(self) -> None:
         """At the first epoch of a run that resumes between two epochs, restore the random number states."""

@@ -36,7 +36,7 @@ class LightningParts(Parts):
         return [self._trainer.lightning_module]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those of the LightningModule."""
+        """The optimizers of the LightningModule."""
         return list(self._trainer.optimizers)
 
     def write(self, folder: Path) -> None:

@@ -219,11 +219,11 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An epoch starts, and nothing has been drawn from its sampler yet."""
+        """Keep, or restore, the random number states of the epoch: nothing has been drawn from its sampler yet."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The first micro-batch of a step is next."""
+        """Note that a step begins: its first micro-batch is next."""
         self._is_between_steps = False
         self._boundary.agreement.step_begins(self._step)
 
@@ -252,7 +252,7 @@ class TrainerRun(TrainerCallback):
             raise _GiveUp(rollback)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Gradients are complete; the optimizer steps next."""
+        """Note that the gradients are complete: the optimizer steps next."""
         self._boundary.agreement.gradients_complete(self._step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -264,12 +264,12 @@ class TrainerRun(TrainerCallback):
             raise _GiveUp(self._evaluating)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What follows until the next step belongs to the end of the epoch, not to a step."""
+        """Note that what follows until the next step belongs to the end of the epoch, not to a step."""
         self._pending = DeferredWork()
         self._is_between_steps = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """The Trainer has logged metrics."""
+        """Report the metrics that the Trainer has logged as progress."""
         metrics: dict[str, Any] = logs or {}
         self._context.progress.measured({name: one for name, one in metrics.items() if name not in _NO_METRICS})
 

@@ -54,7 +54,7 @@ class TrainerLoop:
         self._resume = resume
         self._rank_state = rank_state
         self._base = base
-        self._save: Callable[[Any, Any], None] = trainer._save_checkpoint  # a subclass's, where it has its own
+        self._save: Callable[[Any, Any], None] = trainer._save_checkpoint  # the subclass's method, if it has its own
         self.step_being_saved: int | None = None
         _build_mappings(trainer)
 

@@ -218,7 +218,7 @@ def _obstacle_of_order(trainer: Any, ranks_before: int, ranks: int) -> str | Non
 
 def _is_sharded_stream(trainer: Any, num_ranks: int) -> bool:
     """Whether Accelerate gives each rank some shards of a stream, and not every n-th batch of it."""
-    datasets = sys.modules.get("datasets")  # Accelerate does so for this library only
+    datasets = sys.modules.get("datasets")  # Accelerate divides shards of this library's streams only
     if datasets is None or not isinstance(trainer.train_dataset, datasets.IterableDataset):
         return False
     config = trainer.accelerator.dataloader_config

@@ -98,7 +98,7 @@ class TrlCounters:
         )
 
     def restore(self, trainer: Any) -> None:
-        """Set them on a trainer of the same kind."""
+        """Set these values on a trainer of the same kind."""
         own = cast("dict[str, Any]", trainer.__dict__)
         if not _is_of_trl(trainer):
             return

@@ -106,7 +106,7 @@ class DataPosition:
 
 
 class _LoaderOf:
-    """A loader that yields other batches than its own; all other attributes are the loader's."""
+    """Yields other batches than the loader that it wraps; all other attributes are the loader's."""
 
     def __init__(self, loader: Any, batches: Callable[[], Iterator[Any]]) -> None:
         self._loader = loader

@@ -143,7 +143,7 @@ class TrainerResume:
         return self._state.pending
 
     def deferred_work_done(self) -> None:
-        """The deferred work is done: the run continues with the current random number states."""
+        """Keep the current random number states: the run continues with them after the deferred work."""
         if self._state is not None:
             self._rng_to_restore = capture_rng()
 

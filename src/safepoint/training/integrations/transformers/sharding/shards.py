@@ -99,7 +99,7 @@ def _of_dtensor(name: str, tensor: Any) -> Weight:
 
 
 def _of_deepspeed(parameter: Any) -> Weight:
-    """ZeRO-3 splits the flat weight into equal parts; the last one is padded."""
+    """A weight under ZeRO-3, which splits the flat weight into equal parts; the last part is padded."""
     import torch.distributed as dist
 
     part = parameter.ds_tensor
