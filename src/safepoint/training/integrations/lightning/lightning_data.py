@@ -168,7 +168,8 @@ class LightningData:
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
             loader.data.resume(place, self._rng if position.batches else None)
         if position.batches:
-            iter(self._trainer.fit_loop._data_fetcher)  # start again: the fetcher has read ahead from the start of a stream
+            # Start again: the fetcher has read ahead from the start of a stream.
+            iter(self._trainer.fit_loop._data_fetcher)
 
     def begin_epoch(self) -> None:
         """At the first epoch of a run that resumes between two epochs, restore the random number states."""

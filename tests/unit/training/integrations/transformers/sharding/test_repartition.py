@@ -131,7 +131,7 @@ def test_what_one_node_cannot_do_all_ranks_hear(tmp_path: Path) -> None:
 
     def start(peers: ThreadPeers) -> Any:
         rank = Rank(peers, roots)
-        with pytest.raises(CheckpointError, match="no file of one of its ranks; training was not started"):
+        with pytest.raises(CheckpointError, match="lacks the file of a rank; training was not started"):
             rank.repartition.prepare(ResumePoint(path=rank.root / "checkpoint-5", manifest=manifest(3, 2)))
         peers.gather(None)
         return rank.reported, rank.copy.exists()
