@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
@@ -180,6 +180,7 @@ class LocalStore:
         self,
         *,
         only: Callable[[str], bool] = lambda key: True,
+        keys: Iterable[str] = (),
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:

@@ -9,28 +9,27 @@ token file, and for the other stores, obstore sends large files, and an interrup
 import contextlib
 import dataclasses
 import hashlib
-import os
 import threading
-import urllib.request
-from collections.abc import Callable, Generator, Iterator, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import PreconditionError
-from obstore.store import AzureStore, GCSStore, S3Store
 
 from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage import failures
+from safepoint.storage.clients import Client, make_client
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions
-from safepoint.storage.s3.multipart import LEAST_PART_BYTES, STREAM_MEMORY_BYTES, part_bytes_of, upload_in_parts
-from safepoint.storage.s3.requests import FilePart, S3Requests, md5_of
+from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of, upload_in_parts
+from safepoint.storage.s3.requests import FilePart, S3Requests, UploadId, md5_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.store import (
+    WHOLE_BYTES,
     Condition,
     Content,
     Progress,
@@ -42,14 +41,12 @@ from safepoint.storage.store import (
 )
 
 _SHORTEST_TRY_S = 0.25
-_AWS, _METADATA = "amazonaws.com,amazonaws.com.cn", "169.254.0.0/16,fd00:ec2::/32"
 _SLOWEST_BYTES_PER_S = 64 << 10
 """A connection that is slower than this counts as broken."""
 _NUM_FENCED_TRIES = 5
-_NUM_STREAM_TRIES = 10
+_NUM_LISTINGS = 8
 _BLOCK_BYTES = 16 << 20
 _T = TypeVar("_T")
-_Client = Any  # obstore has no public type for all its stores
 
 
 class ObjectStore:
@@ -64,7 +61,7 @@ class ObjectStore:
         self.location = location
         """See `Store`."""
         self._options = options
-        self._clients: dict[float, _Client] = {}
+        self._clients: dict[float, Client] = {}
         self._lock = threading.Lock()
         # The value that a conditional write compares: Google's stores require the object's generation.
         self._version_field = "version" if location.scheme is Scheme.GS else "e_tag"
@@ -86,7 +83,7 @@ class ObjectStore:
                     yield dataclasses.replace(named[key], key=key)
             return
 
-        def everything(client: _Client) -> Sequence[Any]:
+        def everything(client: Client) -> Sequence[Any]:
             pages: Any = obstore.list(client, prefix or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
             return [item for page in pages for item in page]
 
@@ -113,7 +110,7 @@ class ObjectStore:
         if length == 0:
             return memoryview(b"")
 
-        def get(client: _Client) -> memoryview:
+        def get(client: Client) -> memoryview:
             if length is None:
                 options: Any = {"range": {"offset": start}} if start else None
                 return memoryview(obstore.get(client, key, options=options).bytes())
@@ -134,7 +131,7 @@ class ObjectStore:
             size_bytes = min(_BLOCK_BYTES, start + length - begin)
             sink(self.read(key, start=begin, length=size_bytes, deadline_s=deadline_s))
 
-    def _too_short(self, client: _Client, key: str, end: int) -> StorageError:
+    def _too_short(self, client: Client, key: str, end: int) -> StorageError:
         size_bytes = obstore.head(client, key)["size"]
         if size_bytes < end:
             return StorageError(f"{self._name(key)} has {size_bytes} bytes, not {end}")
@@ -147,7 +144,7 @@ class ObjectStore:
         check_key(key)
         num_tries, md5 = 0, hashlib.md5(data, usedforsecurity=False).hexdigest()
 
-        def put(client: _Client) -> str:
+        def put(client: Client) -> str:
             nonlocal num_tries, condition
             num_tries += 1
             try:
@@ -169,7 +166,7 @@ class ObjectStore:
 
         return self._call("PUT", key, put, deadline_s, size_bytes=len(data))
 
-    def _put(self, client: _Client, key: str, data: bytes, condition: Condition | None) -> str:
+    def _put(self, client: Client, key: str, data: bytes, condition: Condition | None) -> str:
         mode: Any = "overwrite"
         if condition is not None:
             mode = "create" if condition.version is None else {self._version_field: condition.version}
@@ -183,7 +180,7 @@ class ObjectStore:
             bare: Any = {"e_tag": version.strip('"')}
             return self._version(obstore.put(client, key, data, mode=bare, use_multipart=False))
 
-    def _version_if_equal(self, client: _Client, key: str, data: bytes) -> str | None:
+    def _version_if_equal(self, client: Client, key: str, data: bytes) -> str | None:
         found = obstore.get(client, key)
         return self._version(found.meta) if bytes(found.bytes()) == data else None
 
@@ -199,10 +196,10 @@ class ObjectStore:
         """See `Store`."""
         check_key(key)
         size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
-        if size_bytes > LEAST_PART_BYTES and self._requests is not None:
+        if size_bytes > WHOLE_BYTES and self._requests is not None:
             self._upload_in_parts(self._requests, key, source, size_bytes, fence, progress, deadline_s)
             return
-        if size_bytes <= LEAST_PART_BYTES:
+        if size_bytes <= WHOLE_BYTES:
             data = _gathered(source) if isinstance(source, Content) else source.read_bytes()
             self._upload_small(key, data, fence, deadline_s)
         elif isinstance(source, Content):
@@ -235,7 +232,7 @@ class ObjectStore:
         """Upload with obstore, which repeats requests itself here, because a stream cannot be started again."""
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
-        client = _make_client(self.location, self._options, self._options.request_timeout_s, is_repeating=True)
+        client = make_client(self.location, self._options, self._options.request_timeout_s, is_repeating=True)
 
         def check_deadline() -> None:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
@@ -344,19 +341,27 @@ class ObjectStore:
         self,
         *,
         only: Callable[[str], bool] = lambda key: True,
+        keys: Iterable[str] = (),
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
         """See `Store`. It deletes uploads to S3 with static keys. Google and Azure delete theirs by themselves."""
-        if self._requests is None:
+        uploads = self._requests
+        if uploads is None:
             return 0
-        prefix = f"{self.location.path}/" if self.location.path else ""
-        num_swept = 0
-        for upload in list(self._requests.find(prefix, deadline_s=deadline_s)):
+        prefix, num_swept = self._full(""), 0
+
+        def find(start: str) -> list[UploadId]:
+            return list(uploads.find(start, deadline_s=deadline_s))
+
+        with ThreadPoolExecutor(_NUM_LISTINGS, thread_name_prefix="safepoint-sweep") as threads:
+            found = threads.map(find, [prefix, *(self._full(key) for key in keys if only(key))])
+            unique = {(upload.key, upload.upload_id): upload for page in found for upload in page}
+        for upload in unique.values():
             is_old = begun_before_s is None or upload.begun_s < begun_before_s
             if is_old and only(upload.key.removeprefix(prefix)):
                 with contextlib.suppress(ObjectNotFoundError):
-                    self._requests.abort(upload, deadline_s=deadline_s)
+                    uploads.abort(upload, deadline_s=deadline_s)
                     num_swept += 1
         return num_swept
 
@@ -379,7 +384,7 @@ class ObjectStore:
         self,
         verb: str,
         key: str,
-        request: Callable[[_Client], _T],
+        request: Callable[[Client], _T],
         deadline_s: float | None,
         *,
         size_bytes: int = 0,
@@ -410,7 +415,7 @@ class ObjectStore:
                 translated = failures.without_keys(translated)
             raise translated from error
 
-    def _client(self, timeout_s: float) -> _Client:
+    def _client(self, timeout_s: float) -> Client:
         # A client has one timeout for all its requests. Timeouts are rounded down to a doubling series, so that few
         # clients are needed.
         rounded_s = self._options.request_timeout_s
@@ -420,7 +425,7 @@ class ObjectStore:
             rounded_s *= 2
         with self._lock:
             if rounded_s not in self._clients:
-                self._clients[rounded_s] = _make_client(self.location, self._options, rounded_s)
+                self._clients[rounded_s] = make_client(self.location, self._options, rounded_s)
             return self._clients[rounded_s]
 
 
@@ -436,64 +441,3 @@ def _gathered(content: Content) -> bytes:
     content.write_to(take)
     check_length(content, len(data))
     return bytes(data)
-
-
-def _restrict_hosts(options: StorageOptions) -> dict[str, Any]:
-    """Options that keep the session's token from other hosts, and from a connection that is not encrypted.
-
-    obstore follows redirects. So a request to a host that is neither the store nor an issuer of credentials goes to a
-    proxy that does not exist, and fails. Exception: if the environment names a proxy for https, and the endpoint is
-    encrypted, requests go through that proxy. It passes them on in a TLS tunnel, so it cannot read the token.
-    """
-    endpoint = urlsplit(options.endpoint or "https://")
-    only_encrypted: dict[str, Any] = {"allow_http": endpoint.scheme == "http"}
-    if endpoint.scheme == "https" and {"https", "all"} & urllib.request.getproxies().keys():
-        return only_encrypted
-    hosts = [endpoint.hostname or _AWS]
-    if not options.has_keys:
-        named = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
-        hosts += [_AWS, _METADATA, *(urlsplit(value).hostname or "" for value in named)]
-    return only_encrypted | {"proxy_url": "http://127.0.0.1:1", "proxy_excludes": ",".join(filter(None, hosts))}
-
-
-def _make_client(
-    location: Location, options: StorageOptions, timeout_s: float, *, is_repeating: bool = False
-) -> _Client:
-    client_options: dict[str, Any] = {
-        "allow_http": True,
-        "timeout": timedelta(seconds=timeout_s),
-        # A server that sends nothing is noticed sooner than a slow one.
-        "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
-        "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
-        "allow_invalid_certificates": not options.verify_tls,
-    }
-    if options.ca_bundle:
-        client_options["root_certificate"] = Path(options.ca_bundle).read_bytes()
-    common: dict[str, Any] = {
-        "prefix": location.path or None,
-        "client_options": client_options,
-        "retry_config": {
-            "max_retries": _NUM_STREAM_TRIES if is_repeating else 0,
-            "retry_timeout": timedelta(seconds=DEFAULT_WITHIN_S),
-        },
-    }
-    if location.scheme is Scheme.S3:
-        client_options |= _restrict_hosts(options)
-        given = {
-            "endpoint": options.endpoint,
-            "access_key_id": options.access_key_id,
-            "secret_access_key": options.secret_access_key,
-            "session_token": options.session_token,
-            "checksum_algorithm": None if options.has_keys else "SHA256",
-        }
-        return S3Store(
-            location.bucket,
-            region=options.region,
-            unsigned_payload=True,
-            virtual_hosted_style_request=options.endpoint is None,
-            **{name: value for name, value in given.items() if value is not None},
-            **common,
-        )
-    if location.scheme is Scheme.GS:
-        return GCSStore(location.bucket, **common)
-    return AzureStore(location.bucket, **common)

@@ -1,6 +1,7 @@
 """Opens the store at a location, and checks that it can be used before a model is loaded."""
 
 import contextlib
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,14 @@ from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import Store
 
 _WITHIN_S = 15.0
-PROBE_PREFIX = ".safepoint/access-"
-"""The prefix of the keys that a check writes and deletes."""
+_PROBE_PREFIX = ".safepoint/access-"
+_PROBE = re.compile(f"{re.escape(_PROBE_PREFIX)}[0-9a-f]{{32}}")
 _TIDY_WITHIN_S = 3.0
+
+
+def is_probe(key: str) -> bool:
+    """Whether it is a key that `try_access` writes and deletes."""
+    return _PROBE.fullmatch(key) is not None
 
 
 def open_store(
@@ -66,7 +72,7 @@ def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
     """
     begun_s = clock.monotonic_s()
     deadline_s = begun_s + within_s
-    key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+    key = f"{_PROBE_PREFIX}{uuid.uuid4().hex}"
     data = key.encode()
     store.write(key, data, deadline_s=deadline_s)
     written_s = clock.wall_s()

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -60,6 +60,8 @@ class Condition:
     version: str | None = None
 
 
+WHOLE_BYTES = 16 << 20
+"""Objects up to this size are written by one request. Only larger ones leave unfinished uploads."""
 ABSENT = Condition()
 """Write only when there is no object under the key."""
 
@@ -176,6 +178,7 @@ class Store(Protocol):
         self,
         *,
         only: Callable[[str], bool] = lambda key: True,
+        keys: Iterable[str] = (),
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
@@ -183,6 +186,8 @@ class Store(Protocol):
 
         Args:
             only: called with the key of each; only those for which it returns True are deleted.
+            keys: keys that may have unfinished uploads. MinIO lists those of a single key only, so uploads of other
+                keys are not found there.
             begun_before_s: only those begun before this time, seconds since 1970; None for all.
             deadline_s: when to give up.
         """
@@ -201,19 +206,20 @@ def check_length(content: Content, num_bytes: int) -> None:
 
 def check_key(key: str) -> str:
     """Return `key`, or raise ValueError when it could lead out of its location or is ambiguous."""
-    if not _is_key(key):
+    if not is_key(key):
         raise ValueError(f"the key {key!r} is empty, absolute, has a control character, or leaves its folder")
     return key
 
 
-def _is_key(key: str) -> bool:
+def is_key(key: str) -> bool:
+    """Whether it is a valid key, see `Store`."""
     is_plain = all(ord(letter) >= 32 and letter != "\x7f" and not "\ud800" <= letter <= "\udfff" for letter in key)
     return is_plain and not any(part in {"", ".", ".."} for part in key.split("/"))
 
 
 def is_own_key(key: str, location: Location) -> bool:
     """Whether a listed name is a valid key. A warning names `location` when its first invalid name is found."""
-    if _is_key(key):
+    if is_key(key):
         return True
     if not key.endswith("/"):  # an empty object that stands for a folder, as consoles create them
         _warn_of_stranger(location)

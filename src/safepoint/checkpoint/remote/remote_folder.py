@@ -2,14 +2,15 @@
 
 Promises: a checkpoint is in the store exactly while its manifest is: the manifest is written last and deleted first.
 A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is never deleted.
-While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists.
+While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists and lists its files.
 """
 
 import contextlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_of_newer_release
@@ -24,13 +25,14 @@ from safepoint.errors import (
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.field_types import TEXT, check_fields, whole
-from safepoint.storage.opening import PROBE_PREFIX
-from safepoint.storage.store import ABSENT, Condition, Store
+from safepoint.storage.opening import is_probe
+from safepoint.storage.store import ABSENT, WHOLE_BYTES, Condition, Store, is_key
 
 ATTEMPT_KEY = ".safepoint/attempt.json"
 UNFINISHED = ".safepoint/unfinished"
 PARTS = ".safepoint/parts"
 """The marks of nodes that upload their parts; see `safepoint.checkpoint.remote.publish`."""
+_NUM_TRIES = 5
 _PROBE_LIVES_S = 3600.0
 _MAX_ATTEMPT_BYTES = 1 << 16
 
@@ -100,6 +102,19 @@ class RemoteFolder:
             item.key.removeprefix(f"{UNFINISHED}/") for item in self.store.list(UNFINISHED, deadline_s=deadline_s)
         }
         return {name for name in names if is_name(name)}  # other objects there are ignored
+
+    def marked_files(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
+        """The files that the mark of `name` lists: path → size in bytes."""
+        return self._read_mark(name, deadline_s)[0]
+
+    def _read_mark(self, name: str, deadline_s: float | None) -> tuple[dict[str, int], Condition]:
+        data, version = self._read(f"{UNFINISHED}/{name}", MAX_MANIFEST_BYTES, deadline_s)
+        files: Any = None
+        with contextlib.suppress(ValueError):
+            files = parse_object(data or b"{}", max_bytes=MAX_MANIFEST_BYTES).get("files")
+        pairs = cast("dict[str, Any]", files).items() if isinstance(files, dict) else ()
+        named = {path: size for path, size in pairs if is_key(path) and isinstance(size, int)}
+        return named, Condition(version=version)
 
     def manifest(self, step: int, *, deadline_s: float | None = None) -> Manifest:
         """The manifest of the checkpoint of `step`.
@@ -223,16 +238,89 @@ class RemoteFolder:
             )
 
     def _read_claim(self, deadline_s: float | None) -> tuple[Claim | None, str | None]:
+        data, version = self._read(ATTEMPT_KEY, _MAX_ATTEMPT_BYTES, deadline_s)
         try:
-            found = self.store.stat(ATTEMPT_KEY, deadline_s=deadline_s)
-            length = min(found.size_bytes, _MAX_ATTEMPT_BYTES)
-            data = bytes(self.store.read(ATTEMPT_KEY, length=length, deadline_s=deadline_s))
+            return Claim(**parse_object(data or b"")), version
+        except (ValueError, TypeError):
+            return None, version
+
+    def _read(self, key: str, max_bytes: int, deadline_s: float | None) -> tuple[bytes | None, str | None]:
+        """At most `max_bytes` of an object, and its version; None where there is no object."""
+        try:
+            found = self.store.stat(key, deadline_s=deadline_s)
+            length = min(found.size_bytes, max_bytes)
+            return bytes(self.store.read(key, length=length, deadline_s=deadline_s)), found.version
         except ObjectNotFoundError:
             return None, None
-        try:
-            return Claim(**parse_object(data)), found.version
-        except (ValueError, TypeError):
-            return None, found.version
+
+    # ---- writing and deleting -------------------------------------------------------------------------------
+
+    def mark(self, name: str, files: Mapping[str, int], *, deadline_s: float | None = None) -> None:
+        """Mark that Safepoint writes or deletes `files` below `name`; files that earlier writers have marked stay.
+
+        Args:
+            name: of a checkpoint or model.
+            files: path → size in bytes.
+            deadline_s: when to give up.
+
+        Raises:
+            ConflictError: another attempt has claimed the location.
+        """
+        for num_left in reversed(range(_NUM_TRIES)):
+            present, condition = self._read_mark(name, deadline_s)
+            merged = {**present, **{path: max(size, present.get(path, 0)) for path, size in files.items()}}
+            self.fence(deadline_s=deadline_s)
+            if condition != ABSENT and merged == present:
+                return
+            try:
+                data = json.dumps({"files": merged}).encode()
+                self.store.write(f"{UNFINISHED}/{name}", data, condition=condition, deadline_s=deadline_s)
+            except ConditionError:  # another node of this run has marked it
+                if not num_left:
+                    raise
+            else:
+                return
+
+    def sweep(
+        self,
+        names: Collection[str] | None = None,
+        *,
+        only: Callable[[str], bool] = lambda path: True,
+        begun_before_s: float | None = None,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Abort unfinished uploads of files that a mark or a manifest lists; those of other tools stay.
+
+        Args:
+            names: of checkpoints and models; None for all.
+            only: called with the path of each file; only those for which it returns True.
+            begun_before_s: see `Store.sweep`.
+            deadline_s: when to give up.
+
+        Returns:
+            The number of aborted uploads.
+        """
+        marked = self.unfinished(deadline_s=deadline_s) if names is None else names
+        listed: dict[str, Mapping[str, int]] = {
+            name: self.marked_files(name, deadline_s=deadline_s) for name in marked
+        }
+
+        def is_ours(key: str) -> bool:
+            name, _, path = key.partition("/")
+            if not is_name(name) or (names is not None and name not in names) or not only(path):
+                return False
+            if name not in listed:
+                listed[name] = self._files_of_manifest(name, deadline_s)
+            return path in listed[name]
+
+        large = [f"{name}/{path}" for name, files in listed.items() for path in files if files[path] > WHOLE_BYTES]
+        return self.store.sweep(only=is_ours, keys=large, begun_before_s=begun_before_s, deadline_s=deadline_s)
+
+    def _files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
+        with contextlib.suppress(ManifestError):
+            manifest = self.manifest_of(name, deadline_s=deadline_s)
+            return {entry.path: entry.size_bytes for entry in manifest.files} | {MANIFEST_NAME: 0}
+        return {}
 
     def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
         """Delete what ended attempts left unfinished; call it after `claim`.
@@ -244,37 +332,51 @@ class RemoteFolder:
         Returns:
             The number of deleted objects and uploads.
         """
-        num_deleted = 0
+        num_deleted = self.sweep(self.unfinished(deadline_s=deadline_s) - set(keep), deadline_s=deadline_s)
         for name in sorted(self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)):
             if name in keep or self.is_newer_format(name, deadline_s=deadline_s):
                 continue
-            named: set[str] = set()
-            with contextlib.suppress(ManifestError):
-                manifest = self.manifest_of(name, deadline_s=deadline_s)
-                named = {MANIFEST_NAME, *(entry.path for entry in manifest.files)}
-            num_deleted += self.delete_but(name, named, deadline_s)
-            self.forget(name, deadline_s)
+            num_deleted += self.delete_marked(
+                name, but=self._files_of_manifest(name, deadline_s), deadline_s=deadline_s
+            )
         for item in list(self.store.list(".safepoint", deadline_s=deadline_s)):
-            if item.key.startswith(PROBE_PREFIX) and clock.wall_s() - item.modified_s > _PROBE_LIVES_S:
+            if is_probe(item.key) and clock.wall_s() - item.modified_s > _PROBE_LIVES_S:
                 self.store.delete(item.key, deadline_s=deadline_s)
                 num_deleted += 1
-        return num_deleted + self.store.sweep(
-            only=lambda key: _is_ours(key) and key.partition("/")[0] not in keep, deadline_s=deadline_s
-        )
+        return num_deleted
 
     def with_parts(self, deadline_s: float | None) -> set[str]:
         """The names of checkpoints of which a node has begun to upload its part."""
         keys = [item.key.removeprefix(f"{PARTS}/") for item in self.store.list(PARTS, deadline_s=deadline_s)]
         return {name for key in keys if is_name(name := key.partition("/")[0])}
 
-    def delete_but(self, name: str, named: Collection[str], deadline_s: float | None) -> int:
-        """Delete the objects under `name` whose paths are not in `named`; returns how many there were."""
+    def delete_marked(
+        self, name: str, *, but: Collection[str] = (), keep_mark: bool = False, deadline_s: float | None = None
+    ) -> int:
+        """Delete the files below `name` that its mark lists, and then the mark. Files of others stay.
+
+        Args:
+            name: of a checkpoint or model.
+            but: paths of files that stay, those of the committed checkpoint. Without them, the mark stays as long as
+                other files are there.
+            keep_mark: keep the mark.
+            deadline_s: when to give up.
+
+        Returns:
+            The number of deleted files.
+
+        Raises:
+            ConflictError: another attempt has claimed the location.
+        """
         # Listed before the fence, so that the list has no objects that a later attempt has written.
-        keys = [item.key for item in self.store.list(name, deadline_s=deadline_s)]
-        doomed = [key for key in keys if key.removeprefix(f"{name}/") not in named]
+        paths = self.files_of(name, deadline_s=deadline_s).keys()
+        doomed = paths & ({MANIFEST_NAME, *self.marked_files(name, deadline_s=deadline_s)} - set(but))
         self.fence(deadline_s=deadline_s)
-        for key in doomed:
-            self.store.delete(key, deadline_s=deadline_s)
+        for path in sorted(doomed):
+            self.store.delete(f"{name}/{path}", deadline_s=deadline_s)
+        # Listed again: if another node has written files meanwhile, the next start deletes them.
+        if not keep_mark and (but or not self.files_of(name, deadline_s=deadline_s)):
+            self.forget(name, deadline_s)
         return len(doomed)
 
     def forget(self, name: str, deadline_s: float | None) -> None:
@@ -300,24 +402,20 @@ class RemoteFolder:
         """
         if self.is_newer_format(name, deadline_s=deadline_s):
             return False
-        self.fence(deadline_s=deadline_s)
-        self.store.write(f"{UNFINISHED}/{name}", b"", deadline_s=deadline_s)
+        self.mark(name, self.written_files(name, deadline_s=deadline_s), deadline_s=deadline_s)
         self.store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
-        self.delete_but(name, (), deadline_s)
-        # If another node has written files meanwhile, the marks stay, and the next start deletes the files.
-        if next(iter(self.store.list(name, deadline_s=deadline_s)), None) is None:
-            self.forget(name, deadline_s)
+        self.delete_marked(name, deadline_s=deadline_s)
         return True
+
+    def written_files(self, name: str, *, deadline_s: float | None = None) -> Mapping[str, int]:
+        """The files of the committed checkpoint or model: path → size; all files, if its manifest is invalid."""
+        files = self._files_of_manifest(name, deadline_s)
+        found = {} if files else self.files_of(name, deadline_s=deadline_s)
+        return found if MANIFEST_NAME in found else files
 
     def where(self, name: str) -> str:
         """The checkpoint's location."""
         return str(self.store.location.child(name))
-
-
-def _is_ours(key: str) -> bool:
-    """Whether this key is one that Safepoint writes, and no other user of the bucket."""
-    top, slash, _ = key.partition("/")
-    return bool(slash) and (top == ".safepoint" or is_name(top))
 
 
 def is_name(text: str) -> bool:

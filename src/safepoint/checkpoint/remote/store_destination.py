@@ -7,7 +7,7 @@ checkpoints repair`, or the next writer of the same name deletes them.
 
 import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from safepoint.checkpoint.commit import Record
 from safepoint.checkpoint.format.digest import PART_BYTES
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest, is_of_newer_release
 from safepoint.checkpoint.format.verify import compare_listing
-from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord, upload_verified
 from safepoint.errors import (
     ConditionError,
@@ -61,13 +61,14 @@ class StoreDestination:
         """The uploaded files, sorted by path."""
         return tuple(self._entries[path] for path in sorted(self._entries))
 
-    def begin(self, manifest: Manifest | None = None) -> bool:
+    def begin(self, manifest: Manifest | None = None, *, files: Mapping[str, int] | None = None) -> bool:
         """Mark the name as unfinished. After a failure the caller may call it again, to continue.
 
         A committed checkpoint of this name stops counting, unless `manifest` only adds files to it.
 
         Args:
             manifest: of the checkpoint that is going to be committed, if it is known.
+            files: path → size of the files that are going to be put; None: those of `manifest`.
 
         Returns:
             False when the store has exactly this manifest; then nothing was changed.
@@ -86,8 +87,11 @@ class StoreDestination:
                 f"a later release of safepoint wrote {self._remote.where(self._name)}; nothing was written there",
                 hint="use that release, or name another location",
             )
-        self._remote.fence(deadline_s=self._deadline_s)
-        self._store.write(f"{UNFINISHED}/{self._name}", b"", deadline_s=self._deadline_s)
+        if files is None:
+            files = {entry.path: entry.size_bytes for entry in manifest.files} if manifest is not None else {}
+        if present is not None:
+            files = {**self._remote.written_files(self._name, deadline_s=self._deadline_s), **files}
+        self._remote.mark(self._name, files, deadline_s=self._deadline_s)
         if present is not None and not _extends(manifest, present):
             # Several nodes may do this. None of them deletes the new commit, which is made only after all nodes have
             # uploaded their parts.
@@ -152,8 +156,7 @@ class StoreDestination:
 
     def end_uploads(self, paths: Iterable[str]) -> None:
         """Abort uploads of these files by replaced writers, and check that this writer was not replaced."""
-        keys = {f"{self._name}/{path}" for path in paths}
-        self._store.sweep(only=keys.__contains__, deadline_s=self._deadline_s)
+        self._remote.sweep([self._name], only=set(paths).__contains__, deadline_s=self._deadline_s)
         self._remote.fence(deadline_s=self._deadline_s)
 
     def prepare(self, record: Record | None) -> None:
@@ -166,14 +169,14 @@ class StoreDestination:
         if not isinstance(record, Manifest):
             raise TypeError("a store needs the manifest of a whole checkpoint")
         # Aborts uploads of a replaced writer, then deletes files of an earlier checkpoint of this step.
-        self._store.sweep(only=lambda key: key.startswith(f"{self._name}/"), deadline_s=self._deadline_s)
+        self._remote.sweep([self._name], deadline_s=self._deadline_s)
         faults = compare_listing(record.files, self._remote.files_of(self._name, deadline_s=self._deadline_s))
         if faults:
             raise StorageError(
                 f"{self._remote.where(self._name)} is not committed, because another writer changed it: {faults[0]}"
             )
         named = {MANIFEST_NAME, *(entry.path for entry in record.files)}
-        self._remote.delete_but(self._name, named, self._deadline_s)
+        self._remote.delete_marked(self._name, but=named, keep_mark=True, deadline_s=self._deadline_s)
         self._manifest = record
 
     def publish(self) -> None:
@@ -197,7 +200,7 @@ class StoreDestination:
         """See `Destination`; files that cannot be deleted now stay marked as unfinished."""
         deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S
         with contextlib.suppress(SafepointError):
-            self._store.sweep(only=lambda key: key.startswith(f"{self._name}/"), deadline_s=deadline_s)
+            self._remote.sweep([self._name], deadline_s=deadline_s)
             self._remote.delete(self._name, deadline_s=deadline_s)
 
 

@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from safepoint.checkpoint.format.catalog import refuse_inside_checkpoint
 from safepoint.checkpoint.format.manifest import Describe, FileEntry
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.final_model import FINAL
-from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder, is_name
 from safepoint.checkpoint.remote.store_destination import DISCARD_WITHIN_S, StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.errors import (
@@ -38,7 +38,7 @@ from safepoint.foundation.environment import host_name
 from safepoint.foundation.files import make_folder
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
-from safepoint.storage.store import ABSENT, Condition, Progress, Store
+from safepoint.storage.store import ABSENT, Condition, Progress, Store, is_key
 
 MARK = ".safepoint/export.json"
 _MAX_MARK_BYTES = 64 << 20
@@ -126,7 +126,7 @@ def export_to_store(
         destination = StoreDestination(RemoteFolder.as_guest(open_store(target.parent)), FINAL)
     else:
         destination, describe = _PrefixDestination(target, model), None
-    destination.begin()
+    destination.begin(files={file.path: file.size_bytes for file in model})
     with discarding(destination):
         for file in sorted(model, key=_order):
             destination.put(file, progress)
@@ -153,7 +153,7 @@ class _PrefixDestination:
         self._last: tuple[SourceFile, Progress | None] | None = None
         self.entries: tuple[FileEntry, ...] = ()
 
-    def begin(self) -> None:
+    def begin(self, files: Mapping[str, int]) -> None:
         store = self._store
         keys = {item.key for item in store.list()}
         condition, leftovers = ABSENT, set[str]()
@@ -202,7 +202,8 @@ class _PrefixDestination:
 
     def _delete(self, paths: Collection[str], deadline_s: float | None = None) -> None:
         """Delete these files, and abort uploads of them and of this export's files."""
-        self._store.sweep(only=lambda key: key in paths or key in self._paths, deadline_s=deadline_s)
+        keys = {*paths, *self._paths}
+        self._store.sweep(only=keys.__contains__, keys=keys, deadline_s=deadline_s)
         for path in sorted(paths):
             self._store.delete(path, deadline_s=deadline_s)
 
@@ -231,7 +232,7 @@ def clean_export(store: Store, *, before_s: float) -> int:
     # The mark is replaced first, so that an export that still runs finds that it has lost the place.
     taken = json.dumps({"files": sorted(named)}).encode()
     store.write(MARK, taken, condition=Condition(version=found[MARK].version))
-    store.sweep(only=named.__contains__)
+    store.sweep(only=named.__contains__, keys=named)
     for item in [*doomed, found[MARK]]:
         store.delete(item.key)
     return len(doomed) + 1
@@ -241,7 +242,9 @@ def _marked_files(store: Store) -> set[str]:
     """The files that the mark of an export names."""
     paths: Any = _read_mark(store).get("files")
     named = cast("list[Any]", paths) if isinstance(paths, list) else []
-    return {path for path in named if isinstance(path, str) and path != MARK}
+    # An export writes nothing below the name of a checkpoint.
+    paths = {path for path in named if isinstance(path, str) and is_key(path) and path != MARK}
+    return {path for path in paths if not ("/" in path and is_name(path.partition("/")[0]))}
 
 
 def _read_mark(store: Store, deadline_s: float | None = None) -> dict[str, Any]:

@@ -87,11 +87,11 @@ def repair(
     if not dry_run and inventory.folder is not None:
         moved_to, num_leftovers = _clean_folder(OutputFolder(inventory.folder), doomed)
     elif not dry_run:
+        num_leftovers = RemoteFolder(inventory.store).sweep(begun_before_s=before_s)  # before the marks are gone
         for item in [*unfinished, *doomed]:
             inventory.delete(item)
-        num_leftovers = clean_export(inventory.store, before_s=before_s)
+        num_leftovers += clean_export(inventory.store, before_s=before_s)
         num_leftovers += _drop_marks(inventory, before_s, keep={item.name for item in items})
-        num_leftovers += inventory.store.sweep(begun_before_s=before_s)
     return Repair(
         unfinished=unfinished,
         recent=recent,

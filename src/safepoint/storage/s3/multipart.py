@@ -16,9 +16,8 @@ from safepoint.foundation import clock
 from safepoint.storage.failures import changed_in_transit
 from safepoint.storage.s3.requests import FilePart, PartOnServer, S3Requests, UploadId, is_md5, md5_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
-from safepoint.storage.store import Content, Progress, check_length
+from safepoint.storage.store import WHOLE_BYTES, Content, Progress, check_length
 
-LEAST_PART_BYTES = 16 << 20
 _MAX_PARTS = 9_000  # S3 allows 10,000
 _NUM_PARTS = 64
 _LARGE_PART_BYTES = 64 << 20
@@ -39,7 +38,7 @@ def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
         # Large parts are faster on a link with high latency. Small parts lose less when the connection breaks.
         least = max(least, min(size_bytes // _NUM_PARTS, _LARGE_PART_BYTES))
     in_blocks = -(-least // _BLOCK_BYTES) * _BLOCK_BYTES
-    return max(STREAM_PART_BYTES if is_stream else LEAST_PART_BYTES, in_blocks)
+    return max(STREAM_PART_BYTES if is_stream else WHOLE_BYTES, in_blocks)
 
 
 def upload_in_parts(

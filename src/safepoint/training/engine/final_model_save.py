@@ -243,10 +243,12 @@ class FinalUpload:
 
     def _send(self, describe: Describe) -> Manifest:
         self._sent_bytes = 0
-        self._destination.begin()
+        small = list(files.walk_files(self._small))
+        sizes = {path: status.st_size for path, status in small}
+        self._destination.begin(files=sizes | {file.path: file.size_bytes for file in self._large})
         for file in self._large:
             self._destination.put(SourceFile(file.path, self._leader.content_of(file)), self._progress)
-        for path, _ in files.walk_files(self._small):
+        for path, _ in small:
             self._destination.put(SourceFile(path, self._small / path), self._progress)
         self._leader.check()
         manifest = describe(self._destination.entries)

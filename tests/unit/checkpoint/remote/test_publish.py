@@ -194,7 +194,7 @@ def test_the_next_start_commits_what_only_lacked_that(nodes: list[Node], store: 
     for node in nodes:
         node.publish(20)
     store.delete(f"checkpoint-20/{MANIFEST_NAME}")
-    store.write(".safepoint/unfinished/checkpoint-20", b"")
+    RemoteFolder.as_guest(store).mark("checkpoint-20", {entry.path: 1 for entry in manifest.files})
     for node in nodes:
         store.write(mark_of(manifest.to_bytes(), node.index), manifest.to_bytes())
     remote = RemoteFolder(store)
@@ -218,11 +218,12 @@ def test_the_next_start_commits_what_only_lacked_that(nodes: list[Node], store: 
 )
 def test_what_is_not_whole_is_cleaned_up(spoil, nodes: list[Node], store: FaultyStore) -> None:
     """A part is missing, says something else, or lost a file: never a checkpoint, and gone after the next start."""
-    data = read_part(nodes[0].folder(20)).manifest.to_bytes()
+    manifest = read_part(nodes[0].folder(20)).manifest
+    data = manifest.to_bytes()
     for node in nodes:
         node.publish(20)
     store.delete(f"checkpoint-20/{MANIFEST_NAME}")
-    store.write(".safepoint/unfinished/checkpoint-20", b"")
+    RemoteFolder.as_guest(store).mark("checkpoint-20", {entry.path: 1 for entry in manifest.files})
     for node in nodes:
         store.write(mark_of(data, node.index), data)
     spoil(store, data)

@@ -1,0 +1,87 @@
+"""Makes obstore's clients, which send tokens to no other host than the store and those that give credentials."""
+
+import os
+import urllib.request
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from safepoint.storage.location import Location, Scheme
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
+
+Client = Any  # obstore has no public type for all its stores
+_AWS, _METADATA = "amazonaws.com,amazonaws.com.cn", "169.254.0.0/16,fd00:ec2::/32"
+_NUM_STREAM_TRIES = 10
+
+
+def make_client(
+    location: Location, options: StorageOptions, timeout_s: float, *, is_repeating: bool = False
+) -> Client:
+    """A client for the requests to one location.
+
+    Args:
+        location: `s3`, `gs` or `az`.
+        options: how to reach it.
+        timeout_s: of each request.
+        is_repeating: whether obstore repeats failed requests itself.
+    """
+    client_options: dict[str, Any] = {
+        "allow_http": True,
+        "timeout": timedelta(seconds=timeout_s),
+        # A server that sends nothing is noticed sooner than a slow one.
+        "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
+        "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
+        "allow_invalid_certificates": not options.verify_tls,
+    }
+    if options.ca_bundle:
+        client_options["root_certificate"] = Path(options.ca_bundle).read_bytes()
+    common: dict[str, Any] = {
+        "prefix": location.path or None,
+        "client_options": client_options,
+        "retry_config": {
+            "max_retries": _NUM_STREAM_TRIES if is_repeating else 0,
+            "retry_timeout": timedelta(seconds=DEFAULT_WITHIN_S),
+        },
+    }
+    if location.scheme is Scheme.S3:
+        client_options |= _only_to(options)
+        given = {
+            "endpoint": options.endpoint,
+            "access_key_id": options.access_key_id,
+            "secret_access_key": options.secret_access_key,
+            "session_token": options.session_token,
+            "checksum_algorithm": None if options.has_keys else "SHA256",
+        }
+        return S3Store(
+            location.bucket,
+            region=options.region,
+            unsigned_payload=True,
+            virtual_hosted_style_request=options.endpoint is None,
+            **{name: value for name, value in given.items() if value is not None},
+            **common,
+        )
+    if location.scheme is Scheme.GS:
+        return GCSStore(location.bucket, **common)
+    return AzureStore(location.bucket, **common)
+
+
+def _only_to(options: StorageOptions) -> dict[str, Any]:
+    """Options that keep the session's token from other hosts, and from a connection that is not encrypted.
+
+    obstore follows redirects. So requests to any other host than the store and those that issue credentials go to a
+    proxy that does not exist, and fail. Exception: if the environment names a proxy for https, and the endpoint is
+    encrypted, requests go through that proxy. It passes them on in a TLS tunnel, so it cannot read the token.
+    """
+    endpoint = urlsplit(options.endpoint or "https://")
+    only_encrypted: dict[str, Any] = {"allow_http": endpoint.scheme == "http"}
+    if endpoint.scheme == "https" and {"https", "all"} & urllib.request.getproxies().keys():
+        return only_encrypted
+    hosts = [endpoint.hostname or _AWS]
+    if not options.has_keys:
+        named = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
+        hosts += [_AWS, _METADATA, *(urlsplit(value).hostname or "" for value in named)]
+    return only_encrypted | {"proxy_url": "http://127.0.0.1:1", "proxy_excludes": ",".join(filter(None, hosts))}
