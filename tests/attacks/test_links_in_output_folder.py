@@ -1,10 +1,12 @@
 """An output folder of a stranger: links, second names and pipes where Safepoint has its own files."""
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,7 +66,7 @@ def hostile(root: Path, name: str, outside: Path, kind: str) -> OutputFolder:
 CASES = [
     *((".safepoint", kind) for kind in ("link", "dangling link", "pipe")),
     *((f".safepoint/{name}", kind) for name in FOLDERS for kind in ("link", "dangling link", "pipe")),
-    *((f".safepoint/{name}", kind) for name in FILES for kind in ("link", "dangling link", "second name", "pipe")),
+    *((f".safepoint/{name}", kind) for name in FILES for kind in ("link", "dangling link", "pipe")),
     (".safepoint/final", "link"),
 ]
 
@@ -95,6 +97,73 @@ def test_a_folder_with_something_else_among_its_own_files_is_refused(
     assert sorted(output.root.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_second_name_of_a_file_of_somebody_else(name: str, outside: Path, tmp_path: Path) -> None:
+    """Safepoint writes a file of its own, and what has the other name stays as it was."""
+    output = hostile(tmp_path / "out", f".safepoint/{name}", outside, "second name")
+    other = prepared(tmp_path / "other")
+    commit(other, 9)
+    assert safepoint("checkpoints", "copy", other.root / "checkpoint-9", output.root).code == 0
+    assert safepoint("checkpoints", "repair", output.root).code == 0
+    output.prepare()
+    append_lines(output.control / name, b"lines\n")
+    lock = FolderLock.acquire(output.control / name, {"pid": 1})
+    assert lock is not None
+    lock.release()
+
+
+def test_a_backup_of_hard_links(tmp_path: Path) -> None:
+    """`cp -al`: both folders can be read and written, and what is done to one does not change the other."""
+    output = prepared(tmp_path / "out")
+    commit(output, 4)
+    append_lines(output.events, b"{}\n")
+    lock = FolderLock.acquire(output.control / "lock", {"pid": 1})
+    assert lock is not None
+    backup = tmp_path / "backup"
+    subprocess.run(["cp", "-al", output.root, backup], check=True)
+    before = contents(backup)
+    for command in ("list", "verify"):
+        assert safepoint("checkpoints", command, backup).code == 0
+    assert safepoint("checkpoints", "copy", backup / "checkpoint-4", tmp_path / "copy").code == 0
+    with pytest.raises(BlockingIOError):
+        FolderLock.acquire(output.control / "lock", {"pid": 2})
+    lock.release()
+    again = FolderLock.acquire(output.control / "lock", {"pid": 2})
+    other = FolderLock.acquire(backup / ".safepoint" / "lock", {"pid": 3})
+    assert again is not None
+    assert other is not None
+    for held in (output, OutputFolder(backup)):
+        with pytest.raises(BlockingIOError):
+            FolderLock.acquire(held.control / "lock", {"pid": 4})
+    again.release()
+    other.release()
+    before = contents(backup)
+    output.prepare()
+    commit(output, 5)
+    append_lines(output.events, b"{}\n")
+    assert safepoint("checkpoints", "prune", output.root, "--keep", "newest=1").code == 0
+    assert contents(backup) == before
+    assert safepoint("checkpoints", "verify", backup, "--deep").code == 0
+
+
+def test_one_of_many_takes_a_lock_with_a_second_name(tmp_path: Path) -> None:
+    for number in range(20):
+        path = tmp_path / f"lock-{number}"
+        path.write_bytes(b"old")
+        os.link(path, tmp_path / f"backup-{number}")
+        with ThreadPoolExecutor(8) as threads:
+            taken = [one for one in threads.map(lambda _, path=path: try_lock(path), range(8)) if one is not None]
+        assert len(taken) == 1
+        taken[0].release()
+        assert (tmp_path / f"backup-{number}").read_bytes() == b"old"
+
+
+def try_lock(path: Path) -> FolderLock | None:
+    with contextlib.suppress(BlockingIOError):
+        return FolderLock.acquire(path, {"pid": 1})
+    return None
+
+
 def test_prune_refuses_it_too(outside: Path, tmp_path: Path) -> None:
     """The checkpoint stays, and is not moved to where the trash leads."""
     output = prepared(tmp_path / "out")
@@ -108,7 +177,7 @@ def test_prune_refuses_it_too(outside: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_each_file_by_itself_is_refused_or_ignored(kind: str, outside: Path, tmp_path: Path) -> None:
     """Also a process that has not looked at the whole folder changes nothing outside it, and does not wait."""
     output = hostile(tmp_path / "out", ".safepoint/file", outside, kind)
@@ -118,8 +187,7 @@ def test_each_file_by_itself_is_refused_or_ignored(kind: str, outside: Path, tmp
         with pytest.raises(OSError, match="file"):
             FolderLock.acquire(path, {"pid": 1})
     assert read_progress(path) is None
-    if kind != "second name":
-        assert read_lock_owner(path) == {}
+    assert read_lock_owner(path) == {}
     assert not is_locked(path)
     assert not is_being_read(path)
     read_losses(path)

@@ -3,13 +3,16 @@
 import errno
 import json
 import os
+import shutil
 import stat
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 MAX_BYTES = 1 << 20
 _MAX_DEPTH = 128
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def _refuse(constant: str) -> None:
@@ -88,18 +91,41 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
     A pipe is refused too, without waiting for the process at its other end.
 
+    A file that is to be written and has a second name (a hard link, as in a backup by `cp -al`) is replaced by a copy
+    first. The file under the other name stays as it is.
+
     Args:
-        path: the file. If it has a second name (a hard link), it can be read, but not written.
+        path: the file.
         flags: of `os.open`, without `O_TRUNC`.
 
     Raises:
-        OSError: the file does not exist, is not a regular file, or has a second name and was to be written.
+        OSError: the file does not exist, or is not a regular file.
+    """
+    descriptor = open_shared(path, flags)
+    if flags & os.O_ACCMODE == os.O_RDONLY or os.fstat(descriptor).st_nlink <= 1:
+        return descriptor
+    os.close(descriptor)
+    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open_regular(path) as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            with os.fdopen(os.open(working, _CREATE, mode), "wb") as copy:
+                shutil.copyfileobj(file, copy)
+        working.replace(path)
+    except BaseException:
+        working.unlink(missing_ok=True)
+        raise
+    return open_shared(path, flags)
+
+
+def open_shared(path: Path, flags: int) -> int:
+    """Open a file as `open_file` does, also if it has a second name; the caller does not change its content then.
+
+    Raises:
+        OSError: it is missing, a link, or anything else but a regular file.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    status = os.fstat(descriptor)
-    is_shared = flags & os.O_ACCMODE != os.O_RDONLY and status.st_nlink > 1
-    if is_shared or not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        what = "it has a second name (a hard link)" if is_shared else "it is not a regular file"
-        raise OSError(errno.EINVAL, what, str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return descriptor

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from safepoint.errors import printable
-from safepoint.foundation.bounded_json import open_file, open_regular, read_object
+from safepoint.foundation.bounded_json import open_regular, open_shared, read_object
 from safepoint.foundation.processes import close_in_children
 
 _FLOCK = "hhqqi4x"
@@ -35,6 +35,7 @@ _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 _log = logging.getLogger("safepoint")
+_NUM_LOCK_TRIES = 10
 _CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -288,22 +289,41 @@ class FolderLock:
 
         Raises:
             BlockingIOError: another process, or this one, holds it.
-            OSError: the file cannot be opened, see `open_file`.
+            OSError: the file cannot be opened, see `open_shared`.
         """
-        file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
-        try:
-            _call_lock(file, _SET_LOCK, fcntl.F_WRLCK)
-        except OSError as error:
+        for _ in range(_NUM_LOCK_TRIES):
+            file = os.fdopen(open_shared(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
+            try:
+                _call_lock(file, _SET_LOCK, fcntl.F_WRLCK)
+            except OSError as error:
+                file.close()
+                if error.errno in _CANNOT_LOCK:
+                    return None
+                if error.errno in {errno.EACCES, errno.EAGAIN}:
+                    raise BlockingIOError(error.errno, "held by another process", str(path)) from error
+                raise
+            if cls._is_own(file, path):
+                break
             file.close()
-            if error.errno in _CANNOT_LOCK:
-                return None
-            if error.errno in {errno.EACCES, errno.EAGAIN}:
-                raise BlockingIOError(error.errno, "held by another process", str(path)) from error
-            raise
+        else:
+            raise BlockingIOError(errno.EAGAIN, "replaced again and again by another process", str(path))
         with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
             # Overwritten, then cut to the new length: a file that is cut first may get no block back on a full disk.
             os.ftruncate(file.fileno(), os.pwrite(file.fileno(), json.dumps(owner).encode(), 0))
         return cls(file)
+
+    @staticmethod
+    def _is_own(file: IO[bytes], path: Path) -> bool:
+        """Whether the locked file is still at `path`, and nowhere else. One with a second name is replaced."""
+        status = os.fstat(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            if not os.path.samestat(status, path.lstat()):
+                return False
+            if status.st_nlink > 1:  # only the process that holds the lock may replace it
+                write_atomic(path, b"", durable=False)
+                return False
+            return True
+        return False
 
     def release(self) -> None:
         """Release the lock."""

@@ -86,10 +86,10 @@ class OutputFolder:
                     status = path.lstat()
                     if stat.S_ISDIR(status.st_mode):
                         found += path.iterdir() if path == self.control else []
-                    elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or path in {self.work, self.trash}:
+                    elif not stat.S_ISREG(status.st_mode) or path in {self.work, self.trash}:
                         raise StorageError(
-                            f"{printable(str(path))} is a link or a special file, or has a second name (hard link), "
-                            "so that Safepoint would write outside the output folder; nothing was changed",
+                            f"{printable(str(path))} is a link or a special file, so that Safepoint would write "
+                            "outside the output folder; nothing was changed",
                             hint="delete it or replace it by a copy, or name another output folder",
                         )
         except OSError as error:

@@ -228,9 +228,12 @@ def test_repair_drops_what_never_was_a_checkpoint(
     (place / "checkpoint-40").mkdir()
     (place / "checkpoint-40" / "model.safetensors").write_bytes(b"written by another tool")
     if kind == "bucket":
+        sizes = {
+            path.relative_to(place / "checkpoint-30").as_posix(): 1 for path in (place / "checkpoint-30").rglob("*")
+        }
         (place / "checkpoint-30" / MANIFEST_NAME).unlink()
         (place / ".safepoint" / "unfinished").mkdir(parents=True)
-        (place / ".safepoint" / "unfinished" / "checkpoint-30").write_bytes(b"")
+        (place / ".safepoint" / "unfinished" / "checkpoint-30").write_text(json.dumps({"files": sizes}))
     flip(place / "checkpoint-20" / "model.safetensors")
 
     def run(**options: bool):
