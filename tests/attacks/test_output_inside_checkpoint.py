@@ -2,16 +2,20 @@
 
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.verify import list_files, verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import SafepointError, UsageError
 from safepoint.settings.run_settings import place_output
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
+from tests.support.moto_server import MotoServer
 
 BELOW = ["checkpoint-4", "checkpoint-4/sub", "checkpoint-4/a/b/c", "link", "link/sub", "checkpoint-4/../checkpoint-4"]
 
@@ -81,3 +85,29 @@ def test_a_renamed_checkpoint_is_one(root: Path) -> None:
     with pytest.raises(SafepointError, match="checkpoint"):
         OutputFolder(root / "good-one").prepare()
     assert verify(root / "good-one").is_valid
+
+
+@pytest.mark.parametrize(
+    "below",
+    ["checkpoint-7", "checkpoint-7/model", "checkpoint-7/a/b", "checkpoint-8/model", ".safepoint", ".safepoint/x",
+     "final/model", "a/../checkpoint-7/model", "checkpoint-7//model"],
+)  # fmt: skip
+def test_an_export_to_a_store_does_not_write_into_a_checkpoint(
+    below: str, moto: MotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is being uploaded."""
+    checkpoint = commit(prepared(tmp_path), 7)
+    store = moto.store(f"inside/{uuid.uuid4().hex}")
+    for name in ("checkpoint-7", "final"):
+        for path in list_files(checkpoint):
+            store.write(f"{name}/{path}", (checkpoint / path).read_bytes())
+        store.write(f"{name}/{MANIFEST_NAME}", (checkpoint / MANIFEST_NAME).read_bytes())
+    RemoteFolder.as_guest(store).mark("checkpoint-8", {"model.safetensors": 1})
+    before = [item.key for item in store.list()]
+    target = f"{store.location}/{below}"
+    for variable, value in moto.variables.items():
+        monkeypatch.setenv(variable, value)
+    done = safepoint("checkpoints", "export", checkpoint, target)
+    assert done.code in ({2, 11} if below == "checkpoint-7" else {2}), done.stderr
+    assert "Traceback" not in done.stderr
+    assert [item.key for item in store.list()] == before

@@ -94,9 +94,36 @@ def test_a_store_that_redirects_to_another_host(server: Recorder, other: Recorde
     """`localhost` is another host than 127.0.0.1."""
     server.answer, server.headers = code, {"Location": f"http://localhost:{other.port}/elsewhere"}
     options = StorageOptions(endpoint=f"http://127.0.0.1:{server.port}", **KEYS)
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match=r"redirects to another (host|address)") as error:
         REQUESTS[name](ObjectStore(parse_location("s3://bucket/run"), options), clock.monotonic_s() + 0.6)
+    assert "AWS_ENDPOINT_URL_S3" in str(error.value)
     assert server.seen
+    assert not other.seen
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_an_encrypted_store_is_reached_through_a_proxy_in_a_tunnel_only(
+    other: Recorder, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request asks the proxy for a tunnel. Where it is refused, the proxy has seen no token and no key."""
+    monkeypatch.setenv("https_proxy", f"http://user:word@127.0.0.1:{other.port}")
+    other.answer = 403
+    options = StorageOptions(endpoint="https://store.example", **KEYS)
+    with pytest.raises(StorageError) as error:
+        REQUESTS[name](ObjectStore(parse_location("s3://bucket/run"), options), clock.monotonic_s() + 0.6)
+    assert "word" not in str(error.value)
+    assert other.seen[0].startswith("CONNECT store.example:443")
+    assert base64.b64encode(b"user:word").decode() in other.seen[0]
+    assert TOKEN not in "".join(other.seen)
+
+
+def test_no_proxy_for_the_store(server: Recorder, other: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{other.port}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    options = StorageOptions(endpoint=f"https://127.0.0.1:{server.port}", **KEYS)
+    for request in REQUESTS.values():
+        with pytest.raises(StorageError):
+            request(ObjectStore(parse_location("s3://bucket/run"), options), clock.monotonic_s() + 0.6)
     assert not other.seen
 
 

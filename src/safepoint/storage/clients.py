@@ -1,7 +1,6 @@
 """Makes obstore's clients, which send tokens to no other host than the store and those that give credentials."""
 
 import os
-import urllib.request
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,9 @@ from urllib.parse import urlsplit
 
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from safepoint.storage.failures import BLOCKED
 from safepoint.storage.location import Location, Scheme
-from safepoint.storage.options import StorageOptions
+from safepoint.storage.options import StorageOptions, proxy_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
 
 Client = Any  # obstore has no public type for all its stores
@@ -78,10 +78,10 @@ def _only_to(options: StorageOptions) -> dict[str, Any]:
     """
     endpoint = urlsplit(options.endpoint or "https://")
     only_encrypted: dict[str, Any] = {"allow_http": endpoint.scheme == "http"}
-    if endpoint.scheme == "https" and {"https", "all"} & urllib.request.getproxies().keys():
+    if proxy_of(options.endpoint or "https://") is not None:
         return only_encrypted
     hosts = [endpoint.hostname or _AWS]
     if not options.has_keys:
         named = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
         hosts += [_AWS, _METADATA, *(urlsplit(value).hostname or "" for value in named)]
-    return only_encrypted | {"proxy_url": "http://127.0.0.1:1", "proxy_excludes": ",".join(filter(None, hosts))}
+    return only_encrypted | {"proxy_url": f"http://{BLOCKED}", "proxy_excludes": ",".join(filter(None, hosts))}

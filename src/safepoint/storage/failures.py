@@ -16,6 +16,8 @@ from safepoint.errors import (
     printable,
 )
 
+BLOCKED = "127.255.255.1:1"
+"""The proxy, which does not exist, for hosts to which obstore sends nothing."""
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
@@ -28,6 +30,7 @@ _NO_PERMISSION_WORDS = (
     "these credentials may not do this",
     "grant them reading, writing, listing and deleting below the location",
 )
+_REDIRECT_HINT = "check the endpoint, AWS_ENDPOINT_URL_S3, and AWS_REGION"
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeTooSkewed"}
 _WRONG_CHECKSUM = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 _CERTIFICATE = re.compile(r"certificate|UnknownIssuer|self.signed|tls handshake|CERTIFICATE_VERIFY", re.IGNORECASE)
@@ -78,7 +81,9 @@ def from_status(status: int, code: str, what: str) -> StorageError:
         return changed_in_transit(what)
     if status in _BUSY or code in _TRANSIENT_CODES:
         return TransientError(f"{answer}: it is busy or failing", hint="the fault is the server's; try again later")
-    return StorageError(f"{answer}: it refused the request")
+    is_redirect = 300 <= status < 400
+    why = "it redirects to another address; nothing was sent there" if is_redirect else "it refused the request"
+    return StorageError(f"{answer}: {why}", hint=_REDIRECT_HINT if is_redirect else None)
 
 
 def changed_in_transit(what: str) -> TransientError:
@@ -104,6 +109,10 @@ def from_connection(text: str, what: str) -> StorageError:
         text: the library's message; searched for known causes, and not shown.
         what: what was tried.
     """
+    if BLOCKED in text:
+        return StorageError(
+            f"{what}: the server redirects to another host; nothing was sent there", hint=_REDIRECT_HINT
+        )
     text = _ADDRESS.sub("", text)  # the name of a bucket may look like a cause
     if _CERTIFICATE.search(text):
         return StorageError(

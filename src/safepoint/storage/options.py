@@ -1,11 +1,24 @@
 """How to reach object stores: endpoint, credentials, certificates; from the variables that other tools use too."""
 
 import os
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from safepoint.errors import without_credentials
 from safepoint.foundation.quantities import parse_flag
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy for requests to `url`, by the environment; None for an address without encryption.
+
+    A proxy would read what is not encrypted. What is encrypted passes through it in a tunnel.
+    """
+    parts, proxies = urlsplit(url), urllib.request.getproxies()
+    if parts.scheme.lower() != "https" or urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    return proxies.get("https") or proxies.get("all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from safepoint.checkpoint.commit import FolderDestination, Record, commit, discarding
 from safepoint.checkpoint.format.catalog import refuse_inside_checkpoint
-from safepoint.checkpoint.format.manifest import Describe, FileEntry
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder, is_name
@@ -30,6 +30,7 @@ from safepoint.errors import (
     ObjectNotFoundError,
     SafepointError,
     StorageError,
+    UsageError,
     printable,
 )
 from safepoint.foundation import clock
@@ -55,8 +56,11 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
 
     Raises:
         ConflictError: there are files.
+        UsageError: it is inside of a checkpoint.
         StorageError: the place cannot be read.
     """
+    if target.is_remote:
+        _refuse_inside(target)
     store = open_store(target)
     keys = {item.key for item in store.list()}
     if MARK in keys:
@@ -67,6 +71,35 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
             f"{target} is not empty: it contains {printable(min(keys))}; nothing was exported",
             hint="name an empty location",
         )
+
+
+def _refuse_inside(target: Location) -> None:
+    """Refuse a prefix below a checkpoint or a model that has a manifest or is being written, and `.safepoint`.
+
+    Raises:
+        UsageError: the prefix is inside of one.
+    """
+    place = target
+    while place.path:
+        parent = place.parent
+        is_own = place.name == ".safepoint"
+        if place != target or place.name != FINAL:
+            remote = RemoteFolder(open_store(parent))
+            is_own = is_own or (is_name(place.name) and place.name in remote.unfinished())
+            is_own = is_own or _has(open_store(place), MANIFEST_NAME)
+        if is_own:
+            raise UsageError(
+                f"{target} is inside of {place}, which Safepoint writes; nothing was exported",
+                hint=f"name another location, such as {parent.child('model')}",
+            )
+        place = parent
+
+
+def _has(store: Store, key: str) -> bool:
+    with contextlib.suppress(ObjectNotFoundError):
+        store.stat(key)
+        return True
+    return False
 
 
 def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:

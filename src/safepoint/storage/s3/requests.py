@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
 from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage import failures
-from safepoint.storage.options import StorageOptions
+from safepoint.storage.options import StorageOptions, proxy_of
 from safepoint.storage.s3.retry import retry
 from safepoint.storage.s3.signing import encoded_path, encoded_query, signed_headers
 from safepoint.storage.store import Sink, StoredObject
@@ -110,6 +110,7 @@ class S3Requests:
         # AWS requires the bucket in the host name, other servers accept it in the path.
         self._root = f"{endpoint.path.rstrip('/')}/{bucket}" if options.endpoint else ""
         self._tls = _tls_context(options) if self._is_tls else None
+        self._proxy = urlsplit(proxy_of(endpoint.geturl()) or "")
         self._idle: list[http.client.HTTPConnection] = []  # append and pop are atomic
         weakref.finalize(self, _close_all, self._idle)
 
@@ -331,12 +332,23 @@ class S3Requests:
         try:
             connection = self._idle.pop()
         except IndexError:
+            if self._proxy.hostname:
+                return self._tunnel(self._proxy, timeout_s)
             if self._is_tls:
                 return http.client.HTTPSConnection(self._netloc, timeout=timeout_s, context=self._tls)
             return http.client.HTTPConnection(self._netloc, timeout=timeout_s)
         connection.timeout = timeout_s
         if connection.sock is not None:  # None: the server closed it, and http.client opens it again
             connection.sock.settimeout(timeout_s)
+        return connection
+
+    def _tunnel(self, proxy: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection to the server through a proxy, which sees the server's name and nothing that is sent."""
+        address = f"{proxy.hostname}:{proxy.port or 80}"
+        connection = http.client.HTTPSConnection(address, timeout=timeout_s, context=self._tls)
+        word = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()
+        known = {"Proxy-Authorization": f"Basic {base64.b64encode(word).decode()}"} if proxy.username else {}
+        connection.set_tunnel(self._netloc, headers=known)
         return connection
 
 
