@@ -137,6 +137,7 @@ def test_a_backup_of_hard_links(tmp_path: Path) -> None:
             FolderLock.acquire(held.control / "lock", {"pid": 4})
     again.release()
     other.release()
+    assert not OutputFolder(backup).is_in_use("checkpoint-4")
     before = contents(backup)
     output.prepare()
     commit(output, 5)

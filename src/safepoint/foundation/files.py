@@ -390,6 +390,6 @@ def is_being_read(path: Path) -> bool:
 
 def _open_to_lock(path: Path) -> IO[bytes]:
     try:
-        return os.fdopen(open_file(path, os.O_RDWR), "r+b", buffering=0)
-    except OSError:  # it is read-only, or has a second name
+        return os.fdopen(open_shared(path, os.O_RDWR), "r+b", buffering=0)
+    except OSError:  # it is read-only
         return open_regular(path)
