@@ -138,7 +138,8 @@ def _exchange(source: Path, target: Path, trash: Path) -> None:
 
 
 def _replace(source: Path, target: Path, trash: Path) -> None:
-    # Until `source` has the name, the replaced folder keeps it in the trash, from which `restore_replaced` takes it.
+    # Until `source` has the name, the replaced folder's name in the trash contains it, so that `restore_replaced` can
+    # give it back after a crash.
     doomed = trash / uuid.uuid4().hex
     replaced = trash / f"{target.name}.{doomed.name}"
     target.rename(replaced)
@@ -151,12 +152,12 @@ def _replace(source: Path, target: Path, trash: Path) -> None:
 
 
 def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool]) -> None:
-    """Give back the names in `folder` that a crash in the middle of `replace_folder` has left free.
+    """Undo a `replace_folder` that a crash has interrupted: move the replaced folder from the trash back to its name.
 
     Args:
-        folder: that of the `target` of `replace_folder`.
-        trash: as in `replace_folder`; other folders may use it too.
-        is_name: whether a name can be one of `folder`.
+        folder: the parent of the `target` of `replace_folder`.
+        trash: the same as for `replace_folder`. It may also contain folders that were replaced elsewhere.
+        is_name: whether a folder in the trash, which has this name, belongs into `folder`.
     """
     for path in trash.glob("*.????????????????????????????????"):
         target = folder / path.stem
@@ -377,8 +378,8 @@ def reading(path: Path) -> Generator[None]:
 def is_being_read(path: Path) -> bool:
     """Whether a process holds a `reading` lease on `path`; False where the file system has no locks.
 
-    The file is opened for writing, because NFS needs that: a server reports the leases of another node when it has
-    asked that node, and gives an exclusive lock to writers only.
+    The file is opened for writing, because NFS grants an exclusive lock only on a file that is open for writing. To
+    see the leases of other nodes, this function has to request such a lock.
     """
     try:
         with _open_to_lock(path) as file:
@@ -391,5 +392,5 @@ def is_being_read(path: Path) -> bool:
 def _open_to_lock(path: Path) -> IO[bytes]:
     try:
         return os.fdopen(open_shared(path, os.O_RDWR), "r+b", buffering=0)
-    except OSError:  # it is read-only
+    except OSError:  # the file is read-only
         return open_regular(path)

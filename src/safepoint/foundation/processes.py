@@ -44,7 +44,7 @@ class ProcessId:
                 os.kill(self.pid, number)
 
     def send_to_group(self, number: int) -> None:
-        """Send a signal to the process group that it leads, also if it has ended and the group has not."""
+        """Send the signal `number` to the process group that this process leads or, if it has ended, has led."""
         if identify(self.pid) in {None, self}:  # otherwise another process has the number now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
