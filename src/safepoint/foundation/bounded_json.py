@@ -119,10 +119,10 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def open_shared(path: Path, flags: int) -> int:
-    """Open a file as `open_file` does, also if it has a second name; the caller does not change its content then.
+    """Open a file as `open_file` does, but never replace it. The caller must not write to one with a second name.
 
     Raises:
-        OSError: it is missing, a link, or anything else but a regular file.
+        OSError: the file does not exist, or is not a regular file.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -315,7 +315,7 @@ class FolderLock:
 
     @staticmethod
     def _is_own(file: IO[bytes], path: Path) -> bool:
-        """Whether the locked file is still at `path`, and nowhere else. One with a second name is replaced."""
+        """Whether the locked file is still at `path`, without a second name. If it has one, it is replaced there."""
         status = os.fstat(file.fileno())
         with contextlib.suppress(FileNotFoundError):
             if not os.path.samestat(status, path.lstat()):
