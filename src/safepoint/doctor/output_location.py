@@ -4,14 +4,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import StorageError
-from safepoint.foundation import clock
+from safepoint.foundation import clock, files
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.storage.location import Location
 from safepoint.storage.opening import Tried, open_store, try_access
@@ -54,7 +53,7 @@ def look_at_folder(folder: Path) -> Disk:
         place = place.parent
     if not place.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(place))
-    free_bytes = shutil.disk_usage(place).free
+    free_bytes = files.free_bytes(place)
     descriptor = _open_nameless(place)
     try:
         has_locks = True

@@ -34,6 +34,7 @@ _GET_LOCK = fcntl.F_OFD_GETLK, fcntl.F_GETLK
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+_UNKNOWN_BYTES = 1 << 62
 _log = logging.getLogger("safepoint")
 _NUM_LOCK_TRIES = 10
 _CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -215,6 +216,12 @@ def _delete_deep(path: Path) -> None:
                     os.unlink(entry)
             os.rmdir(folder)
     shutil.rmtree(path)
+
+
+def free_bytes(folder: Path) -> int:
+    """The free space for this user; without limit where the file system reports no size, such as ramfs."""
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total else _UNKNOWN_BYTES
 
 
 def walk_files(folder: Path, *, skip_unreadable: bool = False) -> Iterator[tuple[str, os.stat_result]]:

@@ -19,7 +19,8 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`."""
+    """`0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`; `0.00 s` between two times of a clock that was set back."""
+    seconds = max(0.0, seconds)
     if seconds < 10:
         return f"{seconds:.2f} s"
     if seconds < 60:

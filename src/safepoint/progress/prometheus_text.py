@@ -47,7 +47,7 @@ def render(progress: Progress, *, now_s: float) -> str:
             "safe_point_age_seconds",
             "gauge",
             "Age of the state in the newest durable checkpoint.",
-            None if safe_s is None else now_s - safe_s,
+            None if safe_s is None else max(0.0, now_s - safe_s),
         ),
         ("snapshot_step", "gauge", "Step of the newest snapshot in memory.", progress.snapshot_step),
         ("saves_total", "counter", "Checkpoints of this start that became durable.", saves.count),

@@ -7,6 +7,7 @@ folder, replaces it.
 
 import os
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,22 +36,22 @@ class TrainingEnd:
 
     Args:
         describe: makes the manifest of the model.
-        ended_ns: when it ended, by the clock of the output folder's file system.
+        earlier: the files of models that were there when it ended, each with what identifies its content.
     """
 
     describe: Describe
-    ended_ns: int
+    earlier: Mapping[Path, tuple[int, ...]]
 
 
 def note_end(output: OutputFolder, describe: Describe) -> TrainingEnd:
-    """Record when the training has ended. `adopt_scripts_model` uses only a model that was written after this time.
+    """Record which files there are. `adopt_scripts_model` uses only a model that is written from now on.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be read.
     """
-    mark = output.control / "ended"
-    files.write_atomic(mark, b"", durable=False)
-    return TrainingEnd(describe, mark.stat().st_mtime_ns)
+    root = output.root
+    paths = [root / name for name in _at_root(root)] + [root / FINAL / path for path in _in_final(root) or []]
+    return TrainingEnd(describe, {path: _stamp(path) for path in paths})
 
 
 def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
@@ -69,7 +70,7 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
     source, paths = _scripts_model(output.root)
     # An older model belongs to an earlier run in the same folder.
     models = [path for path in paths if path in _MODEL_FILES] or paths
-    if not paths or max((source / path).stat().st_mtime_ns for path in models) < end.ended_ns:
+    if all(end.earlier.get(source / path) == _stamp(source / path) for path in models):
         return False
     working = output.work / f"final-{uuid.uuid4().hex}"
     entries: list[FileEntry] = []
@@ -83,10 +84,27 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
     return True
 
 
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Changes when the file is written. It is not compared with a clock, which may be set back."""
+    status = path.stat(follow_symlinks=False)
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def _scripts_model(root: Path) -> tuple[Path, list[str]]:
-    own = root / FINAL
-    if own.is_dir() and not own.is_symlink():
-        return own, [path for path, size in list_files(own).items() if size is not None and path != MANIFEST_NAME]
-    with os.scandir(root) as entries:
-        at_root = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+    in_final = _in_final(root)
+    if in_final is not None:
+        return root / FINAL, in_final
+    at_root = _at_root(root)
     return root, at_root if any(name in at_root for name in _MODEL_FILES) else []
+
+
+def _in_final(root: Path) -> list[str] | None:
+    own = root / FINAL
+    if own.is_symlink() or not own.is_dir():
+        return None
+    return [path for path, size in list_files(own).items() if size is not None and path != MANIFEST_NAME]
+
+
+def _at_root(root: Path) -> list[str]:
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))

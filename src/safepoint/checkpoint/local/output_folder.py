@@ -185,7 +185,8 @@ class OutputFolder:
     def release(self, attempt_id: str | None = None) -> None:
         """Release the lock for the next run, after deleting the attempt's own working folder."""
         if attempt_id is not None and self._lock is not None:
-            files.delete_tree(self.work / attempt_id)
+            with contextlib.suppress(OSError):  # the next start deletes it
+                files.delete_tree(self.work / attempt_id)
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -7,7 +7,6 @@ bounded by the parts in flight; the disk's free space is checked before the firs
 import contextlib
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -98,11 +97,11 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     size_bytes = sum(entry.size_bytes for entry in entries)
-    free_bytes = shutil.disk_usage(folder).free
+    free_bytes = files.free_bytes(folder)
     if free_bytes < size_bytes + _SPARE_BYTES:
         raise StorageError(
-            f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)}; "
-            "nothing was fetched",
+            f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)} "
+            f"with {format_bytes(_SPARE_BYTES)} to spare; nothing was fetched",
             hint="make room, or use a folder on another disk (for a run with an object store: --local-dir)",
         )
     for entry in entries:
@@ -246,7 +245,7 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
         # Some network file systems cannot allocate. The file is then sparse, and a full disk is noticed later.
-        if error.errno in {errno.EOPNOTSUPP, errno.EINVAL}:
+        if error.errno in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
             os.truncate(descriptor, size_bytes)
         else:
             raise

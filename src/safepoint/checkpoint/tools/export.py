@@ -8,7 +8,6 @@ of this machine.
 
 import contextlib
 import re
-import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import cast
@@ -167,11 +166,11 @@ def _model(folder: StorePath, weights: Sequence[StoredWeight], manifest: Manifes
 
 def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> None:
     size_bytes = sum(file.size_bytes for file in model)
-    free = shutil.disk_usage(working).free
+    free = files.free_bytes(working)
     if free < size_bytes + _ROOM:
         raise StorageError(
-            f"{working.parent} has {format_bytes(free)} free, the model needs {format_bytes(size_bytes)}; "
-            "nothing was exported",
+            f"{working.parent} has {format_bytes(free)} free, the model needs {format_bytes(size_bytes)}, with "
+            f"{format_bytes(_ROOM)} to spare; nothing was exported",
             hint="make room, or name another folder",
         )
     place = LocalStore(Location.of_folder(working))

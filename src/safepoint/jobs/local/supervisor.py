@@ -209,7 +209,7 @@ class Supervisor:
 
     def _watch(self, launchers: Launchers) -> None:
         """Carry out requests until all launchers have ended."""
-        began_s = clock.wall_s()
+        began_s, earlier = clock.monotonic_s(), rank_reports.newest_report(self._folder)
         while launchers.are_alive:
             job = self._job
             # SUSPENDING while RUN is requested: the job was resumed, but the suspension completes first.
@@ -219,14 +219,15 @@ class Supervisor:
                     cause = f"scaled to {job.target_nodes} nodes" if is_scaled else str(job.wanted)
                     self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=cause)
                 launchers.ask_to_stop()
-            elif job.state is JobState.RESUMING and self._has_resumed(began_s):
+            elif job.state is JobState.RESUMING and self._has_resumed(began_s, earlier):
                 self._history.become(self._name, JobState.RUNNING, actor=self._actor)
             launchers.enforce()
             self._start_missing_supervisors()
             clock.sleep(_POLL_S)
 
-    def _has_resumed(self, began_s: float) -> bool:
-        return rank_reports.has_reported_since(self._folder, began_s) or clock.wall_s() - began_s >= _SILENT_START_S
+    def _has_resumed(self, began_s: float, earlier: tuple[int, int] | None) -> bool:
+        has_reported = rank_reports.newest_report(self._folder) != earlier
+        return has_reported or clock.monotonic_s() - began_s >= _SILENT_START_S
 
     def _conclude(self, launchers: Launchers) -> None:
         """Store the end of the attempt and the new state of the job."""

@@ -117,8 +117,8 @@ class SaveClock:
 
 def read_losses(stream: Path) -> Losses:
     """The losses of a run's earlier attempts, from its event stream. The current attempt is not counted."""
-    trained_s, count = 0.0, 0
-    began: float | None = None
+    trained_s = attempt_s = 0.0
+    count = 0
     last: float | None = None
     is_saved = True
     for record in read_events(stream):
@@ -128,11 +128,12 @@ def read_losses(stream: Path) -> Losses:
         except (ValueError, OverflowError):
             continue
         if event == "attempt_started":
-            if began is not None and last is not None:
-                trained_s += last - began
-                count += not is_saved
-            began, is_saved = time_s, False
+            trained_s += attempt_s
+            count += not is_saved
+            attempt_s, last, is_saved = 0.0, time_s, False
         elif event == "finished" or (event == "interrupted" and record.get("saved") is True):
             is_saved = True
-        last = time_s
-    return Losses(trained_s=max(0.0, trained_s), count=count)
+        if last is not None:
+            attempt_s += max(0.0, time_s - last)  # the clock may have been set back
+            last = time_s
+    return Losses(trained_s=trained_s, count=count)

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.foundation import files
 from safepoint.snapshot.images.capture import Capture
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.keeper_client.client import KeeperClient
@@ -38,7 +39,7 @@ class Scratch:
         if self._path is None:
             self._path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=self._parent))
             self.let_keeper_remove(keeper)
-        if shutil.disk_usage(self._path).free < _LEAST_BYTES:
+        if files.free_bytes(self._path) < _LEAST_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def let_keeper_remove(self, keeper: KeeperClient) -> None:

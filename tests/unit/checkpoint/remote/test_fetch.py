@@ -105,7 +105,7 @@ def test_too_little_room_is_found_before_the_first_byte(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message has both figures, and nothing was created."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000, "total": 2000})())
     with pytest.raises(StorageError, match=r"1(\.0)? kB free") as caught:
         create_files(manifest.files, tmp_path / "working")
     assert "--local-dir" in str(caught.value)

@@ -47,9 +47,10 @@ def newest_step(folder: Path) -> tuple[int | None, bool]:
     return newest, saved > stored
 
 
-def has_reported_since(folder: Path, wall_s: float) -> bool:
-    """Whether the ranks have reported progress since `wall_s`, in seconds of the wall clock."""
+def newest_report(folder: Path) -> tuple[int, int] | None:
+    """Identifies the newest report of progress; another value means that the ranks have reported since."""
     try:
-        return (folder / PROGRESS_NAME).stat().st_mtime >= wall_s
+        status = (folder / PROGRESS_NAME).stat()
     except OSError:
-        return False
+        return None
+    return status.st_ino, status.st_mtime_ns

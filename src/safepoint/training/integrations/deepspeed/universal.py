@@ -5,7 +5,6 @@ processes share the work, and writes for the stage that is going to read it: the
 loaded by other stages. Buffers and frozen weights, which the layout does not include, are written beside it.
 """
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from safepoint.errors import ConflictError, StorageError
+from safepoint.foundation import files
 from safepoint.foundation.units import ByteCounter, format_bytes
 from safepoint.training.integrations.deepspeed.partitions import WEIGHT, Partitions
 
@@ -62,7 +62,7 @@ class Universal:
     def check_room(self) -> None:
         """Raise StorageError when the disk has too little space; nothing is written."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        free_bytes = shutil.disk_usage(self._folder).free
+        free_bytes = files.free_bytes(self._folder)
         if free_bytes < self.needed_bytes + _SPARE_BYTES:
             raise StorageError(
                 f"{self._folder.parent} has {format_bytes(free_bytes)} free, but a copy of the checkpoint that this "

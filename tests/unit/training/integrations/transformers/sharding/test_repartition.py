@@ -142,7 +142,8 @@ def test_what_one_node_cannot_do_all_ranks_hear(tmp_path: Path) -> None:
 def test_too_little_room_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is written, and nothing stays."""
     write_zero(tmp_path / "checkpoint-5", random_states(), stage=2, ranks=3)
-    monkeypatch.setattr(universal.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    usage = type("Usage", (), {"free": 1000, "total": 2000})()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
 
     def start(peers: ThreadPeers) -> Any:
         rank = Rank(peers, [tmp_path])
