@@ -9,6 +9,7 @@ from tests.support.minio import Minio
 from tests.support.minio import minio as running_minio
 from tests.support.moto_server import MotoServer, moto_server
 from tests.support.patience import PATIENCE
+from tests.support.s3_server import S3Server
 
 pytest.register_assert_rewrite("tests.support.equality")
 
@@ -38,3 +39,15 @@ def rgw() -> Iterator[CephRgw]:
 def minio() -> Iterator[Minio]:
     with running_minio() as server:
         yield server
+
+
+@pytest.fixture(
+    params=[
+        "moto",
+        pytest.param("rgw", marks=pytest.mark.s3),
+        pytest.param("minio", marks=[pytest.mark.s3, pytest.mark.minio]),
+    ]
+)
+def server(request: pytest.FixtureRequest) -> S3Server:
+    """Each S3 server in turn, for tests of object stores only."""
+    return request.getfixturevalue(request.param)

@@ -32,17 +32,6 @@ _FLIP_FIRST = Fault(kind=Kind.FLIPPED, method="PUT", nth=1)
 _FLIP_ALL = Fault(kind=Kind.FLIPPED, method="PUT")
 
 
-@pytest.fixture(
-    params=[
-        "moto",
-        pytest.param("rgw", marks=pytest.mark.s3),
-        pytest.param("minio", marks=[pytest.mark.s3, pytest.mark.minio]),
-    ]
-)
-def server(request: pytest.FixtureRequest) -> S3Server:
-    return request.getfixturevalue(request.param)
-
-
 @pytest.fixture
 def proxy(server: S3Server) -> Iterator[FaultProxy]:
     with FaultProxy(f"127.0.0.1:{server.port}") as running:

@@ -8,7 +8,6 @@ import pytest
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.store import Store
-from tests.support.s3_server import S3Server
 
 
 @pytest.fixture(
@@ -23,15 +22,3 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "folder":
         return LocalStore(Location(scheme=Scheme.FILE, path=str(tmp_path / "store")))
     return request.getfixturevalue(request.param).store(f"tests/{uuid.uuid4().hex}")
-
-
-@pytest.fixture(
-    params=[
-        "moto",
-        pytest.param("rgw", marks=pytest.mark.s3),
-        pytest.param("minio", marks=[pytest.mark.s3, pytest.mark.minio]),
-    ]
-)
-def server(request: pytest.FixtureRequest) -> S3Server:
-    """An S3 server, for tests of object stores only."""
-    return request.getfixturevalue(request.param)
