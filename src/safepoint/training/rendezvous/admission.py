@@ -8,13 +8,12 @@ import secrets
 import struct
 from collections.abc import Callable, Generator
 from enum import IntEnum
-from pathlib import Path
+
+from safepoint.training.rendezvous.socket_owner import owner_of
 
 _GREETING = b"safepoint rendezvous 1\n"
 _NONCE_BYTES = 32
 _REQUEST = struct.Struct(f">BI{_NONCE_BYTES}s{_NONCE_BYTES}s32s")
-_ESTABLISHED = "01"
-_MAPPED = "0000000000000000FFFF0000"
 _HANDSHAKE_S = 5.0
 _MAX_HANDSHAKES = 64
 
@@ -161,26 +160,6 @@ def _mac(key: bytes, side: bytes, first: bytes, second: bytes, node: int) -> byt
 
 
 def is_same_user(writer: asyncio.StreamWriter) -> bool:
-    """Whether the client at the other end of a loopback connection is a process of this user.
-
-    The kernel's table names the user of the client's socket. A socket that its process has closed has no user any
-    more, and the table lists it as root's. So only open sockets count.
-    """
-    client, server = (
-        _as_listed(*writer.get_extra_info("peername")[:2]),
-        _as_listed(*writer.get_extra_info("sockname")[:2]),
-    )
-    # A client may use an IPv6 socket for an IPv4 address, as torch's client does.
-    for table, prefix in (("tcp", ""), ("tcp6", _MAPPED)):
-        ends = f" {prefix}{client} {prefix}{server} {_ESTABLISHED} "
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines():
-                if ends in line:
-                    columns = line.split()
-                    return int(columns[7]) == os.geteuid() and columns[9] != "0"
-    return False
-
-
-def _as_listed(host: str, port: int) -> str:
-    number = int.from_bytes(bytes(map(int, host.split("."))), "little")
-    return f"{number:08X}:{port:04X}"
+    """Whether the client at the other end of a loopback connection is a process of this user."""
+    client, server = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
+    return owner_of(client, server) == os.geteuid()

@@ -1,0 +1,68 @@
+"""Which user has opened the other end of a connection on loopback.
+
+The kernel answers this for one socket (sock_diag(7)). Where it does not, as in some sandboxes, its table of all
+sockets has the answer; reading it takes tens of milliseconds when there are ten thousand.
+"""
+
+import contextlib
+import socket
+import struct
+from pathlib import Path
+
+Address = tuple[str, int]
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
+_ANY_STATE, _ANY_COOKIE = 0xFFFFFFFF, b"\xff" * 8
+_REQUEST = struct.Struct("=IHHIIBBBBIHH16s16sI8s")
+"""struct nlmsghdr and struct inet_diag_req_v2."""
+_ANSWER = struct.Struct("=IHHIIBBBB48sIIIII")
+"""struct nlmsghdr and struct inet_diag_msg."""
+_ESTABLISHED = 1
+_MAPPED = "0000000000000000FFFF0000"
+
+
+def owner_of(client: Address, server: Address) -> int | None:
+    """The user of the client's socket; None when its process has closed it.
+
+    A socket that its process has closed has no user any more, and the kernel calls it root's. So only open sockets
+    count.
+
+    Args:
+        client: the address of the socket.
+        server: the address that it is connected to.
+    """
+    try:
+        return _ask(client, server)
+    except OSError:
+        return _find(client, server)
+
+
+def _ask(client: Address, server: Address) -> int | None:
+    (client_host, client_port), (server_host, server_port) = client, server
+    ports = socket.htons(client_port), socket.htons(server_port)
+    hosts = socket.inet_aton(client_host), socket.inet_aton(server_host)
+    head = _REQUEST.size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0
+    what = socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ANY_STATE
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.send(_REQUEST.pack(*head, *what, *ports, *hosts, 0, _ANY_COOKIE))
+        answer = kernel.recv(4096)
+    if len(answer) < _ANSWER.size:  # an error, also when there is no such socket
+        raise OSError("the kernel does not say who owns the socket")
+    _, kind, _, _, _, _, state, _, _, _, _, _, _, user, inode = _ANSWER.unpack_from(answer)
+    return user if kind == _SOCK_DIAG_BY_FAMILY and state == _ESTABLISHED and inode else None
+
+
+def _find(client: Address, server: Address) -> int | None:
+    # A client may use an IPv6 socket for an IPv4 address, as torch's client does.
+    for table, prefix in (("tcp", ""), ("tcp6", _MAPPED)):
+        ends = f" {prefix}{_as_listed(*client)} {prefix}{_as_listed(*server)} {_ESTABLISHED:02X} "
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines():
+                if ends in line:
+                    columns = line.split()
+                    return int(columns[7]) if columns[9] != "0" else None
+    return None
+
+
+def _as_listed(host: str, port: int) -> str:
+    number = int.from_bytes(socket.inet_aton(host), "little")
+    return f"{number:08X}:{port:04X}"
