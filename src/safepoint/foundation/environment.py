@@ -70,6 +70,11 @@ class Place:
         )
 
 
+def is_launched(place: Place) -> bool:
+    """Whether a launcher has started this rank: torchrun for any number of ranks, others for several."""
+    return place.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def host_name() -> str:
     """The name of this node, for messages only."""
     return os.uname().nodename  # as socket.gethostname, without importing it

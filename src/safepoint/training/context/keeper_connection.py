@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from safepoint.foundation.environment import Place
+from safepoint.foundation.environment import Place, is_launched
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
@@ -84,7 +84,7 @@ class KeeperConnection:
 
 def _name_for(place: Place) -> str:
     """The keeper's name under plain torchrun: the same on all ranks of the node, and different from other jobs'."""
-    owner = os.getppid() if place.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
+    owner = os.getppid() if is_launched(place) else os.getpid()
     return f"safepoint-{os.getuid()}-of-{owner}-{_unique_id(owner)}"
 
 

@@ -8,7 +8,7 @@ import functools
 import logging
 from typing import Final
 
-from safepoint.foundation.environment import Place, forget_service_links
+from safepoint.foundation.environment import Place, forget_service_links, is_launched
 from safepoint.foundation.events import console
 from safepoint.progress.tracker import ProgressTracker
 from safepoint.settings.run_settings import RunSettings
@@ -86,4 +86,10 @@ def current_context() -> RankContext:
         on_stop_outside_training=context.outcome.end_outside_training,
         on_deadline=context.outcome.end_at_deadline,
     )
+    if place.is_first and place.restart == 0 and settings.launcher_pid is None and is_launched(place):
+        context.log.warning(
+            "these ranks were not started by `safepoint run`: torch's rendezvous store listens on all addresses and "
+            "answers everyone, and who can reach it can run code in the training; start them with `safepoint run`, "
+            "or let only the pods of the job reach each other with a NetworkPolicy (docs/security.md)"
+        )
     return context
