@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.format.digest import digest_bytes
-from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest, Trigger
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -96,3 +96,12 @@ def sealed(record: dict[str, Any]) -> bytes:
     record = {name: value for name, value in record.items() if name != "manifest_digest"}
     body = (json.dumps(record, sort_keys=True, indent=1) + "\n").encode()
     return (json.dumps({**record, "manifest_digest": digest_bytes(body)}, sort_keys=True, indent=1) + "\n").encode()
+
+
+def reseal(folder: Path) -> None:
+    """Make the manifest fit what the files of a checkpoint are now, as its owner can."""
+    record = json.loads((folder / MANIFEST_NAME).read_bytes())
+    for entry in record["files"]:
+        content = (folder / entry["path"]).read_bytes()
+        entry |= {"digest": digest_bytes(content), "size_bytes": len(content)}
+    (folder / MANIFEST_NAME).write_bytes(sealed(record))

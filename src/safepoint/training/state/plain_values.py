@@ -6,9 +6,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from safepoint.training.state.data_only import load_data
+
 _PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor, np.ndarray)
-_ALLOWED: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), np._core.multiarray._reconstruct]  # pyright: ignore
-"""What the states of numpy's random number generators are made of."""
 
 
 def load_plain(path: Path, *, is_copied: bool = False) -> dict[str, Any]:
@@ -20,10 +20,10 @@ def load_plain(path: Path, *, is_copied: bool = False) -> dict[str, Any]:
             pages that are being copied take memory.
 
     Raises:
-        pickle.UnpicklingError: the file contains another kind of object.
+        CheckpointError: the file contains another kind of object.
+        OSError: it cannot be read.
     """
-    with torch.serialization.safe_globals(_ALLOWED):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_copied)
+    return load_data(path, mmap=is_copied)
 
 
 def is_plain(value: Any) -> bool:

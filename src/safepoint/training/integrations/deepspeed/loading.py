@@ -14,6 +14,7 @@ import torch
 from safepoint.errors import ConflictError
 from safepoint.foundation.units import plural
 from safepoint.training.integrations.deepspeed.universal import OTHERS
+from safepoint.training.state.data_only import load_data, only_data
 from safepoint.training.state.temporary_attributes import temporarily
 from safepoint.training.state.zero_gathering import gathered
 
@@ -72,13 +73,12 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     devices = {key: step.device for key, step in steps.items() if isinstance(step, torch.Tensor)}
     # Pipelined loading would deadlock: each rank waits for a message that its neighbour does not send in this case.
     with (
+        only_data(folder),
         temporarily(engine._config, load_universal_checkpoint=True),
         temporarily(engine._config.zero_config, pipeline_loading_checkpoint=False),
     ):
         load()
-    saved: dict[str, Any] = torch.load(
-        next(folder.glob("*/zero/optimizer_state.pt")), map_location="cpu", weights_only=False
-    )
+    saved: dict[str, Any] = load_data(next(folder.glob("*/zero/optimizer_state.pt")))
     for group, settings in zip(inner.param_groups, saved["param_groups"], strict=True):
         group.update({name: value for name, value in settings.items() if name != "params"})
     for weight, state in inner.state.items():
@@ -93,19 +93,15 @@ def _load_others(engine: Any, folder: Path) -> None:
         for name, buffer in engine.module.named_buffers():
             path = folder / f"{name}.pt"
             if path.is_file():
-                buffer.copy_(_read(path))
+                buffer.copy_(load_data(path))
         for name, weight in engine.module.named_parameters():
             path = folder / f"{name}.pt"
             if weight.requires_grad or not path.is_file():
                 continue
             with gathered(weight, is_changed=True) as is_mine:
                 if is_mine:
-                    weight.data.copy_(_read(path))
+                    weight.data.copy_(load_data(path))
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
     return "not trained" if shape is None else f"of shape {shape}"
-
-
-def _read(path: Path) -> torch.Tensor:
-    return torch.load(path, map_location="cpu", weights_only=True)

@@ -2,8 +2,7 @@
 
 Stages 1 and 2 concatenate the weights of a group of the optimizer and split the result into equal parts; stage 3
 splits each weight into equal parts. The layout is that of DeepSpeed 0.19. Files are mapped, so that only the
-requested parts are read. They are DeepSpeed's pickles, and loading them runs code in them, as DeepSpeed itself does
-when it resumes: the checkpoint must have been verified.
+requested parts are read. Nothing that they name is run.
 """
 
 import math
@@ -17,6 +16,7 @@ import torch
 from safepoint.checkpoint.weights.zero_weights import zero_files, zero_folder
 from safepoint.errors import CheckpointError, ConflictError
 from safepoint.foundation.units import plural
+from safepoint.training.state.data_only import load_data
 
 WEIGHT = "fp32"
 """The name of the weight itself among its states, as DeepSpeed calls it."""
@@ -239,8 +239,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-    except OSError:
+        return load_data(path, mmap=True)
+    except (OSError, CheckpointError):
         raise
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

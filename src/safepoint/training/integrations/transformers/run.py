@@ -39,6 +39,7 @@ from safepoint.training.integrations.transformers.trainer_loop import TrainerLoo
 from safepoint.training.start.copies import lease, verify_best
 from safepoint.training.start.start import Start, agree_on_start
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
+from safepoint.training.state.data_only import only_data
 from safepoint.training.state.temporary_attributes import Overrides
 
 _NO_METRICS = {"epoch", "step", "total_flos"}
@@ -170,6 +171,8 @@ class TrainerRun(TrainerCallback):
         overrides.override(trainer, "_finalize_training", self._finalize)
         overrides.override(trainer, "_push_from_checkpoint", self._push_later)
         overrides.override(trainer, "_load_best_model", self._load_best_model)
+        overrides.override(trainer, "_load_from_checkpoint", _load_only_data)
+        overrides.override(trainer, "_load_optimizer_and_scheduler", _load_only_data)
         overrides.override(trainer.callback_handler, "on_save", self._callbacks.on_save)
         self._resume.override(overrides)
         trainer.add_callback(self)
@@ -401,7 +404,8 @@ class TrainerRun(TrainerCallback):
             complete(step)
         elif best and (self._start.point is not None or Path(best).parent == self._output.root):
             long_on_all_ranks(self._peers, lambda: verify_best(Path(best)) if self._context.place.is_first else None)
-        original()
+        with only_data(best) if best else contextlib.nullcontext():
+            original()
 
     # ---- progress -------------------------------------------------------------------------------------------
 
@@ -417,3 +421,9 @@ class TrainerRun(TrainerCallback):
             epoch=float(state.epoch or 0.0),
             num_epochs=float(state.num_train_epochs or 0),
         )
+
+
+def _load_only_data(original: Callable[..., Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Let a method of the Trainer load what it loads, without running what is in it."""
+    with only_data(checkpoint) if checkpoint is not None else contextlib.nullcontext():
+        return original(checkpoint, *args, **kwargs)

@@ -12,6 +12,7 @@ from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.plain.state.parts import Parts, bases_of, unwrapped
 from safepoint.training.state.base_model import without
+from safepoint.training.state.data_only import only_data
 from safepoint.training.state.strategy import (
     check_accelerator,
     check_fsdp_files,
@@ -105,7 +106,7 @@ class AcceleratedParts(Parts):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}
         try:
-            with self._without_naming(), self._without_replication():
+            with self._without_naming(), self._without_replication(), only_data(folder):
                 self._accelerator.load_state(str(folder), **options)
         except RuntimeError as error:
             if "loading state_dict" not in str(error):

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from safepoint.errors import ConflictError, UsageError
 from safepoint.training.plain.state.part_checks import Shapes, first_difference, shapes_of
 from safepoint.training.state.base_model import plain_key, without
+from safepoint.training.state.data_only import only_data
 
 _dcp: Any = dcp
 
@@ -57,7 +58,8 @@ class ShardedParts:
             ConflictError: the checkpoint belongs to another module, or to other optimizers.
         """
         state = self._state()
-        then = _shapes_in(folder)
+        with only_data(folder):
+            then = _shapes_in(folder)
         unused = _unused(then, state)
         for name in unused:
             del state["optimizer"]["state"][name]
@@ -68,7 +70,8 @@ class ShardedParts:
                 f"{self.names[0]} of {name} differs from this script's: {difference}; training was not started",
                 hint="create it and its optimizers as in that run, or start from the beginning with --from-scratch",
             )
-        _dcp.load(state, checkpoint_id=str(folder))
+        with only_data(folder):
+            _dcp.load(state, checkpoint_id=str(folder))
         # DCP has found all entries of `state`. Only the base of adapters and unused parameters may be missing.
         options = StateDictOptions(strict=not self.left_out)
         set_model_state_dict(self._module, state["model"], options=options)

@@ -21,6 +21,7 @@ import torch
 from safepoint.errors import ConflictError
 from safepoint.foundation.bounded_json import read_object
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights
+from safepoint.training.state.data_only import load_data
 
 _log = logging.getLogger("safepoint")
 _SCALING = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora", "use_dora")
@@ -158,4 +159,4 @@ class ReferenceModel:
     def read(self, folder: Path) -> None:
         """Read it from a verified checkpoint. Does nothing if the checkpoint has no reference model."""
         if self._model is not None and (folder / _REFERENCE).is_file():
-            self._model.load_state_dict(torch.load(folder / _REFERENCE, map_location="cpu", weights_only=True))
+            self._model.load_state_dict(load_data(folder / _REFERENCE))

@@ -27,6 +27,7 @@ from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.start.folders import Folders
+from safepoint.training.state.data_only import only_data
 from safepoint.training.state.strategy import has_same_partitions, writer_of, zero_name, zero_stage_of, zero_stages
 from safepoint.training.state.temporary_attributes import Overrides
 
@@ -167,7 +168,8 @@ class Repartition:
             self._copy_later(path)
         copy = self._copy
         if copy is None:
-            original(engine, checkpoint_path, **kwargs)
+            with only_data(path):
+                original(engine, checkpoint_path, **kwargs)
         else:
             self._load(engine, copy, lambda: original(engine, str(copy.folder), **kwargs))
 

@@ -1,0 +1,183 @@
+"""Loads the pickles of a checkpoint without running anything that they name.
+
+A pickle can name any function, and loading it calls that function. Someone else may have written a checkpoint, also
+one whose digests are right. So its pickles may contain tensors, plain values, the few classes that are listed here,
+and what the script has allowed with `torch.serialization.add_safe_globals`. Everything else is refused.
+
+`load_data` is for files that Safepoint reads itself. `only_data` is for files that a framework reads: DeepSpeed, DCP
+and Accelerate load some of them without any restriction.
+"""
+
+import contextlib
+import os
+import pickle
+import re
+import sys
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+
+from safepoint.errors import CheckpointError, printable
+from safepoint.training.state.temporary_attributes import temporarily
+
+_NUMPY: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), np._core.multiarray._reconstruct]  # pyright: ignore
+"""What the states of numpy's random number generators are made of."""
+_DEEPSPEED = {
+    "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
+    "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
+    "deepspeed.utils.tensor_fragment": ("fragment_address",),
+}
+"""The classes in the files of ZeRO, by module. They hold data, and making one does nothing else."""
+_PATH: Any = (str, os.PathLike)
+_NAME = re.compile(r"GLOBAL (\S+) w")
+"""In torch's error: what the file names and is not allowed."""
+
+
+def load_data(file: Any, *, mmap: bool = False) -> Any:
+    """Read a file of `torch.save` into host memory.
+
+    Args:
+        file: its path, or the open file.
+        mmap: whether tensors stay in the file until they are used.
+
+    Raises:
+        CheckpointError: it names something that is not allowed, or is no pickle of torch.
+        OSError: it cannot be read.
+    """
+    return _load(torch.load, file, file, map_location="cpu", mmap=mmap)
+
+
+@contextlib.contextmanager
+def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
+    """While the block runs, frameworks read the files of a checkpoint as `load_data` does.
+
+    Args:
+        folder: the checkpoint. Other files are the script's own, and are loaded as the script says.
+
+    Raises:
+        CheckpointError: a file was refused; also where the framework has caught the error, or raised another one.
+    """
+    original: Callable[..., Any] = torch.load
+    refused: list[CheckpointError] = []
+
+    def load(f: Any, map_location: Any = None, pickle_module: Any = None, **options: Any) -> Any:
+        if not _is_in(folder, f):
+            return original(f, map_location, pickle_module, **options)
+        try:
+            where = f if isinstance(f, _PATH) else folder
+            return _load(original, f, where, map_location=map_location, **{**options, "weights_only": True})
+        except CheckpointError as error:
+            refused.append(error)
+            raise
+
+    def load_metadata(file: BinaryIO) -> Any:
+        try:
+            return _Metadata(file, folder).load()
+        except CheckpointError as error:
+            refused.append(error)
+            raise
+
+    restricted = SimpleNamespace(**{**vars(pickle), "load": load_metadata})
+    with temporarily(torch, load=load), temporarily(filesystem, pickle=restricted):
+        try:
+            yield
+        except BaseException as error:
+            # DCP raises its own error on all ranks, with the one of each rank.
+            failures: Mapping[int, tuple[BaseException, Any]] = getattr(error, "failures", {})
+            refused += [cause for cause, _ in failures.values() if isinstance(cause, CheckpointError)]
+            if refused and error is not refused[0]:
+                raise refused[0] from error
+            raise
+    if refused:
+        raise refused[0]
+
+
+def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
+    """Whether the file is in the folder by its path, or by what its path leads to; an open file counts as in it."""
+    if not isinstance(file, _PATH):
+        return True
+    parents = {*Path(os.path.abspath(file)).parents, *Path(os.path.realpath(file)).parents}
+    return any(os.path.exists(parent) and os.path.samefile(parent, folder) for parent in parents)
+
+
+def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> Any:
+    with torch.serialization.safe_globals(_allowed()):
+        try:
+            return load(file, **{"weights_only": True, **options})
+        except pickle.UnpicklingError as error:
+            name = _NAME.search(str(error))
+            raise _refusal(where, name[1] if name else "") from error
+
+
+def _allowed() -> list[Any]:
+    """What is allowed besides torch's own classes, unless the script has allowed it already."""
+    classes = [
+        getattr(sys.modules[module], name)
+        for module, names in _DEEPSPEED.items()
+        for name in names
+        if module in sys.modules and hasattr(sys.modules[module], name)
+    ]
+    # torch would forget what the script has allowed, if it were in both lists.
+    serialization: Any = torch.serialization
+    known = set(map(id, serialization.get_safe_globals()))
+    return [one for one in (*_NUMPY, *classes) if id(one) not in known]
+
+
+def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
+    """The error for what cannot be loaded.
+
+    Args:
+        where: the file, or the checkpoint.
+        name: what it names and is not allowed; empty when that is not known.
+    """
+    what = f"it names {printable(name)}" if name else "it is damaged, or it holds more than data"
+    return CheckpointError(
+        f"{os.fspath(where)} was not loaded: {what}, and loading it could run code",
+        hint="if someone else may have written this checkpoint, delete it to resume from an older one; if your "
+        "script saves such objects, allow their classes in it with torch.serialization.add_safe_globals",
+    )
+
+
+class _Metadata(pickle.Unpickler):
+    """Reads DCP's `.metadata`, which `torch.load` cannot read.
+
+    Args:
+        file: to read.
+        folder: the checkpoint.
+    """
+
+    def __init__(self, file: BinaryIO, folder: str | os.PathLike[str]) -> None:
+        super().__init__(file)
+        self._path = getattr(file, "name", folder)
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        found = _IN_METADATA.get((module_name, global_name))
+        if module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype):
+            found = getattr(torch, global_name)
+        if found is None:
+            raise _refusal(self._path, f"{module_name}.{global_name}")
+        return found
+
+
+def _path_of(*parts: str) -> str:
+    """The path that the checkpoint had when it was written; no reader uses it."""
+    return "/".join(parts)
+
+
+_NAMED_IN_METADATA: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (metadata, ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta")),
+    (metadata, ("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")),
+    (filesystem, ("_StorageInfo",)),
+    (torch.serialization, ("_get_layout",)),
+    (torch, ("Size",)),
+)
+_IN_METADATA: dict[tuple[str, str], Any] = {
+    **{(module.__name__, name): getattr(module, name) for module, names in _NAMED_IN_METADATA for name in names},
+    ("pathlib", "PosixPath"): _path_of,
+    ("pathlib._local", "PosixPath"): _path_of,
+}
