@@ -11,6 +11,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from safepoint.storage.failures import BLOCKED
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions, proxy_of
+from safepoint.storage.s3.credentials import Keys
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
 
 Client = Any  # obstore has no public type for all its stores
@@ -19,7 +20,7 @@ _NUM_STREAM_TRIES = 10
 
 
 def make_client(
-    location: Location, options: StorageOptions, timeout_s: float, *, is_repeating: bool = False
+    location: Location, options: StorageOptions, timeout_s: float, keys: Keys | None, *, is_repeating: bool = False
 ) -> Client:
     """A client for the requests to one location.
 
@@ -27,6 +28,7 @@ def make_client(
         location: `s3`, `gs` or `az`.
         options: how to reach it.
         timeout_s: of each request.
+        keys: for S3; None lets obstore look for an instance's role.
         is_repeating: whether obstore repeats failed requests itself.
     """
     client_options: dict[str, Any] = {
@@ -48,13 +50,13 @@ def make_client(
         },
     }
     if location.scheme is Scheme.S3:
-        client_options |= _only_to(options)
+        client_options |= _only_to(options, has_keys=keys is not None)
         given = {
             "endpoint": options.endpoint,
-            "access_key_id": options.access_key_id,
-            "secret_access_key": options.secret_access_key,
-            "session_token": options.session_token,
-            "checksum_algorithm": None if options.has_keys else "SHA256",
+            "access_key_id": keys and keys.access_key_id,
+            "secret_access_key": keys and keys.secret_access_key,
+            "session_token": keys and keys.session_token,
+            "checksum_algorithm": None if keys else "SHA256",
         }
         return S3Store(
             location.bucket,
@@ -69,7 +71,7 @@ def make_client(
     return AzureStore(location.bucket, **common)
 
 
-def _only_to(options: StorageOptions) -> dict[str, Any]:
+def _only_to(options: StorageOptions, *, has_keys: bool) -> dict[str, Any]:
     """Options that keep the session's token from other hosts, and from a connection that is not encrypted.
 
     obstore follows redirects. So requests to any other host than the store and those that issue credentials go to a
@@ -81,7 +83,7 @@ def _only_to(options: StorageOptions) -> dict[str, Any]:
     if proxy_of(options.endpoint or "https://") is not None:
         return only_encrypted
     hosts = [endpoint.hostname or _AWS]
-    if not options.has_keys:
+    if not has_keys:
         named = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
         hosts += [_AWS, _METADATA, *(urlsplit(value).hostname or "" for value in named)]
     return only_encrypted | {"proxy_url": f"http://{BLOCKED}", "proxy_excludes": ",".join(filter(None, hosts))}

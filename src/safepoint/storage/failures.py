@@ -55,6 +55,10 @@ _CAUSES = (
 """For requests without an answer: a pattern in the library's message, the reason that is shown, and its hint."""
 
 
+class RefusedKeysError(AccessDeniedError):
+    """The server does not accept the keys; it may accept others."""
+
+
 def from_status(status: int, code: str, what: str) -> StorageError:
     """The error for a response of the server.
 
@@ -71,7 +75,7 @@ def from_status(status: int, code: str, what: str) -> StorageError:
     is_wrong_key = code in _WRONG_KEY or status == 401
     if is_wrong_key or (status == 403 and code not in _TRANSIENT_CODES):
         why, hint = _WRONG_KEY_WORDS if is_wrong_key else _NO_PERMISSION_WORDS
-        return AccessDeniedError(f"{answer}: {why}", hint=hint)
+        return (RefusedKeysError if is_wrong_key else AccessDeniedError)(f"{answer}: {why}", hint=hint)
     if status in {409, 412}:
         return ConditionError(
             f"{answer}: another writer was first, nothing was written",

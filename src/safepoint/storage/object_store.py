@@ -2,17 +2,20 @@
 
 This module repeats failed requests itself: obstore's ten retries would hide faults and ignore the deadline.
 
-With static keys, large files go to S3 through `multipart`, which can continue an interrupted upload. With a role or a
-token file, and for the other stores, obstore sends large files, and an interrupted upload starts again.
+With keys (`safepoint.storage.s3.credentials`), large files go to S3 through `multipart`, which can continue an
+interrupted upload. With an instance's role, and for the other stores, obstore sends large files. Then an interrupted
+upload starts again.
 """
 
 import contextlib
 import dataclasses
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +28,7 @@ from safepoint.storage import failures
 from safepoint.storage.clients import Client, make_client
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions
+from safepoint.storage.s3.credentials import Keys, find_keys
 from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of, upload_in_parts
 from safepoint.storage.s3.requests import FilePart, S3Requests, UploadId, md5_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
@@ -62,12 +66,12 @@ class ObjectStore:
         """See `Store`."""
         self._options = options
         self._clients: dict[float, Client] = {}
+        self._keys_of_clients: Keys | None = None
+        self._keys = find_keys(options, os.environ) if location.scheme is Scheme.S3 else None
         self._lock = threading.Lock()
         # The value that a conditional write compares: Google's stores require the object's generation.
         self._version_field = "version" if location.scheme is Scheme.GS else "e_tag"
-        self._requests = (
-            S3Requests(location.bucket, options) if location.scheme is Scheme.S3 and options.has_keys else None
-        )
+        self._requests = S3Requests(location.bucket, options, self._keys) if self._keys is not None else None
 
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """See `Store`."""
@@ -95,12 +99,18 @@ class ObjectStore:
     def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
         """See `Store`."""
         check_key(key)
-        try:
+
+        def head() -> StoredObject:
             return self._object(key, self._call("HEAD", key, lambda client: obstore.head(client, key), deadline_s))
-        except AccessDeniedError:
-            # The answer to HEAD has no body, so it cannot say why; the answer to GET can.
-            self._call("GET", key, lambda client: obstore.get_range(client, key, start=0, length=1), deadline_s)
+
+        try:
+            return head()
+        except (ObjectNotFoundError, ConditionError, TransientError):
             raise
+        except StorageError:
+            # The answer to HEAD has no body, so it cannot say why; the answer to GET can. It may lead to new keys.
+            self._call("GET", key, lambda client: obstore.get(client, key), deadline_s)
+            return head()
 
     def read(
         self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
@@ -122,7 +132,7 @@ class ObjectStore:
         return self._call("GET", key, get, deadline_s, size_bytes=length or 0)
 
     def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
-        """See `Store`; without static keys, obstore reads in larger blocks."""
+        """See `Store`; without keys, obstore reads in larger blocks."""
         check_key(key)
         if self._requests is not None:
             self._requests.get(self._full(key), sink, start=start, length=length, deadline_s=deadline_s)
@@ -232,7 +242,9 @@ class ObjectStore:
         """Upload with obstore, which repeats requests itself here, because a stream cannot be started again."""
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
-        client = make_client(self.location, self._options, self._options.request_timeout_s, is_repeating=True)
+        client = make_client(
+            self.location, self._options, self._options.request_timeout_s, keys=None, is_repeating=True
+        )
 
         def check_deadline() -> None:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
@@ -345,7 +357,7 @@ class ObjectStore:
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """See `Store`. It deletes uploads to S3 with static keys. Google and Azure delete theirs by themselves."""
+        """See `Store`. It deletes uploads to S3 with keys. Google and Azure delete theirs by themselves."""
         uploads = self._requests
         if uploads is None:
             return 0
@@ -392,8 +404,11 @@ class ObjectStore:
         what = f"{verb} {self._name(key)}"
 
         def attempt(timeout_s: float) -> _T:
+            return self._keys.use(partial(with_keys, timeout_s)) if self._keys else with_keys(timeout_s, None)
+
+        def with_keys(timeout_s: float, keys: Keys | None) -> _T:
             with self._translating(what):
-                return request(self._client(timeout_s))
+                return request(self._client(timeout_s, keys))
 
         # A slow link is not an error: a request may take as long as its bytes need at the slowest accepted rate.
         try_s = self._options.request_timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
@@ -415,7 +430,7 @@ class ObjectStore:
                 translated = failures.without_keys(translated)
             raise translated from error
 
-    def _client(self, timeout_s: float) -> Client:
+    def _client(self, timeout_s: float, keys: Keys | None) -> Client:
         # A client has one timeout for all its requests. Timeouts are rounded down to a doubling series, so that few
         # clients are needed.
         rounded_s = self._options.request_timeout_s
@@ -424,8 +439,11 @@ class ObjectStore:
         while rounded_s * 2 <= timeout_s:
             rounded_s *= 2
         with self._lock:
+            if keys != self._keys_of_clients:
+                self._clients.clear()
+                self._keys_of_clients = keys
             if rounded_s not in self._clients:
-                self._clients[rounded_s] = make_client(self.location, self._options, rounded_s)
+                self._clients[rounded_s] = make_client(self.location, self._options, rounded_s, keys)
             return self._clients[rounded_s]
 
 

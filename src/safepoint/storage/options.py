@@ -1,6 +1,7 @@
 """How to reach object stores: endpoint, credentials, certificates; from the variables that other tools use too."""
 
 import os
+import ssl
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class StorageOptions:
     Args:
         endpoint: URL of an S3-compatible server; None for AWS itself.
         region: region of the bucket.
-        access_key_id: None lets obstore look for a role, a token file or instance metadata.
+        access_key_id: None: see `safepoint.storage.s3.credentials`.
         secret_access_key: in no message and no `repr`.
         session_token: for temporary credentials.
         ca_bundle: PEM file with the certificates to trust instead of the system's.
@@ -57,6 +58,14 @@ class StorageOptions:
     def has_keys(self) -> bool:
         """Whether there are static keys; without them obstore looks for credentials."""
         return bool(self.access_key_id and self.secret_access_key)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Which certificates are trusted."""
+        context = ssl.create_default_context(cafile=self.ca_bundle)
+        if not self.verify_tls:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "StorageOptions":

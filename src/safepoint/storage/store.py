@@ -149,8 +149,8 @@ class Store(Protocol):
     ) -> None:
         """Write a file or a stream of bytes, of any size, in parts when it is large; an existing object is replaced.
 
-        On S3 with static keys, an interrupted upload can be repeated, even by another process: then only the missing
-        parts are sent. With a role or a token file, and on the other object stores, a repeated upload sends
+        On S3 with keys, an interrupted upload can be repeated, even by another process: then only the missing
+        parts are sent. With an instance's role, and on the other object stores, a repeated upload sends
         everything again.
 
         A stream is not written to a disk of this machine. At most 32 MiB of it are in memory. Above 300 GB, S3

@@ -113,6 +113,8 @@ class FaultProxy:
         """Requests seen, by method."""
         self.injected = Counter[Kind]()
         """Faults injected, by kind."""
+        self.expired: set[str] = set()
+        """Session tokens and access keys that are refused with ExpiredToken."""
         self._faults: list[Fault] = []
         self._matched = Counter[int]()
         self._random = random.Random(seed)
@@ -209,6 +211,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         fault = self._proxy.choose(self.command, self.path)
         kind = fault.kind if fault else None
+        shown = f"{self.headers.get('Authorization')} {self.headers.get('X-Amz-Security-Token')}"
+        if any(secret in shown for secret in self._proxy.expired):
+            for _ in self._body():
+                pass
+            self._answer_error(400, "ExpiredToken")
+            return
         if kind is Kind.RESET_BEFORE_BODY:
             self._reset()
             return
@@ -289,8 +297,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if kind in {Kind.TRUNCATED, Kind.WRONG_LENGTH}:
             self.close_connection = True
 
-    def _answer_error(self, status: int) -> None:
-        code = {403: "AccessDenied", 429: "SlowDown", 500: "InternalError", 503: "SlowDown"}.get(status, "Injected")
+    def _answer_error(self, status: int, code: str | None = None) -> None:
+        usual = {403: "AccessDenied", 429: "SlowDown", 500: "InternalError", 503: "SlowDown"}
+        code = code or usual.get(status, "Injected")
         body = b"" if self.command == "HEAD" else f"<Error><Code>{code}</Code></Error>".encode()
         headers = [("Content-Length", str(len(body))), ("Content-Type", "application/xml")]
         self._begin_answer(status, "Injected", headers)

@@ -25,7 +25,7 @@ from safepoint.storage.failures import from_connection, from_status
 def test_an_answer(status: int, code: str, kind: type[StorageError], word: str) -> None:
     """Each has the class that decides whether it is repeated, and words of its own."""
     error = from_status(status, code, "PUT s3://bucket/key")
-    assert type(error) is kind
+    assert isinstance(error, kind)
     assert word in str(error)
     assert "PUT s3://bucket/key" in str(error)
 
@@ -55,5 +55,5 @@ def test_an_answer(status: int, code: str, kind: type[StorageError], word: str) 
 def test_no_answer(text: str, kind: type[StorageError], word: str) -> None:
     """Only a certificate is not worth another try."""
     error = from_connection(text, "PUT s3://bucket/key")
-    assert type(error) is kind
+    assert isinstance(error, kind)
     assert word in str(error)

@@ -24,6 +24,7 @@ from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage import failures
 from safepoint.storage.options import StorageOptions, proxy_of
+from safepoint.storage.s3.credentials import Keys, KeySource
 from safepoint.storage.s3.retry import retry
 from safepoint.storage.s3.signing import encoded_path, encoded_query, signed_headers
 from safepoint.storage.store import Sink, StoredObject
@@ -98,18 +99,20 @@ class S3Requests:
 
     Args:
         bucket: the bucket.
-        options: endpoint and credentials; static keys are required (`StorageOptions.has_keys`).
+        options: the endpoint and its certificates.
+        keys: sign the requests.
     """
 
-    def __init__(self, bucket: str, options: StorageOptions) -> None:
+    def __init__(self, bucket: str, options: StorageOptions, keys: KeySource) -> None:
         self._bucket = bucket
         self._options = options
+        self._keys = keys
         endpoint = urlsplit(options.endpoint or f"https://{bucket}.s3.{options.region}.amazonaws.com")
         self._is_tls = endpoint.scheme.lower() == "https"
         self._netloc = endpoint.netloc
         # AWS requires the bucket in the host name, other servers accept it in the path.
         self._root = f"{endpoint.path.rstrip('/')}/{bucket}" if options.endpoint else ""
-        self._tls = _tls_context(options) if self._is_tls else None
+        self._tls = options.tls_context() if self._is_tls else None
         self._proxy = urlsplit(proxy_of(endpoint.geturl()) or "")
         self._idle: list[http.client.HTTPConnection] = []  # append and pop are atomic
         weakref.finalize(self, _close_all, self._idle)
@@ -279,9 +282,12 @@ class S3Requests:
         most_tries: int | None = None,
     ) -> _T:
         def attempt(timeout_s: float) -> _T:
+            return self._keys.use(lambda keys: exchange(timeout_s, keys))
+
+        def exchange(timeout_s: float, keys: Keys) -> _T:
             connection = self._connection(timeout_s)
             try:
-                result = receive(self._send(connection, request(), what))
+                result = receive(self._send(connection, request(), keys, what))
             except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
                 connection.close()
                 raise failures.from_connection(f"{type(error).__name__} {error}", what) from error
@@ -295,11 +301,9 @@ class S3Requests:
         return retry(attempt, deadline_s=deadline_s, try_s=try_s, most_tries=most_tries)
 
     def _send(
-        self, connection: http.client.HTTPConnection, request: "_Request", what: str
+        self, connection: http.client.HTTPConnection, request: "_Request", keys: Keys, what: str
     ) -> http.client.HTTPResponse:
-        options, body = self._options, request.body
-        assert options.access_key_id is not None
-        assert options.secret_access_key is not None
+        body = request.body
         path = encoded_path(f"{self._root}/{request.key}" if request.key else self._root or "/")
         length = body.size_bytes if isinstance(body, FilePart) else len(body)
         headers = signed_headers(
@@ -307,10 +311,10 @@ class S3Requests:
             path=path,
             query=request.query,
             headers={"host": self._netloc, "content-length": str(length), **request.headers},
-            access_key_id=options.access_key_id,
-            secret_access_key=options.secret_access_key,
-            session_token=options.session_token,
-            region=options.region,
+            access_key_id=keys.access_key_id,
+            secret_access_key=keys.secret_access_key,
+            session_token=keys.session_token,
+            region=self._options.region,
         )
         url = f"{path}?{encoded_query(request.query)}" if request.query else path
         connection.putrequest(request.method, url, skip_host=True, skip_accept_encoding=True)
@@ -418,14 +422,6 @@ def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview 
 def _refusal(status: int, data: bytes, what: str) -> StorageError:
     code = _CODE.search(data)
     return failures.from_status(status if status >= 300 else 500, code[1].decode() if code else "", what)
-
-
-def _tls_context(options: StorageOptions) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=options.ca_bundle)
-    if not options.verify_tls:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _parsed(data: bytes, what: str) -> ElementTree.Element:

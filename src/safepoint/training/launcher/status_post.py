@@ -5,7 +5,6 @@ up to a limit. No error is raised. The token is read for each request, because i
 address that the platform named, and only encrypted.
 """
 
-import http.client
 import logging
 import os
 import ssl
@@ -15,11 +14,11 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from safepoint.errors import printable
 from safepoint.foundation import clock
+from safepoint.foundation.closed_requests import exchange
 from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 from safepoint.settings.run_settings import STATUS_URL
 
@@ -69,26 +68,7 @@ class StatusTarget:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may omit extensions
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")
-        # An encrypted request goes through a proxy in a tunnel. Others must not, because the proxy could read them.
-        proxies = urllib.request.ProxyHandler(None if parts.scheme == "https" else {})
-        opener = urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=context), _NoRedirects())
-        try:
-            with opener.open(request, timeout=_REQUEST_S):
-                return
-        except urllib.error.HTTPError as error:
-            with error:
-                raise OSError(f"the controller answered with HTTP status {error.code}") from None
-        except (http.client.HTTPException, ValueError) as error:
-            raise OSError(
-                f"the request is invalid or the controller's answer is not HTTP: {type(error).__name__}"
-            ) from None
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, which would send the token to another address."""
-
-    def redirect_request(self, *args: Any, **options: Any) -> None:
-        return None
+        exchange(request, to="the controller", timeout_s=_REQUEST_S, max_bytes=1, context=context)
 
 
 class StatusPost:

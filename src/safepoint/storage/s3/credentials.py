@@ -1,0 +1,205 @@
+"""Keys for S3 that may change during a run: fetched again before they expire, and when a server has refused them.
+
+They come from the first of these that the environment names, as in AWS's tools: keys, a role with a token file (web
+identity), a shared credentials file, a container's endpoint.
+"""
+
+import configparser
+import contextlib
+import re
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+from safepoint.errors import AccessDeniedError, StorageError, TransientError
+from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import parse_object
+from safepoint.foundation.closed_requests import exchange
+from safepoint.storage.failures import RefusedKeysError
+from safepoint.storage.options import StorageOptions
+
+_EARLY_S = 300.0
+_REQUEST_S = 10.0
+_MAX_BYTES = 1 << 16
+_T = TypeVar("_T")
+_CONTAINER = "http://169.254.170.2"
+_CONTAINER_HOSTS = {"169.254.170.2", "169.254.170.23", "fd00:ec2::23", "localhost", "127.0.0.1", "::1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Keys as they are now.
+
+    Args:
+        access_key_id: names the key.
+        secret_access_key: in no message and no `repr`.
+        session_token: of temporary keys.
+        expires_s: seconds since 1970; infinite for keys that do not expire.
+    """
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    expires_s: float = float("inf")
+
+
+class KeySource:
+    """The keys of a store; several threads may ask for them.
+
+    Args:
+        fetch: returns the newest keys. It raises OSError or ValueError when there are none.
+        origin: where they come from, for people.
+    """
+
+    def __init__(self, fetch: Callable[[], Keys], origin: str) -> None:
+        self._fetch = fetch
+        self._origin = origin
+        self._keys: Keys | None = None
+        self._lock = threading.Lock()
+
+    def current(self) -> Keys:
+        """The keys to use now.
+
+        Raises:
+            AccessDeniedError: there are none: the source is invalid.
+            TransientError: there are none at this moment.
+        """
+        with self._lock:
+            if self._keys is None or clock.wall_s() > self._keys.expires_s - _EARLY_S:
+                try:
+                    self._keys = self._fetch_keys()
+                except StorageError:
+                    if self._keys is None or clock.wall_s() > self._keys.expires_s:
+                        raise
+            return self._keys
+
+    def use(self, work: Callable[[Keys], _T]) -> _T:
+        """Call `work` with the keys, and once more with new ones if the server refuses these.
+
+        Raises:
+            RefusedKeysError: the server has refused the newest keys.
+            StorageError: see `current`, or what `work` raises.
+        """
+        keys = self.current()
+        try:
+            return work(keys)
+        except RefusedKeysError:
+            with self._lock:
+                if self._keys == keys:
+                    self._keys = self._fetch_keys()
+                if self._keys == keys:
+                    raise
+            return work(self.current())
+
+    def _fetch_keys(self) -> Keys:
+        try:
+            return self._fetch()
+        except (FileNotFoundError, PermissionError) as error:
+            raise self._no_keys(AccessDeniedError, error.strerror or str(error)) from error
+        except OSError as error:
+            raise self._no_keys(TransientError, error.strerror or str(error)) from error
+        except (ValueError, configparser.Error) as error:
+            raise self._no_keys(AccessDeniedError, "it has no valid keys") from error
+
+    def _no_keys(self, kind: type[StorageError], reason: str) -> StorageError:
+        return kind(
+            f"there are no keys for the object store from {self._origin}: {reason}",
+            hint="renew them there, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+
+
+def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource | None:
+    """Where the keys come from; None if the environment names no source. Then obstore looks for an instance's role.
+
+    Args:
+        options: with keys, if they are in the environment.
+        environ: the variables of AWS's tools.
+    """
+    if options.access_key_id and options.secret_access_key:
+        keys = Keys(
+            access_key_id=options.access_key_id,
+            secret_access_key=options.secret_access_key,
+            session_token=options.session_token,
+        )
+        return KeySource(lambda: keys, "AWS_ACCESS_KEY_ID")
+    if environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") and environ.get("AWS_ROLE_ARN"):
+        return KeySource(lambda: _of_web_identity(options, environ), "the role AWS_ROLE_ARN")
+    named = environ.get("AWS_SHARED_CREDENTIALS_FILE")
+    path = Path(named or "~/.aws/credentials").expanduser()
+    profile = environ.get("AWS_PROFILE") or "default"
+    if named or _has_profile(path, profile):
+        return KeySource(lambda: _of_file(path, profile), f"{path}, profile {profile}")
+    if environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") or environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"):
+        return KeySource(lambda: _of_container(environ), "the container's credentials")
+    return None
+
+
+def _of_web_identity(options: StorageOptions, environ: Mapping[str, str]) -> Keys:
+    token = Path(environ["AWS_WEB_IDENTITY_TOKEN_FILE"]).read_text(encoding="utf-8").strip()
+    query = {
+        "Action": "AssumeRoleWithWebIdentity",
+        "Version": "2011-06-15",
+        "RoleArn": environ["AWS_ROLE_ARN"],
+        "RoleSessionName": environ.get("AWS_ROLE_SESSION_NAME") or "safepoint",
+        "WebIdentityToken": token,
+    }
+    url = environ.get("AWS_ENDPOINT_URL_STS") or f"https://sts.{options.region}.amazonaws.com"
+    request = urllib.request.Request(url, data=urlencode(query).encode())
+    data = exchange(
+        request, to="the token service", timeout_s=_REQUEST_S, max_bytes=_MAX_BYTES, context=options.tls_context()
+    )
+    return _keys_of(_elements(data), token="SessionToken")
+
+
+def _elements(data: bytes) -> dict[str, str]:
+    """The texts in an XML answer of STS, by element."""
+    return dict(re.findall(r"<(\w+)>\s*([^<>&]*?)\s*</\1>", data.decode("utf-8")))
+
+
+def _has_profile(path: Path, profile: str) -> bool:
+    with contextlib.suppress(OSError, ValueError, configparser.Error, KeyError):
+        return bool(_of_file(path, profile))
+    return False
+
+
+def _of_file(path: Path, profile: str) -> Keys:
+    parser = configparser.RawConfigParser()
+    parser.read_string(path.read_text(encoding="utf-8"))
+    if not parser.has_section(profile):
+        raise ValueError(f"there is no profile {profile}")
+    section = dict(parser.items(profile))
+    if not section.get("aws_access_key_id") or not section.get("aws_secret_access_key"):
+        raise ValueError("there are no keys")
+    return Keys(
+        access_key_id=section["aws_access_key_id"],
+        secret_access_key=section["aws_secret_access_key"],
+        session_token=section.get("aws_session_token"),
+    )
+
+
+def _of_container(environ: Mapping[str, str]) -> Keys:
+    relative = environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+    url = f"{_CONTAINER}{relative}" if relative else environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"]
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in _CONTAINER_HOSTS:
+        raise ValueError("the address is not https")
+    token = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
+    if named := environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
+        token = Path(named).read_text(encoding="utf-8").strip()
+    request = urllib.request.Request(url, headers={"Authorization": token} if token else {})
+    data = exchange(request, to="its endpoint", timeout_s=_REQUEST_S, max_bytes=_MAX_BYTES)
+    return _keys_of(parse_object(data), token="Token")
+
+
+def _keys_of(found: Mapping[str, Any], *, token: str) -> Keys:
+    named = [found.get(name) for name in ("AccessKeyId", "SecretAccessKey", token, "Expiration")]
+    if not all(isinstance(text, str) and text for text in named):
+        raise ValueError("the answer has no keys")
+    key, secret, session, expires = map(str, named)
+    return Keys(
+        access_key_id=key, secret_access_key=secret, session_token=session, expires_s=clock.parse_utc(expires)
+    )
