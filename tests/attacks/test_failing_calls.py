@@ -15,8 +15,11 @@ import pytest
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import SafepointError
+from safepoint.jobs.local.history import History
+from safepoint.jobs.model.records import JobState
 from tests.support.checkpoints import commit, prepared
 from tests.support.folder_scenario import FILES, attempt
+from tests.support.job_values import job_spec
 
 _NEVER = 1 << 30
 
@@ -33,8 +36,9 @@ class Faults(ctypes.Structure):
     ]
 
 
-def test_every_call_of_a_save_fails_once(tmp_path: Path) -> None:
-    """No earlier checkpoint is lost, no incomplete one counts, and the next start goes on."""
+@pytest.mark.parametrize("what", ["folder", "history"])
+def test_every_call_fails_once(what: str, tmp_path: Path) -> None:
+    """No earlier checkpoint or job is lost, nothing incomplete counts, and the next start goes on."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler here: failing calls are NOT tested")
     library, control = tmp_path / "faults.so", tmp_path / "control"
@@ -45,7 +49,7 @@ def test_every_call_of_a_save_fails_once(tmp_path: Path) -> None:
     in_memory = Path("/dev/shm")  # the calls are the same, and a disk takes a minute for them
     with tempfile.TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None) as below:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.attacks.test_failing_calls", control, below],
+            [sys.executable, "-m", "tests.attacks.test_failing_calls", what, control, below],
             capture_output=True,
             text=True,
             check=False,
@@ -55,6 +59,7 @@ def test_every_call_of_a_save_fails_once(tmp_path: Path) -> None:
                 "LD_PRELOAD": str(library),
                 "FAULTS_CONTROL": str(control),
                 "FAULTS_BELOW": below,
+                "XDG_STATE_HOME": f"{below}/state",
                 "PYTHONPATH": os.pathsep.join((str(root / "src"), str(root))),
             },
         )
@@ -106,7 +111,51 @@ def examine(root: Path, before: list[int], error: Exception | None, what: str) -
     assert OutputFolder(root).steps()[:2] == [3, 2], what
 
 
+def sweep_history(faults: Faults, state: Path) -> int:
+    """Fail every call of the history of one job; returns how many there were."""
+    faults.left = _NEVER
+    begin_history(state)
+    faults.count = 0
+    run_job()
+    num_calls, codes = faults.count, (errno.EIO, errno.EDQUOT, errno.ENOSPC)
+    for is_sticky in (0, 1):
+        for number in range(1, num_calls + 1):
+            begin_history(state)
+            faults.code, faults.is_sticky = codes[number % 3], is_sticky
+            faults.left = number
+            error: Exception | None = None
+            try:
+                run_job()
+            except SafepointError as caught:
+                error = caught
+            faults.left = _NEVER
+            with History() as history:
+                jobs = {job.name: job for job in history.jobs()}
+                assert "old" in jobs, number
+                assert error is not None or jobs["new"].state is JobState.COMPLETE, number
+                assert "new" not in jobs or jobs["new"].attempt == len(history.attempts("new")), number
+    return 2 * num_calls
+
+
+def begin_history(state: Path) -> None:
+    shutil.rmtree(state, ignore_errors=True)
+    with History() as history:
+        history.add(job_spec("old"), actor="me")
+
+
+def run_job() -> None:
+    with History() as history:
+        history.add(job_spec("new"), actor="me")
+        with history.transaction():
+            history.become("new", JobState.RUNNING, actor="me", attempt=1)
+            history.begin_attempt("new", 1, 1)
+        history.end_attempt("new", 1, outcome="", exit_code=0)
+        history.become("new", JobState.COMPLETE, actor="me")
+
+
 if __name__ == "__main__":
-    with Path(sys.argv[1]).open("r+b") as file:
-        shared = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-    print(sweep(Faults.from_buffer(shared), Path(sys.argv[2]) / "out"), "calls failed")
+    with Path(sys.argv[2]).open("r+b") as file:
+        shared = Faults.from_buffer(mmap.mmap(file.fileno(), mmap.PAGESIZE))
+    folder = Path(sys.argv[3])
+    is_folder = sys.argv[1] == "folder"
+    print(sweep(shared, folder / "out") if is_folder else sweep_history(shared, folder / "state"), "calls failed")
