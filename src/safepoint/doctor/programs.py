@@ -100,7 +100,7 @@ def look_at_torch() -> Torch | str | None:
     Returns:
         The PyTorch, or why it cannot be imported; None if the import takes too long.
     """
-    answer = ask([sys.executable, "-c", _TORCH_QUESTION], limit_s=_TORCH_LIMIT_S)
+    answer = ask([sys.executable, "-P", "-c", _TORCH_QUESTION], limit_s=_TORCH_LIMIT_S)
     if answer.code is None:
         return None
     if answer.code != 0:

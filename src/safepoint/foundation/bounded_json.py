@@ -118,13 +118,13 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     return open_shared(path, flags)
 
 
-def open_shared(path: Path, flags: int) -> int:
+def open_shared(path: Path, flags: int, mode: int = 0o666) -> int:
     """Open a file as `open_file` does, but never replace it. The caller must not write to one with a second name.
 
     Raises:
         OSError: the file does not exist, or is not a regular file.
     """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.errors import UsageError, printable
+from safepoint.foundation.environment import home_folder, is_planted
 from safepoint.foundation.units import nearest
 
 PROJECT_FILE = "safepoint.toml"
@@ -174,7 +175,7 @@ def user_file(environ: Mapping[str, str] | None = None) -> Path:
     environ = os.environ if environ is None else environ
     home = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(home):  # the XDG specification requires that a relative path is ignored
-        home = f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
+        home = f"{environ.get('HOME') or home_folder()}/.config"
     return Path(home, "safepoint", "config.toml")
 
 
@@ -261,6 +262,8 @@ def _read(path: Path) -> str | None:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise _unreadable(path, "it is not a file")
+            if is_planted(path):
+                raise _unreadable(path, "another user has put it where everyone may write")
             data = file.read(_MOST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

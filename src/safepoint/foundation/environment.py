@@ -1,10 +1,12 @@
 """Where this process runs: its place among its peers, its node, its current folder, and the modules it can import."""
 
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 from safepoint.errors import UsageError
 
@@ -90,6 +92,33 @@ def current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError as error:
         raise UsageError("the current folder was deleted", hint="change to one that exists") from error
+
+
+def home_folder() -> str:
+    """The user's home folder; for a user without one, as in many containers, a folder among the temporary ones."""
+    import tempfile  # not at the top: few need it, and every command reads its settings
+
+    home = os.path.expanduser("~")
+    return home if os.path.isabs(home) else os.path.join(tempfile.gettempdir(), f"safepoint-home-{os.geteuid()}")
+
+
+def is_planted(path: str | os.PathLike[str]) -> bool:
+    """Whether another user has put `path`, or a folder above it, where everyone may, such as in /tmp.
+
+    The rule is that of the kernel's `protected_symlinks`: in a sticky folder that everyone may write to, only what
+    belongs to this user, to root, or to the folder's owner counts.
+    """
+    path = os.path.abspath(path)
+    return any(_is_planted(one) for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents))
+
+
+def _is_planted(path: str | os.PathLike[str]) -> bool:
+    try:
+        owner, folder = os.lstat(path).st_uid, os.stat(os.path.dirname(path))
+    except OSError:
+        return False
+    is_for_all = folder.st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
+    return is_for_all and owner not in {os.geteuid(), 0, folder.st_uid}
 
 
 def is_importable(module: str, folder: str) -> bool:

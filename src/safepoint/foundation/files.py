@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from safepoint.errors import printable
+from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import open_regular, open_shared, read_object
-from safepoint.foundation.processes import close_in_children
+from safepoint.foundation.processes import close_in_children, user_of
 
 _FLOCK = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
@@ -35,6 +36,7 @@ _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 _UNKNOWN_BYTES = 1 << 62
+_NUM_LEASE_TRIES, _LEASE_AGAIN_S = 50, 0.01
 _log = logging.getLogger("safepoint")
 _NUM_LOCK_TRIES = 10
 _CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -300,7 +302,8 @@ class FolderLock:
             OSError: the file cannot be opened, see `open_shared`.
         """
         for _ in range(_NUM_LOCK_TRIES):
-            file = os.fdopen(open_shared(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
+            file = os.fdopen(open_shared(path, os.O_RDWR | os.O_CREAT, 0o622), "r+b", buffering=0)
+            _let_writers_only_read(file)
             try:
                 _call_lock(file, _SET_LOCK, fcntl.F_WRLCK)
             except OSError as error:
@@ -341,6 +344,16 @@ class FolderLock:
             self._file.close()
 
 
+def _let_writers_only_read(file: IO[bytes]) -> None:
+    """Take read access from users who may not write: they could hold a shared lock, which keeps writers out."""
+    status = os.fstat(file.fileno())
+    mode = stat.S_IMODE(status.st_mode) & 0o622
+    mode |= (mode & 0o022) << 1
+    if mode != stat.S_IMODE(status.st_mode):
+        with contextlib.suppress(OSError):  # the file belongs to another user
+            os.fchmod(file.fileno(), mode)
+
+
 def _call_lock(file: IO[bytes], commands: tuple[int, int], kind: int) -> int:
     """Set a lock on the whole file, or query it; returns the kind of lock in the kernel's answer."""
     query = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
@@ -374,26 +387,47 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Hold a shared lease on the file `path`. A process that would delete the file calls `is_being_read` first."""
+    """Hold a shared lease on the file `path`. A process that would delete the file calls `is_being_read` first.
+
+    Every user who can read the file can lock it. So this function waits only as long as `is_being_read` may take.
+    """
     with open_regular(path) as file:
         close_in_children(file)
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_SH)
+            for _ in range(_NUM_LEASE_TRIES):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    break
+                clock.sleep(_LEASE_AGAIN_S)
         yield
 
 
 def is_being_read(path: Path) -> bool:
-    """Whether a process holds a `reading` lease on `path`; False where the file system has no locks.
+    """Whether a process of this user or of root holds a `reading` lease on `path`; False without locks.
 
     The file is opened for writing, because NFS grants an exclusive lock only on a file that is open for writing. To
     see the leases of other nodes, this function has to request such a lock.
     """
     try:
         with _open_to_lock(path) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                users = set(_users_with_lock(os.fstat(file.fileno())))
+                # If no process here holds it, another machine or another container does.
+                return not users or not users.isdisjoint({os.getuid(), 0, None})
+    except OSError:
+        return False
     return False
+
+
+def _users_with_lock(status: os.stat_result) -> Iterator[int | None]:
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            _, kind, _, _, pid, file, *_ = line.replace("->", "").split()
+            if kind == "FLOCK" and file == place:
+                yield user_of(int(pid))
 
 
 def _open_to_lock(path: Path) -> IO[bytes]:

@@ -65,15 +65,28 @@ def boot_id() -> str:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """The pids of a job's processes, without the calling process. `folder` is the job's folder."""
+    """The pids of a job's processes, without the calling process. `folder` is the job's folder.
+
+    Only processes of this user count: root can read everyone's variables, and anyone can set this one.
+    """
     variable = f"{JOB_VARIABLE}={folder}".encode()
     found: list[int] = []
     for entry in os.listdir(_PROC):
         if entry.isdecimal() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
-                if variable in (_PROC / entry / "environ").read_bytes().split(b"\0"):
+                has_variable = variable in (_PROC / entry / "environ").read_bytes().split(b"\0")
+                if has_variable and user_of(int(entry)) == os.getuid():
                     found.append(int(entry))
     return [pid for pid in found if _start_ticks(pid) is not None]
+
+
+def user_of(pid: int) -> int | None:
+    """The user who started a process, even if it has changed its user since; None when it has ended."""
+    with contextlib.suppress(OSError):
+        for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[1])
+    return None
 
 
 def kill(pids: Iterable[int]) -> None:

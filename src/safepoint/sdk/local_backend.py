@@ -77,7 +77,9 @@ class LocalBackend(RuntimeBackend):
     def get_runtime_packages(self, runtime: types.Runtime) -> None:
         """Print the packages of the interpreter that runs the jobs."""
         self.get_runtime(runtime.name)
-        done = subprocess.run([self.config.python, "-c", _PACKAGES], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [self.config.python, "-P", "-c", _PACKAGES], capture_output=True, text=True, check=False
+        )
         with as_kubeflow_raises():
             if done.returncode != 0:
                 raise SafepointError(f"{self.config.python} cannot list its packages: {done.stderr.strip()}")

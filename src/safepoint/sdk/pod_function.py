@@ -35,7 +35,7 @@ def {name}(**func_args):
         with open(program[0], "w", encoding="utf-8") as file:
             file.write(repr(func_args).join(plan["script"]))
     if importlib.util.find_spec("safepoint") is not None:
-        os.execv(sys.executable, [sys.executable, "-u", "-m", "safepoint.training", *program])
+        os.execv(sys.executable, [sys.executable, "-P", "-u", "-m", "safepoint.training", *program])
     missing = "Safepoint is not installed in this image: add it to the image or to packages_to_install"
     if plan["is_needed"]:
         sys.exit(missing + "; nothing was trained")

@@ -123,12 +123,19 @@ def _parse(arguments: list[str]) -> tuple[bool, list[str]]:
 def _run(program: list[str], *, is_module: bool) -> None:
     sys.argv = list(program)
     if is_module:
-        # As `python -m` does: the first entry is the current folder.
-        sys.path[0] = os.getcwd()
+        _search_first(os.getcwd())  # as `python -m` does
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(program[0]).resolve().parent)
+        _search_first(str(Path(program[0]).resolve().parent))
         runpy.run_path(program[0], run_name="__main__")
+
+
+def _search_first(folder: str) -> None:
+    """Look for modules in `folder` first, as Python does for a program that it starts itself."""
+    if sys.flags.safe_path:  # the launcher's ranks: they do not look in the folder in which they were started
+        sys.path.insert(0, folder)
+    else:
+        sys.path[0] = folder
 
 
 def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> None:

@@ -21,7 +21,7 @@ from safepoint.checkpoint.local.retention import Candidate, Policy, select_super
 from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError, printable
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.environment import host_name
+from safepoint.foundation.environment import host_name, is_planted
 
 _MAX_ATTEMPT = 1 << 31
 
@@ -59,6 +59,12 @@ class OutputFolder:
             raise UsageError(
                 f"the output folder {self.root} has the name of a checkpoint; nothing was written",
                 hint=f"name the folder that contains it: {self.root.parent}",
+            )
+        if is_planted(self.root):
+            raise StorageError(
+                f"the output folder {self.root}, or a folder above it, was put by another user where everyone may "
+                f"write{consequence or '; nothing was changed'}",
+                hint="name another folder",
             )
         try:
             files.make_folder(self.root)

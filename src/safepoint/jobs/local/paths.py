@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 from safepoint.errors import StorageError
+from safepoint.foundation.environment import home_folder, is_planted
 
 
 def state_folder() -> Path:
@@ -19,7 +20,7 @@ def state_folder() -> Path:
 
 @functools.cache  # called a thousand times for a list of jobs, and realpath reads the file system
 def _below(folder: str) -> Path:
-    home = folder if os.path.isabs(folder) else os.path.expanduser("~/.local/state")
+    home = folder if os.path.isabs(folder) else f"{home_folder()}/.local/state"
     return Path(os.path.realpath(home), "safepoint")
 
 
@@ -44,18 +45,26 @@ def supervisor_lock(name: str) -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder that only its owner can read.
+    """Create a folder that only its owner can read; only its owner can write to the folders above it that are new.
 
     Raises:
-        StorageError: it cannot be created or written.
+        StorageError: it cannot be created or written, or another user may have put it there.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for missing in reversed([one for one in folder.parents if not one.exists()]):
+            missing.mkdir(exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
     except OSError as error:
         raise StorageError(
             f"the state folder {folder} cannot be created: {error.strerror}",
             hint="set XDG_STATE_HOME to a folder that you can write",
         ) from error
+    if is_planted(folder):
+        raise StorageError(
+            f"the state folder {folder}, or a folder above it, was put by another user where everyone may write; it "
+            "was not used",
+            hint="set XDG_STATE_HOME to a folder of your own",
+        )
     if not os.access(folder, os.W_OK):
         raise StorageError(
             f"the state folder {folder} cannot be written", hint="set XDG_STATE_HOME to a folder that you can write"

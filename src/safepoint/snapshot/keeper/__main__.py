@@ -5,6 +5,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -28,7 +29,7 @@ class _Keeper:
         self._state = KeeperState(Reporter(plan.verbosity, plan.events))
         self._earlier = EarlierSnapshotLinks(self._state, plan.scratch)
         self._handler = MessageHandler(self._state, self._earlier)
-        self._server = listen(plan.name)
+        self._server = listen(plan.name) if plan.listening is None else socket.socket(fileno=plan.listening)
         self._owner_was_killed = False
 
     def run(self) -> None:

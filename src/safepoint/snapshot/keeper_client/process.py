@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from safepoint.foundation import clock
 from safepoint.foundation.processes import close_in_children
+from safepoint.snapshot.protocol.channel import listen
 from safepoint.snapshot.protocol.messages import KeeperPlan
 
 _log = logging.getLogger("safepoint")
@@ -82,12 +83,17 @@ class KeeperProcess:
 
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
-    # In a session of its own: a signal to the process group of a rank or a launcher does not reach the keeper.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "safepoint.snapshot.keeper", json.dumps(dataclasses.asdict(plan))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    # Listening begins here: another user who reads the name in the keeper's command line could take it first.
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # another keeper of this user has the name, and this one says so
+            plan = dataclasses.replace(plan, listening=stack.enter_context(listen(plan.name)).fileno())
+        # In a session of its own: a signal to the process group of a rank or a launcher does not reach the keeper.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "safepoint.snapshot.keeper", json.dumps(dataclasses.asdict(plan))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=() if plan.listening is None else (plan.listening,),
+        )
     close_in_children(process.stdin)
     return process

@@ -137,6 +137,7 @@ class KeeperPlan:
 
     Args:
         name: under which ranks connect to the keeper; see `channel.new_keeper_name`.
+        listening: the descriptor of a socket that listens under this name.
         owner_pid: the keeper runs at least as long as this process; None: as long as its own stdin is open.
         verbosity: of the console.
         scratch: a temporary folder of the owner, which the keeper uses too, and removes if the owner is killed.
@@ -144,6 +145,7 @@ class KeeperPlan:
     """
 
     name: str
+    listening: int | None = None
     owner_pid: int | None = None
     verbosity: int = 0
     scratch: str | None = None

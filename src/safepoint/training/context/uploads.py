@@ -224,7 +224,7 @@ class Uploads:
 def _start(plan: UploaderPlan) -> "subprocess.Popen[bytes]":
     # In a session of its own, the uploader is not killed when a launcher kills this rank's process group.
     return subprocess.Popen(
-        [sys.executable, "-m", "safepoint.checkpoint.remote.uploader_process", plan_text(plan)],
+        [sys.executable, "-P", "-m", "safepoint.checkpoint.remote.uploader_process", plan_text(plan)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,

@@ -75,7 +75,7 @@ def run_agent(
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=sys.executable,
-        args=("-u", "-m", "safepoint.training", *module, *plan.program),
+        args=("-P", "-u", "-m", "safepoint.training", *module, *plan.program),
         rdzv_handler=Rendezvous(plan, settings),
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,

@@ -19,6 +19,7 @@ class LaunchPlan:
         node_rank: this node's number, from 0.
         master_addr: host of node 0; needed with several nodes.
         master_port: a free port of node 0.
+        listening: on node 0, the descriptor of a socket that listens at this port.
         max_restarts: how often the ranks are started again after one of them has failed.
     """
 
@@ -29,6 +30,7 @@ class LaunchPlan:
     node_rank: int = 0
     master_addr: str | None = None
     master_port: int | None = None
+    listening: int | None = None
     max_restarts: int = 3
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from safepoint.errors import UsageError
 from safepoint.foundation import clock
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launch_plan import LaunchPlan
-from safepoint.training.rendezvous.admission import Gate, Key, RefusedError
+from safepoint.training.rendezvous.admission import Gate, Key, RefusedError, SameUser
 from safepoint.training.rendezvous.job_secret import SECRET_FILE, agree_on_secret
 from safepoint.training.rendezvous.store_server import StoreServer
 
@@ -74,13 +74,14 @@ class Rendezvous(RendezvousHandler):
         """Start this node's server, if it needs one. Returns the loopback port at which its ranks reach the store."""
         plan = self._plan
         is_on_one_machine = plan.nnodes == 1 or _is_loopback(self._address)
-        if is_on_one_machine and plan.node_rank > 0:
-            return self._port  # node 0 serves the store
-        self._server = StoreServer(self._port if is_on_one_machine else 0)
+        is_first = plan.node_rank == 0
+        self._server = StoreServer(self._port if is_on_one_machine and is_first else 0, plan.listening)
         try:
             self._server.start()
             if not is_on_one_machine:
                 self._join_nodes(self._server)
+            elif not is_first:
+                self._join_first_node(self._server, SameUser(), _LOOPBACK)
         except OSError as error:
             raise UsageError(
                 f"port {self._port} cannot be used for the rendezvous: {error.strerror}; no rank was started",
@@ -92,17 +93,18 @@ class Rendezvous(RendezvousHandler):
         secret = agree_on_secret(self._settings)
         plan = self._plan
         if plan.node_rank > 0:
-            self._join_first_node(server, Key(secret.value, node=plan.node_rank, may_use_token=not secret.is_common))
+            key = Key(secret.value, node=plan.node_rank, may_use_token=not secret.is_common)
+            self._join_first_node(server, key, self._address)
             return
         gate = Gate(secret.value, num_nodes=plan.nnodes, is_open=not secret.is_common, on_unproven=_warn_of_unproven)
         server.serve_nodes(gate, self._port)
 
-    def _join_first_node(self, server: StoreServer, key: Key) -> None:
+    def _join_first_node(self, server: StoreServer, key: Key | SameUser, address: str) -> None:
         """Reach node 0, which may start later than this node."""
         deadline_s, num_refused = clock.monotonic_s() + _TIMEOUT_S, 0
         while True:
             try:
-                return server.pass_on(key, self._address, self._port)
+                return server.pass_on(key, address, self._port)
             except (RefusedError, OSError) as error:
                 num_refused += isinstance(error, RefusedError)
                 if num_refused == _MAX_REFUSALS or clock.monotonic_s() > deadline_s:

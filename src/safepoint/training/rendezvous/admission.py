@@ -6,6 +6,7 @@ import hmac
 import os
 import secrets
 import struct
+from collections import Counter
 from collections.abc import Callable, Generator
 from enum import IntEnum
 
@@ -15,6 +16,7 @@ _GREETING = b"safepoint rendezvous 1\n"
 _NONCE_BYTES = 32
 _REQUEST = struct.Struct(f">BI{_NONCE_BYTES}s{_NONCE_BYTES}s32s")
 _HANDSHAKE_S = 5.0
+_ACCEPTED_S = 0.01
 _MAX_HANDSHAKES = 64
 
 
@@ -47,7 +49,7 @@ class Gate:
         self._is_open = is_open
         self._on_unproven = on_unproven
         self._tokens: dict[int, bytes] = {}
-        self._running: list[asyncio.StreamWriter] = []
+        self._running: dict[asyncio.StreamWriter, str] = {}
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Let the client at the other end prove that it is a node of the job.
@@ -64,15 +66,20 @@ class Gate:
 
     @contextlib.contextmanager
     def _counting(self, writer: asyncio.StreamWriter) -> Generator[None]:
-        """Close the oldest unfinished handshake when there are too many: strangers must not use up descriptors."""
+        """Close an unfinished handshake when there are too many: strangers must not use up descriptors.
+
+        The machine with the most handshakes loses its oldest one. So one stranger does not keep the nodes out.
+        """
         if len(self._running) >= _MAX_HANDSHAKES:
-            self._running.pop(0).close()
-        self._running.append(writer)
+            most, _ = Counter(self._running.values()).most_common(1)[0]
+            oldest = next(other for other, host in self._running.items() if host == most)
+            del self._running[oldest]
+            oldest.close()
+        self._running[writer] = writer.get_extra_info("peername")[0]
         try:
             yield
         finally:
-            with contextlib.suppress(ValueError):
-                self._running.remove(writer)
+            self._running.pop(writer, None)
 
     async def _check(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         challenge = secrets.token_bytes(_NONCE_BYTES)
@@ -157,6 +164,31 @@ class Key:
 
 def _mac(key: bytes, side: bytes, first: bytes, second: bytes, node: int) -> bytes:
     return hmac.digest(key, side + first + second + node.to_bytes(4, "big"), "sha256")
+
+
+class SameUser:
+    """How a node on the machine of node 0 joins: it checks that node 0 belongs to the same user.
+
+    Node 0 checks the same of this node.
+    """
+
+    async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the store.
+
+        Raises:
+            OSError: it cannot be reached.
+            RefusedError: the program there belongs to another user.
+        """
+        reader, writer = await asyncio.open_connection(host, port)
+        near, far = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HANDSHAKE_S):
+                while (owner := owner_of(near, far)) is None:  # the program has not accepted the connection yet
+                    await asyncio.sleep(_ACCEPTED_S)
+                if owner == os.geteuid():
+                    return reader, writer
+        writer.close()
+        raise RefusedError(f"the program at {host}:{port} belongs to another user, or does not answer")
 
 
 def is_same_user(writer: asyncio.StreamWriter) -> bool:

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ _MAX_BYTES = 4096
 _NUM_BYTES = 32
 _WRITER_S = 5.0
 # Two machines never share a file system of these types.
+_WITHOUT_MODES = ("cifs", "smb", "9p", "vfat", "exfat", "fuse")
+"""File systems on which every file has the mode that was chosen for the mount."""
 _OF_ONE_MACHINE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"}
 
 
@@ -98,6 +101,8 @@ def _in_folder(output: OutputFolder) -> bytes:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_hex(_NUM_BYTES).encode())
+        if not _file_system(output.control).startswith(_WITHOUT_MODES) and stat.S_IMODE(path.lstat().st_mode) & 0o077:
+            raise PermissionError(errno.EPERM, "other users can read it; delete it, or chmod 600")
         return _read_whole(path)
     except OSError as error:
         raise StorageError(

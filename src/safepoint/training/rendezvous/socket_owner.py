@@ -5,6 +5,8 @@ sockets has the answer; reading it takes tens of milliseconds when there are ten
 """
 
 import contextlib
+import errno
+import functools
 import socket
 import struct
 from pathlib import Path
@@ -16,6 +18,9 @@ _REQUEST = struct.Struct("=IHHIIBBBBIHH16s16sI8s")
 """struct nlmsghdr and struct inet_diag_req_v2."""
 _ANSWER = struct.Struct("=IHHIIBBBB48sIIIII")
 """struct nlmsghdr and struct inet_diag_msg."""
+_ERROR = struct.Struct("=IHHIIi")
+"""struct nlmsghdr and struct nlmsgerr."""
+_LOOPBACK = "127.0.0.1"
 _ESTABLISHED = 1
 _MAPPED = "0000000000000000FFFF0000"
 
@@ -32,8 +37,22 @@ def owner_of(client: Address, server: Address) -> int | None:
     """
     try:
         return _ask(client, server)
-    except OSError:
-        return _find(client, server)
+    except OSError as error:
+        # Strangers who connect and close at once must not cost a look at the table each.
+        is_gone = error.errno == errno.ENOENT and _answers()
+        return None if is_gone else _find(client, server)
+
+
+@functools.cache
+def _answers() -> bool:
+    """Whether the kernel finds sockets. Where it cannot, its answer is the same as when there is no such socket."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_server((_LOOPBACK, 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        return _ask(client.getsockname(), client.getpeername()) is not None
+    return False
 
 
 def _ask(client: Address, server: Address) -> int | None:
@@ -45,8 +64,9 @@ def _ask(client: Address, server: Address) -> int | None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.send(_REQUEST.pack(*head, *what, *ports, *hosts, 0, _ANY_COOKIE))
         answer = kernel.recv(4096)
-    if len(answer) < _ANSWER.size:  # an error, also when there is no such socket
-        raise OSError("the kernel does not say who owns the socket")
+    if len(answer) < _ANSWER.size:  # an error
+        error = -_ERROR.unpack_from(answer)[-1]
+        raise OSError(error, "the kernel does not say who owns the socket")
     _, kind, _, _, _, _, state, _, _, _, _, _, _, user, inode = _ANSWER.unpack_from(answer)
     return user if kind == _SOCK_DIAG_BY_FAMILY and state == _ESTABLISHED and inode else None
 

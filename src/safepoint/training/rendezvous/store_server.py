@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from safepoint.training.rendezvous.admission import Gate, Key, RefusedError, is_same_user
+from safepoint.training.rendezvous.admission import Gate, Key, RefusedError, SameUser, is_same_user
 from safepoint.training.rendezvous.store_protocol import KeyValues, ProtocolError, serve
 
 _log = logging.getLogger("safepoint")
@@ -28,9 +28,10 @@ class StoreServer:
 
     Args:
         port: the port on loopback; 0 for any free port.
+        listening: the descriptor of a socket that listens there already; this object closes it.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, listening: int | None = None) -> None:
         self._store = KeyValues()
         self._runner = asyncio.Runner()
         self._loop = self._runner.get_loop()
@@ -38,7 +39,8 @@ class StoreServer:
         self._thread = threading.Thread(target=self._run, name="safepoint-rendezvous", daemon=True)
         self._servers: list[asyncio.Server] = []
         self._requested_port = port
-        self._upstream: tuple[Key, str, int] | None = None
+        self._listening = listening
+        self._upstream: tuple[Key | SameUser, str, int] | None = None
         self.port = 0
         """The port on loopback; 0 before `start`."""
 
@@ -49,7 +51,12 @@ class StoreServer:
             OSError: the port is taken.
         """
         self._thread.start()
-        self.port = self._wait(self._listen(_LOOPBACK, self._requested_port, self._local_client))
+        listening = (
+            _bind(_LOOPBACK, self._requested_port)
+            if self._listening is None
+            else socket.socket(fileno=self._listening)
+        )
+        self.port = self._wait(self._listen(listening, self._local_client))
 
     def serve_nodes(self, gate: Gate, port: int) -> None:
         """On node 0: answer the other nodes.
@@ -66,9 +73,9 @@ class StoreServer:
             await gate.admit(reader, writer)
             await serve(self._store, reader, writer)
 
-        self._wait(self._listen("", port, node))
+        self._wait(self._listen(_bind("", port), node))
 
-    def pass_on(self, key: Key, host: str, port: int) -> None:
+    def pass_on(self, key: Key | SameUser, host: str, port: int) -> None:
         """On any node but node 0: pass connections on to node 0.
 
         Raises:
@@ -109,7 +116,7 @@ class StoreServer:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
-    async def _listen(self, host: str, port: int, client: _Client) -> int:
+    async def _listen(self, listening: socket.socket, client: _Client) -> int:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 await client(reader, writer)
@@ -121,7 +128,6 @@ class StoreServer:
             finally:
                 writer.close()
 
-        listening = _bind(host, port)
         server = await asyncio.start_server(connected, sock=listening)
         self._servers.append(server)
         return listening.getsockname()[1]

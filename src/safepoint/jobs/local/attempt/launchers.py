@@ -1,5 +1,6 @@
 """Starts the launchers of one attempt, stops them as a cluster stops pods, and reads their exit codes."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -63,9 +64,10 @@ class Launchers:
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
-        if self._spec.num_nodes > 1 and self._port is None:
-            # Chosen here, because it has to stay free: installing the packages before this may take minutes.
-            self._port = _free_port()
+        # Node 0 inherits the socket: at no moment can another user take the port. The other nodes need its number only.
+        listening = socket.create_server(("127.0.0.1", 0)) if self._spec.num_nodes > 1 and node == 0 else None
+        if listening is not None:
+            self._port = listening.getsockname()[1]
         settings = replace(self._spec.settings, job_dir=str(self._folder))
         if rank_reports.has_begun(self._folder):  # --resume and --from-scratch apply to the first start only
             resume = "auto" if settings.resume == "never" else settings.resume
@@ -79,13 +81,14 @@ class Launchers:
             "node_rank": node,
             "master_addr": "127.0.0.1" if spec.num_nodes > 1 else None,
             "master_port": self._port,
+            "listening": None if listening is None else listening.fileno(),
             "max_restarts": spec.max_restarts,
         }
         write_plan(plan_file, plan, settings)
         devices = {} if gpus is None or VISIBLE in spec.env else {VISIBLE: ",".join(gpus)}
         output = self._folder / "logs" / f"node-{node}.log"
         output.parent.mkdir(exist_ok=True)
-        with output.open("ab") as stream:
+        with output.open("ab") as stream, listening or contextlib.nullcontext():
             process = subprocess.Popen(
                 [spec.python, "-m", "safepoint.jobs.local.attempt.node", str(plan_file)],
                 stdin=subprocess.DEVNULL,
@@ -94,6 +97,7 @@ class Launchers:
                 cwd=spec.working_dir,
                 env={**environ, JOB_VARIABLE: str(self._folder), _RANK_LOGS: str(output.parent), **devices},
                 start_new_session=True,
+                pass_fds=() if listening is None else (listening.fileno(),),
             )
         identity = processes.identify(process.pid)
         if identity is None:
@@ -188,9 +192,3 @@ def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: 
     if extra_path is not None:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(extra_path), environ.get("PYTHONPATH", ""))))
     return environ
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -50,7 +50,7 @@ def install_packages(spec: JobSpec, folder: Path, *, may_continue: Callable[[], 
         options += ["--index-url" if position == 0 else "--extra-index-url", url]
     with log.open("ab") as stream:
         process = subprocess.Popen(
-            [spec.python, "-m", "pip", "install", *options, "--", *spec.packages],
+            [spec.python, "-P", "-m", "pip", "install", *options, "--", *spec.packages],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
