@@ -64,7 +64,7 @@ class Launchers:
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
-        # Node 0 inherits the socket: at no moment can another user take the port. The other nodes need its number only.
+        # Node 0 inherits the socket, so that no other user can take the port. The other nodes need its number only.
         listening = socket.create_server(("127.0.0.1", 0)) if self._spec.num_nodes > 1 and node == 0 else None
         if listening is not None:
             self._port = listening.getsockname()[1]
