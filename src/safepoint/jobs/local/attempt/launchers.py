@@ -90,7 +90,7 @@ class Launchers:
         output.parent.mkdir(exist_ok=True)
         with output.open("ab") as stream, listening or contextlib.nullcontext():
             process = subprocess.Popen(
-                [spec.python, "-m", "safepoint.jobs.local.attempt.node", str(plan_file)],
+                [spec.python, "-P", "-m", "safepoint.jobs.local.attempt.node", str(plan_file)],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
