@@ -161,7 +161,7 @@ class TestPlantedFiles:
             make_private(shared / "state" / "safepoint")
 
     def test_the_state_folder_without_a_umask(self, tmp_path: Path) -> None:
-        """Nobody else can replace a folder above it."""
+        """No other user can replace a folder above it."""
         before = os.umask(0)
         try:
             folder = make_private(tmp_path / "a" / "b" / "safepoint")
