@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import json
 import logging
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
+from safepoint.cli.cluster_options import Namespace, On, Place, refuse_without_cluster
 from safepoint.cli.job_answers import HEAD, job_document, page, row
 from safepoint.cli.output import print_answer, print_warning, table, versioned
 from safepoint.errors import ConflictError, NotFoundError, PartlyDoneError, SafepointError, StorageError, printable
@@ -47,16 +49,37 @@ Timeout = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.", show_default=False)]
 
 
+def _place(on: str | None, namespace: str | None) -> Place | None:
+    """The cluster that the options name; None for this machine."""
+    if on is None:
+        refuse_without_cluster(namespace)
+        return None
+    return Place(on=on, namespace=namespace)
+
+
+def on_cluster() -> ModuleType:
+    """The commands for jobs on a cluster; their libraries take 0.2 s to import."""
+    from safepoint.cli import on_cluster
+
+    return on_cluster
+
+
 def list_(
     active: Annotated[
         bool, typer.Option("--active", help="Only jobs that run, or will run without another command.")
     ] = False,
+    on: On = None,
+    namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
     """List the jobs, newest first, with state, progress, time left, loss and safe step.
 
     The safe step is the step of the newest checkpoint.
     """
+
+    if place := _place(on, namespace):
+        on_cluster().list_(place, active=active, as_json=as_json)
+        return
 
     def is_listed(state: JobState) -> bool:
         return state.is_active or not active
@@ -70,8 +93,11 @@ def list_(
         print_answer(as_json, [], table(HEAD, rows) if rows else ["no jobs"])
 
 
-def status(name: Name, as_json: Json = False) -> None:
+def status(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Show one job: its command, progress, output location and attempts."""
+    if place := _place(on, namespace):
+        on_cluster().status(place, name, as_json=as_json)
+        return
     with LocalJobs() as jobs:
         job = jobs.job(name)
         progress, attempts = jobs.progress_of(job), jobs.attempts(job.name)
@@ -86,12 +112,17 @@ def logs(
         bool, typer.Option("-f", "--follow", help="Print new lines until the job has stopped.")
     ] = False,
     rank: Annotated[int | None, typer.Option(metavar="R", help="Only the output of this rank.", min=0)] = None,
+    on: On = None,
+    namespace: Namespace = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for each line.")] = False,
 ) -> None:
     """Print the output of a job's launchers and ranks.
 
     If the job has several ranks, each line begins with the name of its process.
     """
+    if place := _place(on, namespace):
+        on_cluster().logs(place, name, follow=follow, rank=rank, as_json=as_json)
+        return
     only = None if rank is None else range(rank, rank + 1)
     with LocalJobs() as jobs:
         job = jobs.job(name)
@@ -110,8 +141,11 @@ def logs(
                 typer.echo(line.text if is_alone else f"{line.source} | {line.text}")
 
 
-def events(name: Name, as_json: Json = False) -> None:
+def events(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Print the events of a job, oldest first, with the cause of each."""
+    if place := _place(on, namespace):
+        on_cluster().events(place, name, as_json=as_json)
+        return
     with LocalJobs() as jobs:
         happened = jobs.events(name)
     rows = [
@@ -136,13 +170,23 @@ def _figures(detail: dict[str, object]) -> list[str]:
     return choice + [f"{key.replace('_', ' ')} {detail[key]}" for key in shown]
 
 
-def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json = False) -> None:
+def suspend(
+    name: Name,
+    yes: Yes = False,
+    timeout: Timeout = None,
+    on: On = None,
+    namespace: Namespace = None,
+    as_json: Json = False,
+) -> None:
     """Save a checkpoint and stop a job; `resume` continues from it.
 
     If a save may take longer than the job's grace period, the command asks for confirmation first.
 
     Exit codes: 0 the job is saved and suspended, or complete; 3 it is suspended without a save; 1 it failed.
     """
+    if place := _place(on, namespace):
+        on_cluster().suspend(place, name, timeout_s=timeout, as_json=as_json)
+        return
     with LocalJobs() as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.suspend(name, timeout_s=timeout)
@@ -160,8 +204,11 @@ def suspend(name: Name, yes: Yes = False, timeout: Timeout = None, as_json: Json
         )
 
 
-def resume(name: Name, as_json: Json = False) -> None:
+def resume(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Continue a suspended or failed job from its newest checkpoint."""
+    if place := _place(on, namespace):
+        on_cluster().resume(place, name, as_json=as_json)
+        return
     with LocalJobs() as jobs:
         job = jobs.resume(name)
         print_answer(as_json, job_document(job, jobs.progress_of(job)), [f"job {job.name} resumes"])
@@ -191,12 +238,17 @@ def delete(
     ] = False,
     yes: Yes = False,
     timeout: Timeout = None,
+    on: On = None,
+    namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
     """Stop a job and remove it from the list; its checkpoints stay.
 
     With --checkpoints, they are deleted too.
     """
+    if place := _place(on, namespace):
+        on_cluster().delete(place, name, checkpoints=checkpoints, timeout_s=timeout, as_json=as_json)
+        return
     with LocalJobs() as jobs:
         where = "its output folder"
         try:

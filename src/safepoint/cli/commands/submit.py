@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from safepoint.cli.cluster_options import Namespace, On, Place, SubmitOptions, refuse_without_cluster
 from safepoint.cli.commands.run import check_resume
 from safepoint.cli.commands.run_options import RunOptions, with_options
 from safepoint.cli.job_answers import job_document
@@ -89,6 +90,30 @@ def submit(
             help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml.",
         ),
     ] = None,
+    on: On = None,
+    namespace: Namespace = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="With --on: the queue of Kueue.")] = None,
+    priority_class: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --on: the priority class of Kueue.")
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --on: the training runtime.", show_default="torch-distributed"),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="With --on: the image of the pods.", show_default="that of the runtime"),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --on: the memory of each pod, such as 32Gi.")
+    ] = None,
+    code: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="With --on: send all files of this folder, and run SCRIPT in it."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --on: print the objects as YAML, and create nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     *,
     options: RunOptions,
@@ -98,6 +123,35 @@ def submit(
     The job keeps running after this shell has ended. `status`, `watch`, `logs`, `suspend`, `resume`, `scale` and
     `delete` take its name.
     """
+    cluster = SubmitOptions(
+        queue=queue,
+        priority_class=priority_class,
+        runtime=runtime,
+        image=image,
+        memory=memory,
+        code=code,
+        is_dry_run=dry_run,
+    )
+    if on is not None:
+        from safepoint.cli import on_cluster
+
+        spec = on_cluster.spec_of(
+            program,
+            cluster,
+            options.settings(),
+            name=name,
+            is_module=module,
+            num_nodes=nnodes,
+            ranks=None if nproc_per_node == "auto" else _ranks(nproc_per_node, 1),
+            cpu=cpu,
+            gpu=gpu,
+            env=dict(_variable(text) for text in env or ()),
+            connection=connection,
+            max_restarts=max_restarts,
+        )
+        on_cluster.submit(Place(on=on, namespace=namespace), spec, is_dry_run=dry_run, as_json=as_json)
+        return
+    refuse_without_cluster(namespace, cluster)
     machine = count_slots()
     ranks = _ranks(nproc_per_node, machine.gpu or machine.cpu)
     gpus = (ranks if machine.gpu else 0) if gpu is None else gpu

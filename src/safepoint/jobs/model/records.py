@@ -12,12 +12,16 @@ from safepoint.jobs.model.spec import JobSpec
 
 
 class JobState(enum.StrEnum):
-    """The state of a job. Its supervisor changes it; `resume` queues a job that has no supervisor."""
+    """The state of a job. On this machine its supervisor changes it; `resume` queues a job without a supervisor."""
 
     CREATED = "Created"
     """Stored; its supervisor is about to start."""
     QUEUED = "Queued"
-    """Waits for free slots."""
+    """Waits for free slots, or for quota."""
+    INADMISSIBLE = "Inadmissible"
+    """Waits for something that cannot come as things are; its message says for what."""
+    STARTING = "Starting"
+    """Admitted; its pods or processes do not train yet."""
     RUNNING = "Running"
     SUSPENDING = "Suspending"
     """Received a request to stop, and saves."""
@@ -31,26 +35,33 @@ class JobState(enum.StrEnum):
     """Its processes were interrupted or killed from outside; starts again by itself."""
     COMPLETE = "Complete"
     FAILED = "Failed"
+    DELETING = "Deleting"
+    """Is being deleted."""
 
     @property
     def is_active(self) -> bool:
         """Whether the job runs, or will run without another command."""
-        return self not in {JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
+        return self not in {JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED, JobState.DELETING}
 
     @property
     def is_waiting(self) -> bool:
         """Whether the job waits for slots."""
-        return self in {JobState.CREATED, JobState.QUEUED, JobState.PREEMPTED}
+        return self in {JobState.CREATED, JobState.QUEUED, JobState.INADMISSIBLE, JobState.PREEMPTED}
 
     @property
     def holds_slots(self) -> bool:
         """Whether the job has processes, or is about to start some."""
-        return self in {JobState.RUNNING, JobState.RESUMING, JobState.SUSPENDING, JobState.RESTARTING}
+        return self in _WITH_PROCESSES
 
     @property
     def is_over(self) -> bool:
         """Whether the job is complete or failed."""
         return self in {JobState.COMPLETE, JobState.FAILED}
+
+
+_WITH_PROCESSES = {
+    *(JobState.STARTING, JobState.RUNNING, JobState.RESUMING, JobState.SUSPENDING, JobState.RESTARTING),
+}
 
 
 class RequestedAction(enum.StrEnum):

@@ -1,0 +1,333 @@
+"""Requests to the API server of a cluster: plain JSON objects, bounded retries, errors in Safepoint's words."""
+
+import contextlib
+import json
+import random
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+import httpx2
+from lightkube import Client
+from lightkube.config.client_adapter import ConnectionParams
+from lightkube.core.exceptions import ConfigError
+
+from safepoint.errors import AccessDeniedError, NotFoundError, StorageError, TransientError, UsageError
+from safepoint.foundation import clock
+from safepoint.jobs.cluster.connection import Connection
+from safepoint.jobs.cluster.failures import BusyError, GoneError, refusal, unreachable
+from safepoint.jobs.cluster.objects import Object, at, items
+
+_T = TypeVar("_T")
+_CONNECT_S, _REQUEST_S = 5.0, 20.0
+_WITHIN_S = 30.0
+"""For how long a request is repeated while the server is busy or out of reach."""
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
+_PAGE = 500
+_MOST_ANSWER_BYTES = 64 << 20
+_GROUPS = {
+    "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
+    "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
+    "clustertrainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
+    "jobsets": "apis/jobset.x-k8s.io/v1alpha2",
+    "jobs": "apis/batch/v1",
+    "workloads": "apis/kueue.x-k8s.io/v1beta1",
+    "localqueues": "apis/kueue.x-k8s.io/v1beta1",
+    "selfsubjectaccessreviews": "apis/authorization.k8s.io/v1",
+    "events": "api/v1",
+}
+_CORE = "api/v1"
+_OF_CLUSTER = {"clustertrainingruntimes", "selfsubjectaccessreviews", "nodes", "persistentvolumes"}
+
+
+class ClusterApi:
+    """The objects of one namespace.
+
+    Args:
+        connection: the cluster, the namespace and the identity.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.namespace = connection.namespace
+        timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S)
+        try:
+            parameters: Any = ConnectionParams(timeout=timeout)  # its options are of many types
+            options: Any = parameters.httpx_params(connection.config)
+        except (ConfigError, OSError) as error:  # a certificate that cannot be read
+            raise UsageError(f"the connection to {connection.name} is not valid: {error}") from error
+        self._client = httpx2.Client(**options)
+        self._lock = threading.Lock()
+        self.num_requests = 0
+        """Requests sent so far."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def __enter__(self) -> "ClusterApi":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---- objects --------------------------------------------------------------------------------------------------
+
+    def get(self, kind: str, name: str) -> Object:
+        """One object.
+
+        Args:
+            kind: the plural, such as `trainjobs`.
+            name: its name.
+
+        Raises:
+            NotFoundError: there is no such object, or the cluster does not know its kind.
+            AccessDeniedError: you may not read it.
+            TransientError: the cluster did not answer in time.
+        """
+        return self._json("GET", self._path(kind, name))
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """One object; None if there is none, or if the cluster does not know its kind."""
+        try:
+            return self.get(kind, name)
+        except NotFoundError:
+            return None
+
+    def objects(self, kind: str, *, labels: str = "", fields: str = "") -> list[Object]:
+        """All objects of a kind, or those that the selectors choose. Empty if the cluster does not know the kind."""
+        found: list[Object] = []
+        marker = ""
+        while True:
+            given: dict[str, str] = {
+                "limit": str(_PAGE),
+                "labelSelector": labels,
+                "fieldSelector": fields,
+                "continue": marker,
+            }
+            query = {name: value for name, value in given.items() if value}
+            try:
+                page: Any = self._json("GET", self._path(kind), query=query)
+            except GoneError:  # the pages before have expired
+                found, marker = [], ""
+                continue
+            except NotFoundError:
+                return []
+            found += items(page, "items")
+            marker = str(at(page, "metadata", "continue") or "")
+            if not marker:
+                return found
+
+    def create(self, kind: str, body: Object) -> Object:
+        """Create an object.
+
+        Raises:
+            AlreadyExistsError: one with this name exists. An earlier try, whose answer was lost, may have made it.
+        """
+        return self._json("POST", self._path(kind), body=body)
+
+    def patch(self, kind: str, name: str, body: Object) -> Object:
+        """Merge `body` into an object; None in it deletes a field. With a resourceVersion, only that version.
+
+        Raises:
+            ConflictError: it has another version, or the cluster refuses the change.
+        """
+        headers = {"content-type": "application/merge-patch+json"}
+        return self._json("PATCH", self._path(kind, name), body=body, headers=headers)
+
+    def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
+        """Delete an object and all that belongs to it; nothing happens if there is none.
+
+        Args:
+            kind: the plural.
+            name: its name.
+            uid: only the object with this id.
+        """
+        body: Object = {"propagationPolicy": "Foreground" if kind == "trainjobs" else "Background"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        with contextlib.suppress(NotFoundError):
+            self._json("DELETE", self._path(kind, name), body=body)
+
+    def may(self, verb: str, kind: str, *, subresource: str = "") -> bool:
+        """Whether this identity may do `verb` with objects of a kind in the namespace."""
+        group = _GROUPS.get(kind, _CORE)
+        attributes = {
+            "namespace": None if kind in _OF_CLUSTER else self.namespace,
+            "verb": verb,
+            "group": "" if group == _CORE else group.split("/")[1],
+            "resource": kind,
+            "subresource": subresource,
+        }
+        attributes = {name: value for name, value in attributes.items() if value is not None}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = self.create("selfsubjectaccessreviews", body)
+        return bool(answer["status"]["allowed"])
+
+    def server_version(self) -> str:
+        """The release of Kubernetes, such as `v1.36.3`."""
+        return str(self._json("GET", "version").get("gitVersion", ""))
+
+    # ---- streams --------------------------------------------------------------------------------------------------
+
+    def watch(
+        self, kind: str, *, version: str, labels: str = "", timeout_s: float = 300
+    ) -> Iterator[tuple[str, Object]]:
+        """The changes of objects since `version`: ADDED, MODIFIED or DELETED, and the object.
+
+        Ends after `timeout_s`, or when the server ends the connection; the caller then continues with the version of
+        the last object.
+
+        Raises:
+            GoneError: `version` is too old; list again.
+        """
+        query = {
+            "watch": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(int(timeout_s)),
+            "allowWatchBookmarks": "true",
+            **({"labelSelector": labels} if labels else {}),
+        }
+        with self._stream(self._path(kind), query, read_s=timeout_s + 10) as lines:
+            for line in lines:
+                event: Any = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise refusal(event["object"].get("code", 500), event["object"], f"watch {kind}")
+                if event["type"] != "BOOKMARK":
+                    yield event["type"], event["object"]
+
+    def log(
+        self, pod: str, container: str, *, follow: bool = False, previous: bool = False, tail: int | None = None
+    ) -> Iterator[str]:
+        """The lines that a container has written.
+
+        Args:
+            pod: the pod.
+            container: one of its containers.
+            follow: wait for more lines until the container has ended.
+            previous: of the container before its last restart.
+            tail: only so many lines at the end.
+
+        Raises:
+            NotFoundError: there is no such pod, or it has written nothing yet.
+        """
+        given: dict[str, Any] = {"container": container, "follow": follow, "previous": previous, "tailLines": tail}
+        query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
+        with self._stream(f"{self._path('pods', pod)}/log", query, read_s=None if follow else _REQUEST_S) as lines:
+            yield from lines
+
+    def run_in(self, pod: str, container: str, command: list[str], *, timeout_s: float) -> tuple[int, str]:
+        """Run a command in a container, without a shell.
+
+        Returns:
+            Its exit code and what it printed.
+
+        Raises:
+            AccessDeniedError: you may not run commands in pods.
+            TransientError: it did not end in time, or the connection broke.
+        """
+        what = f"run {command[0]} in pod {pod}"
+        try:
+            with Client(config=self.connection.config, namespace=self.namespace) as client:
+                done = client.exec(
+                    pod, container=container, command=command, stdout=True, stderr=True, timeout=timeout_s
+                )
+        except httpx2.HTTPStatusError as error:
+            raise refusal(error.response.status_code, {}, what) from error
+        except (httpx2.HTTPError, OSError, TimeoutError) as error:
+            raise TransientError(f"{what}: {type(error).__name__} {error}") from error
+        code = getattr(done, "exit_code", None)
+        return (0 if code is None else int(code)), f"{done.stdout or ''}{done.stderr or ''}"
+
+    @contextlib.contextmanager
+    def _stream(self, path: str, query: Mapping[str, str], *, read_s: float | None) -> Generator[Iterator[str]]:
+        what = f"GET {path}"
+        timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
+        self.num_requests += 1
+        try:
+            with self._client.stream("GET", path, params=query, timeout=timeout) as response:
+                if response.status_code >= 300:
+                    raise refusal(response.status_code, _document(response.read()), what)
+                yield response.iter_lines()
+        except (httpx2.HTTPError, OSError) as error:
+            raise TransientError(f"the connection to {self.connection.name} broke: {error}") from error
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def _path(self, kind: str, name: str = "") -> str:
+        namespace = "" if kind in _OF_CLUSTER else f"/namespaces/{self.namespace}"
+        return f"/{_GROUPS.get(kind, _CORE)}{namespace}/{kind}" + (f"/{name}" if name else "")
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Object:
+        what = f"{method} {path.partition('/namespaces/')[2] or path}"
+
+        def send() -> Object:
+            self.num_requests += 1
+            response = self._client.request(
+                method,
+                path,
+                params=query,
+                content=None if body is None else json.dumps(body).encode(),
+                headers={"content-type": "application/json", "accept": "application/json", **(headers or {})},
+            )
+            document = _document(response.content)
+            if response.status_code >= 300:
+                raise refusal(response.status_code, document, what, after_s=response.headers.get("retry-after"))
+            return document
+
+        return self._patiently(send, is_safe=method != "POST")
+
+    def _patiently(self, send: Callable[[], _T], *, is_safe: bool) -> _T:
+        """Repeat a request while the server is busy or out of reach.
+
+        Args:
+            send: the request.
+            is_safe: whether it may be sent again when its answer was lost.
+        """
+        begun_s, name = clock.monotonic_s(), self.connection.name
+        for shortest_s in (*_PAUSES_S, *[_PAUSES_S[-1]] * 100):
+            asked_s = 0.0
+            try:
+                return send()
+            except ConfigError as error:
+                raise AccessDeniedError(
+                    f"the program that gives your token for {name} failed: {error}",
+                    hint="log in to the cluster again",
+                ) from error
+            except (httpx2.HTTPError, OSError) as error:
+                is_unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+                failure = unreachable(name, error)
+                if not (is_safe or is_unsent) or "CERTIFICATE" in str(error).upper():
+                    raise failure from error
+            except GoneError:
+                raise
+            except TransientError as error:
+                failure, asked_s = error, error.pause_s if isinstance(error, BusyError) else 0.0
+            pause_s = max(shortest_s, asked_s)
+            if clock.monotonic_s() + pause_s - begun_s > _WITHIN_S:
+                raise failure
+            clock.sleep(pause_s * random.uniform(0.8, 1.2))
+        raise AssertionError
+
+
+def _document(data: bytes) -> Object:
+    """The answer; empty if it is not a JSON object, as from a proxy."""
+    if len(data) > _MOST_ANSWER_BYTES:
+        raise StorageError(f"the cluster's answer has {len(data)} bytes, more than is accepted")
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(data)
+        if isinstance(found, dict):
+            return cast(Object, found)
+    return {}

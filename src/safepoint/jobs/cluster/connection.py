@@ -1,0 +1,180 @@
+"""Which cluster, and as whom: a context of the kubeconfig, a pod's service account, or Kubeflow's configuration."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from safepoint.errors import NotFoundError, UnsupportedError, UsageError
+from safepoint.jobs.cluster.objects import at, texts
+
+try:
+    import yaml
+    from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+    from lightkube.config.models import Cluster, User
+    from lightkube.core.exceptions import ConfigError
+except ModuleNotFoundError as error:
+    raise UnsupportedError(
+        f"jobs on a cluster need the package lightkube; the module {error.name} is not installed",
+        hint="pip install 'safepoint[kubernetes]'",
+    ) from error
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_EXEC_V1 = "client.authentication.k8s.io/v1"
+_EXEC_KNOWN = "client.authentication.k8s.io/v1beta1"
+_DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A namespace of a cluster.
+
+    Args:
+        name: how a person calls it: the context, or `in-cluster`.
+        config: address, certificates and identity.
+        namespace: where the jobs are.
+    """
+
+    name: str
+    config: SingleConfig
+    namespace: str
+
+
+def connect_to(
+    context: str | None = None,
+    *,
+    namespace: str | None = None,
+    file: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Connection:
+    """The connection to a cluster; no request is sent yet.
+
+    Args:
+        context: the exact name of a context; None for a pod's service account, else for the current context.
+        namespace: that of the context when None.
+        file: the kubeconfig; the files that KUBECONFIG names, or ~/.kube/config, when None.
+        environ: of KUBECONFIG, HOME and the pod's variables; this process's own when None.
+
+    Raises:
+        NotFoundError: there is no kubeconfig, or no such context in it.
+        UsageError: a kubeconfig cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    if context is None and file is None and "KUBERNETES_SERVICE_HOST" in environ and SERVICE_ACCOUNT.is_dir():
+        try:
+            config = KubeConfig.from_service_account().get()
+        except (ConfigError, OSError, KeyError) as error:
+            raise UsageError(f"this pod's service account cannot be used: {error}") from error
+        return _connection("in-cluster", config, namespace)
+    found = _read(_files(file, environ))
+    name = found.current_context if context is None else context
+    if name is None or name not in found.contexts:
+        known = ", ".join(sorted(found.contexts)) or "none"
+        what = "the kubeconfig has no current context" if name is None else f"the kubeconfig has no context {name!r}"
+        raise NotFoundError(f"{what}; it has {known}", hint="`kubectl config get-contexts` lists them")
+    try:
+        return _connection(name, found.get(name), namespace)
+    except (ConfigError, KeyError) as error:
+        raise UsageError(f"context {name!r} of the kubeconfig is not complete: {error} is missing") from error
+
+
+def connect_with(configuration: Any, *, namespace: str) -> Connection:
+    """The connection that a `kubernetes.client.Configuration` describes, as users of Kubeflow's SDK pass it.
+
+    Args:
+        configuration: its host, token, certificate authority and client certificate are used.
+        namespace: where the jobs are.
+    """
+    token = configuration.get_api_key_with_prefix("authorization") or configuration.get_api_key_with_prefix(
+        "BearerToken"
+    )
+    token = token.removeprefix("Bearer ").removeprefix("bearer ") if token else None
+    config = KubeConfig.from_one(
+        cluster=Cluster(
+            server=configuration.host,
+            certificate_auth=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+        ),
+        user=User(token=token, client_cert=configuration.cert_file, client_key=configuration.key_file),
+        namespace=namespace,
+    ).get()
+    return _connection(configuration.host, config, namespace)
+
+
+def contexts(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The names of the kubeconfig's contexts; empty without a kubeconfig."""
+    try:
+        return sorted(_read(_files(None, os.environ if environ is None else environ)).contexts)
+    except NotFoundError:
+        return []
+
+
+def _connection(name: str, config: SingleConfig | None, namespace: str | None) -> Connection:
+    assert config is not None
+    if config.user is None:  # lightkube requires one
+        config = SingleConfig(
+            context_name=config.context_name,
+            context=config.context,
+            cluster=config.cluster,
+            user=User(),
+            fname=config.fname,
+        )
+    program = config.user.exec if config.user is not None else None
+    if program is not None and program.apiVersion == _EXEC_V1:
+        program.apiVersion = _EXEC_KNOWN  # lightkube knows only this one, whose answer is the same
+    return Connection(name=name, config=config, namespace=namespace or config.namespace or _DEFAULT_NAMESPACE)
+
+
+def _files(file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> list[Path]:
+    if file is not None:
+        return [Path(file).expanduser()]
+    named = environ.get("KUBECONFIG", "")
+    if named:
+        return [Path(part).expanduser() for part in named.split(os.pathsep) if part]
+    return [Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"]
+
+
+def _read(files: list[Path]) -> KubeConfig:
+    """All files as one: of entries with the same name the first one counts, as for kubectl."""
+    merged: dict[str, Any] = {"clusters": [], "contexts": [], "users": []}
+    first = None
+    for file in files:
+        if not file.is_file():
+            continue
+        first = first or file
+        try:
+            document: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UsageError(f"the kubeconfig {file} cannot be read: {error}") from error
+        if not isinstance(document, dict):
+            raise UsageError(f"the kubeconfig {file} is not a kubeconfig")
+        _merge(merged, cast("dict[str, Any]", document), file)
+    if first is None:
+        names = " or ".join(map(str, files))
+        raise NotFoundError(f"there is no kubeconfig {names}", hint="log in to your cluster, or set KUBECONFIG")
+    try:
+        return KubeConfig.from_dict(merged)  # pyright: ignore[reportUnknownMemberType]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the kubeconfig {first} is not valid: {error}") from error
+
+
+def _merge(merged: dict[str, Any], document: dict[str, Any], file: Path) -> None:
+    merged.setdefault("current-context", document.get("current-context") or None)
+    if merged["current-context"] is None:
+        merged["current-context"] = document.get("current-context") or None
+    for kind in ("clusters", "contexts", "users"):
+        known = {str(item["name"]) for item in merged[kind]}
+        items: Any = document.get(kind) or []
+        for item in items:
+            if at(item, "name") not in {None, *known}:
+                merged[kind].append(_with_absolute_paths(item, kind.removesuffix("s"), file.parent))
+
+
+def _with_absolute_paths(item: Any, kind: str, folder: Path) -> dict[str, Any]:
+    """Paths in a kubeconfig are relative to it."""
+    paths = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+    inner: dict[str, Any] = {
+        key: str(folder / value) if key in paths else value for key, value in texts(item, kind).items()
+    }
+    return {**item, kind: inner}

@@ -1,0 +1,82 @@
+"""The answers of an API server that are errors, in Safepoint's words."""
+
+import contextlib
+from typing import Any
+
+from safepoint.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NotFoundError,
+    SafepointError,
+    StorageError,
+    TransientError,
+    UsageError,
+)
+
+_MOST_PAUSE_S = 30.0
+
+
+class GoneError(TransientError):
+    """The history that a watch would continue is gone; list again."""
+
+
+class AlreadyExistsError(ConflictError):
+    """An object of this name exists."""
+
+
+class BusyError(TransientError):
+    """The server is busy, and may ask for a pause."""
+
+    pause_s: float = 0.0
+
+
+_KINDS: dict[int, type[SafepointError]] = {
+    **dict.fromkeys((400, 405, 413, 415, 422), UsageError),
+    404: NotFoundError,
+    409: ConflictError,
+    410: GoneError,
+}
+
+
+def unreachable(name: str, error: Exception) -> SafepointError:
+    """The error when cluster `name` did not answer."""
+    reason = str(error) or type(error).__name__
+    if "certificate verify failed" in reason.lower():
+        return StorageError(
+            f"the certificate of cluster {name} is not trusted: {reason}",
+            hint="correct certificate-authority in the kubeconfig",
+        )
+    return TransientError(
+        f"cluster {name} cannot be reached: {reason}", hint="check the network, and the server in the kubeconfig"
+    )
+
+
+def refusal(status: int, document: dict[str, Any], what: str, *, after_s: str | None = None) -> SafepointError:
+    """The error for an answer of the API server.
+
+    Args:
+        status: of HTTP.
+        document: the answer, a Kubernetes Status; empty if there was none.
+        what: the request, for the message.
+        after_s: the header Retry-After.
+    """
+    reason, message = str(document.get("reason") or ""), str(document.get("message") or f"HTTP status {status}")
+    if status == 403 and "exceeded quota" in message:
+        return ConflictError(
+            f"a quota of the namespace is used up: {message}", hint="free some of it, or ask for more"
+        )
+    if status in {401, 403}:
+        what_is_wrong = (
+            "the cluster does not accept your login" if status == 401 else "you are not allowed to do this"
+        )
+        hint = "log in again" if status == 401 else "`safepoint doctor --on PLACE` lists the rights that are missing"
+        return AccessDeniedError(f"{what_is_wrong}: {message}", hint=hint)
+    if status in _KINDS:
+        kind = AlreadyExistsError if reason == "AlreadyExists" else _KINDS[status]
+        return kind(f"the cluster refuses the request {what}: {message}" if kind is UsageError else message)
+    if status == 429 or status >= 500:
+        busy = BusyError(f"the cluster could not answer {what}: {message}", hint="try again later")
+        with contextlib.suppress(ValueError):
+            busy.pause_s = min(float(after_s or 0), _MOST_PAUSE_S)
+        return busy
+    return StorageError(f"the cluster answered {what} with HTTP status {status}: {message}")

@@ -1,0 +1,301 @@
+"""The objects of a job: its TrainJob, the config maps with what it brings along, its secret. Pure; no requests."""
+
+import base64
+import copy
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from safepoint.errors import UsageError
+from safepoint.jobs.cluster import pod_archive
+from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, RECORD, ClusterSpec
+from safepoint.settings.run_settings import RunSettings
+from safepoint.storage.location import CLAIMS, parse_location
+
+CHECKPOINTS = "/mnt/kubeflow-checkpoints"
+"""Where users of OpenShift AI expect the claim, or the local folder in front of an object store."""
+_STORAGE, _SHIPPED, _PLACE = "checkpoint-storage", "safepoint", "/opt/safepoint"
+_CODE = "code.zip"
+_SECRET_KEY, _SECRET_PLACE = "job-secret", "/var/run/safepoint"
+_MOST_SHIPPED_BYTES = (1 << 20) - (16 << 10)
+_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
+_QUEUE, _PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+_TRACKING = "trainer.opendatahub.io"
+_POLL_S = 30
+DEFAULT_GRACE_S = 30
+KEY_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_S3_ENDPOINT")
+REGION_VARIABLES = ("AWS_DEFAULT_REGION", "AWS_S3_BUCKET")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What a job has to know of its runtime.
+
+    Args:
+        document: the TrainingRuntime or ClusterTrainingRuntime.
+    """
+
+    document: Object
+
+    @property
+    def replicated_job(self) -> Any:
+        """The part whose pods train."""
+        jobs = items(self.document, "spec", "template", "spec", "replicatedJobs")
+        trains = [job for job in jobs if at(job, "template", "metadata", "labels", _STEP) == "trainer"]
+        trains = trains or [job for job in jobs if at(job, "name") == "node"]
+        if not trains:
+            raise UsageError(
+                f"runtime {name_of(self.document)} has no part that trains PyTorch",
+                hint="`kubectl get clustertrainingruntimes` lists the runtimes",
+            )
+        return trains[0]
+
+    @property
+    def pod(self) -> Any:
+        """The specification of such a pod."""
+        return at(self.replicated_job, "template", "spec", "template", "spec")
+
+    @property
+    def container(self) -> Any:
+        """Its container that trains."""
+        containers = items(self.pod, "containers")
+        named = [container for container in containers if at(container, "name") == "node"]
+        return (named or containers)[0]
+
+    @property
+    def grace_s(self) -> int:
+        """Seconds between SIGTERM and SIGKILL."""
+        found = at(self.pod, "terminationGracePeriodSeconds")
+        return DEFAULT_GRACE_S if found is None else int(found)
+
+    @property
+    def mounted(self) -> set[str]:
+        """The paths at which it mounts something."""
+        return {str(at(mount, "mountPath")).rstrip("/") for mount in items(self.container, "volumeMounts")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifests:
+    """All objects of a job.
+
+    Args:
+        trainjob: the job.
+        before: what must exist when its pods start, as pairs of kind and object. The job becomes their owner.
+    """
+
+    trainjob: Object
+    before: tuple[tuple[str, Object], ...]
+
+    @property
+    def documents(self) -> list[Object]:
+        """In the order in which they are created."""
+        return [*(item for _, item in self.before), self.trainjob]
+
+
+def manifests_for(
+    spec: ClusterSpec,
+    runtime: Runtime,
+    *,
+    secret_keys: tuple[str, ...] | None = None,
+    with_secret: bool = True,
+    with_runtime: bool = True,
+) -> Manifests:
+    """The objects of a job.
+
+    Args:
+        spec: the job.
+        runtime: its runtime.
+        secret_keys: the keys of the connection's Secret; None if they may not be read.
+        with_secret: make a Secret by which several nodes recognise each other; else they agree on one in the folder.
+        with_runtime: make a runtime of its own if the grace period differs; else the runtime's own counts.
+
+    Raises:
+        UsageError: what the job brings along is too large.
+    """
+    before: list[tuple[str, Object]] = [("configmaps", _shipped(spec))]
+    runtime_reference = {"name": spec.runtime, "kind": str(at(runtime.document, "kind"))}
+    grace_s = runtime.grace_s
+    if spec.grace_s is not None and spec.grace_s != grace_s and with_runtime:
+        grace_s = spec.grace_s
+        before.append(("trainingruntimes", _own_runtime(spec, runtime)))
+        runtime_reference = {"name": name_of(before[-1][1]), "kind": "TrainingRuntime"}
+    has_secret = spec.num_nodes > 1 and with_secret
+    if has_secret:
+        before.append(("secrets", _secret(spec)))
+    volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), has_secret=has_secret)
+    trainer: Object = {
+        "command": ["python3", f"{_PLACE}/{pod_archive.NAME}", "run", *_program(spec)],
+        "env": _environment(spec, grace_s, secret_keys, has_secret=has_secret),
+        "numNodes": spec.num_nodes,
+    }
+    if spec.image is not None:
+        trainer["image"] = spec.image
+    if spec.ranks_per_node is not None:
+        trainer["numProcPerNode"] = spec.ranks_per_node
+    if spec.resources:
+        trainer["resourcesPerNode"] = {"requests": dict(spec.resources), "limits": dict(spec.resources)}
+    patch = {"volumes": volumes, "containers": [{"name": at(runtime.container, "name"), "volumeMounts": mounts}]}
+    labels = {JOB_LABEL: spec.name, **spec.labels}
+    labels |= {name: text for name, text in ((_QUEUE, spec.queue), (_PRIORITY, spec.priority_class)) if text}
+    trainjob: Object = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {
+            "name": spec.name,
+            "labels": labels,
+            "annotations": {RECORD: spec.to_record(), **_tracking(spec), **spec.annotations},
+        },
+        "spec": {
+            "runtimeRef": runtime_reference,
+            "trainer": trainer,
+            "runtimePatches": [_patch(at(runtime.replicated_job, "name"), patch)],
+        },
+    }
+    return Manifests(trainjob=trainjob, before=tuple(before))
+
+
+def _patch(replicated_job: str, pod: Object) -> Object:
+    template = {"spec": {"template": {"spec": pod}}}
+    jobs = [{"name": replicated_job, "template": template}]
+    return {
+        "manager": f"{DOMAIN}/job",
+        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},
+    }
+
+
+def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
+    """The runtime with the job's grace period. In a patch of the TrainJob the period would stop a job of Kueue."""
+    document = copy.deepcopy(runtime.document)
+    own = Runtime(document=document)
+    own.pod["terminationGracePeriodSeconds"] = spec.grace_s
+    labels = {**texts(document, "metadata", "labels"), JOB_LABEL: spec.name}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {"name": f"{spec.name}-{spec.grace_s}s", "labels": labels},
+        "spec": document["spec"],
+    }
+
+
+def _shipped(spec: ClusterSpec) -> Object:
+    """The config map with the pod side of Safepoint, the script and the code."""
+    files = {pod_archive.NAME: pod_archive.build_archive(), **spec.files}
+    if spec.code is not None:
+        files[_CODE] = spec.code
+    size = sum(map(len, files.values()))
+    if size > _MOST_SHIPPED_BYTES:
+        own = size - len(files[pod_archive.NAME])
+        room = _MOST_SHIPPED_BYTES - len(files[pod_archive.NAME])
+        raise UsageError(
+            f"the job's code has {own:,} bytes, and a config map has room for {room:,}; nothing was submitted",
+            hint="leave data out of the folder, or put the code into the image or on the claim",
+        )
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"{name} {len(data)} ".encode() + data)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": f"{spec.name[:40].rstrip('-')}-{digest.hexdigest()[:12]}",
+            "labels": {JOB_LABEL: spec.name},
+        },
+        "immutable": True,
+        "binaryData": {name: base64.b64encode(data).decode() for name, data in sorted(files.items())},
+    }
+
+
+def _secret(spec: ClusterSpec) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": f"{spec.name}-nodes", "labels": {JOB_LABEL: spec.name}},
+        "immutable": True,
+        "stringData": {_SECRET_KEY: secrets.token_hex(32)},
+    }
+
+
+def _program(spec: ClusterSpec) -> list[str]:
+    script, *arguments = spec.program
+    if spec.is_module:
+        return ["-m", script, *arguments]
+    return [f"{_PLACE}/{script}" if script in spec.files else script, *arguments]
+
+
+def _environment(
+    spec: ClusterSpec, grace_s: int, secret_keys: tuple[str, ...] | None, *, has_secret: bool
+) -> list[Object]:
+    settings, defaults = spec.settings.to_environment(), RunSettings().to_environment()
+    chosen = {name: text for name, text in settings.items() if text and text != defaults[name]}
+    chosen["SAFEPOINT_GRACE"] = str(grace_s)
+    chosen["SAFEPOINT_MAX_RESTARTS"] = str(spec.max_restarts)
+    location = parse_location(spec.settings.output_dir) if spec.settings.output_dir is not None else None
+    if location is not None and location.claim is not None:
+        chosen[CLAIMS] = f"{location.claim}={CHECKPOINTS}"
+    elif location is not None and not location.is_folder:
+        chosen.setdefault("SAFEPOINT_LOCAL_DIR", f"{CHECKPOINTS}/{location.path or 'run'}")
+    if spec.code is not None:
+        chosen["SAFEPOINT_CODE"] = f"{_PLACE}/{_CODE}"
+    if has_secret:
+        chosen["SAFEPOINT_JOB_SECRET_FILE"] = f"{_SECRET_PLACE}/{_SECRET_KEY}"
+    entries: list[Object] = [{"name": name, "value": text} for name, text in {**chosen, **spec.env}.items()]
+    return entries + _keys(spec, secret_keys)
+
+
+def _keys(spec: ClusterSpec, secret_keys: tuple[str, ...] | None) -> list[Object]:
+    """The variables of the connection: references, so that no value is in the job."""
+    if spec.connection is None:
+        return []
+    names = (*KEY_VARIABLES, *REGION_VARIABLES) if secret_keys is None else secret_keys
+
+    def entry(name: str) -> Object:
+        reference: Object = {"name": spec.connection, "key": name}
+        if secret_keys is None:
+            reference["optional"] = True
+        return {"name": name, "valueFrom": {"secretKeyRef": reference}}
+
+    return [entry(name) for name in names if name not in spec.env]
+
+
+def _volumes(
+    spec: ClusterSpec, runtime: Runtime, config_map: str, *, has_secret: bool
+) -> tuple[list[Object], list[Object]]:
+    volumes: list[Object] = [{"name": _SHIPPED, "configMap": {"name": config_map}}]
+    mounts: list[Object] = [{"name": _SHIPPED, "mountPath": _PLACE, "readOnly": True}]
+
+    def add(name: str, path: str, source: Mapping[str, Any], *, is_read_only: bool = False) -> None:
+        if path not in runtime.mounted:
+            volumes.append({"name": name, **source})
+            mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if is_read_only else {})})
+
+    output = spec.settings.output_dir
+    location = parse_location(output) if output is not None else None
+    if location is not None and location.claim is not None:
+        add(_STORAGE, CHECKPOINTS, {"persistentVolumeClaim": {"claimName": location.claim}})
+    elif location is not None and not location.is_folder:
+        add(_STORAGE, CHECKPOINTS, {"emptyDir": _limited(spec.staging_bytes)})
+    add("safepoint-tmp", "/tmp", {"emptyDir": {}})  # the root may be read-only
+    add("safepoint-shm", "/dev/shm", {"emptyDir": {"medium": "Memory", **_limited(spec.shared_memory_bytes)}})
+    if has_secret:
+        source = {"secret": {"secretName": f"{spec.name}-nodes", "defaultMode": 0o440}}
+        add("safepoint-nodes", _SECRET_PLACE, source, is_read_only=True)
+    return volumes, mounts
+
+
+def _limited(size_bytes: int | None) -> Object:
+    return {} if size_bytes is None else {"sizeLimit": str(size_bytes)}
+
+
+def _tracking(spec: ClusterSpec) -> dict[str, str]:
+    """The annotations by which OpenShift AI's controller reads the progress."""
+    port = spec.settings.metrics_port
+    if not port:
+        return {}
+    return {
+        f"{_TRACKING}/progression-tracking": "enabled",
+        f"{_TRACKING}/metrics-port": str(port),
+        f"{_TRACKING}/metrics-poll-interval": str(_POLL_S),
+    }

@@ -1,0 +1,36 @@
+"""Reading objects of a cluster, which may lack any field."""
+
+from typing import Any
+
+Object = dict[str, Any]
+"""One object of a cluster, as the API server sends it."""
+
+
+def at(value: Any, *path: str) -> Any:
+    """The value below these keys; None where one is missing."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def items(value: Any, *path: str) -> list[Any]:
+    """The list below these keys; empty where one is missing."""
+    found = at(value, *path)
+    return found if isinstance(found, list) else []  # pyright: ignore[reportUnknownVariableType]
+
+
+def texts(value: Any, *path: str) -> dict[str, str]:
+    """The mapping of strings below these keys, such as labels; empty where one is missing."""
+    found = at(value, *path)
+    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def name_of(value: Any) -> str:
+    """The name of an object."""
+    return str(at(value, "metadata", "name") or "")
+
+
+def condition(value: Any, kind: str) -> Any:
+    """The condition of this type in an object's status if it is true, else None."""
+    found = [item for item in items(value, "status", "conditions") if at(item, "type") == kind]
+    return next((item for item in found if at(item, "status") == "True"), None)

@@ -1,0 +1,74 @@
+"""The pod side of Safepoint in one file, which a job brings along: `python safepoint.pyz run …`.
+
+The file is a zip that Python runs and imports from. The same sources give the same bytes.
+"""
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterator
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+from safepoint._version import __version__
+
+NAME = "safepoint.pyz"
+_CONTROL_SIDE = frozenset({"doctor", "jobs", "sdk", "lightning.py"})
+"""What a pod never imports."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+# `safepoint run` starts further processes: they find the package in the same file.
+_MAIN = """\
+import os
+import sys
+
+archive = os.path.abspath(sys.path[0])
+code = os.environ.pop("SAFEPOINT_CODE", "")
+if code:
+    import tempfile
+    import zipfile
+
+    folder = tempfile.mkdtemp(prefix="safepoint-code-")
+    with zipfile.ZipFile(code) as files:
+        files.extractall(folder)
+    os.chdir(folder)
+sys.path[0] = archive
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (archive, os.environ.get("PYTHONPATH"))))
+
+from safepoint.cli.main import main
+
+main()
+"""
+
+
+def build_archive() -> bytes:
+    """The archive of this release."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        _add(archive, "__main__.py", _MAIN.encode())
+        for name, data in _modules(resources.files("safepoint"), "safepoint"):
+            _add(archive, name, data)
+    return buffer.getvalue()
+
+
+def digest_of(data: bytes) -> str:
+    """What names the archive on a cluster: the release and the first letters of its SHA-256."""
+    return f"{__version__}-{hashlib.sha256(data).hexdigest()[:12]}"
+
+
+def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    for item in sorted(folder.iterdir(), key=lambda item: item.name):
+        path = f"{name}/{item.name}"
+        if name == "safepoint" and item.name in _CONTROL_SIDE:
+            continue
+        if item.is_dir() and item.name != "__pycache__":
+            yield from _modules(item, path)
+        elif item.name.endswith(".py"):
+            yield path, item.read_bytes()
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    entry = zipfile.ZipInfo(name, _EPOCH)
+    entry.external_attr = 0o644 << 16
+    entry.create_system = 3  # Unix, wherever it is made
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, data, compresslevel=9)

@@ -1,0 +1,120 @@
+"""What a job on a cluster is made from, and what a TrainJob records of it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
+
+from safepoint.errors import UsageError
+from safepoint.jobs.model.connections import IDENTITY
+from safepoint.jobs.model.spec import check_name
+from safepoint.settings.run_settings import RunSettings
+from safepoint.storage.location import parse_location
+
+DEFAULT_RUNTIME = "torch-distributed"
+DOMAIN = "safepoint.dev"
+RECORD = f"{DOMAIN}/job"
+"""The annotation with the record of a job."""
+JOB_LABEL = f"{DOMAIN}/job"
+"""The label of the objects that belong to a job."""
+_GPU_NAMES = {"gpu": "nvidia.com/gpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """One job on a cluster.
+
+    Args:
+        name: as Kubernetes names objects.
+        program: script or module, and arguments. The script is a path in `files`, or in the image.
+        is_module: run the program as `python -m` does.
+        files: what the job brings along, by the name of the file: its script.
+        code: a zip of a folder to unpack and run in; None without one.
+        num_nodes: pods.
+        ranks_per_node: ranks in each pod; None leaves this to the runtime.
+        resources: of each pod, as Kubernetes names them.
+        settings: the options of the run.
+        env: variables for the program, without secrets.
+        connection: the name of a Secret with the keys of the object store, or None.
+        runtime: the TrainingRuntime or ClusterTrainingRuntime.
+        image: the image, instead of the runtime's.
+        queue: Kueue's LocalQueue, or None.
+        priority_class: Kueue's WorkloadPriorityClass, or None.
+        grace_s: seconds between SIGTERM and SIGKILL; None for the runtime's own.
+        staging_bytes: the size limit of the local folder in front of an object store; None for no limit.
+        shared_memory_bytes: of /dev/shm; None for no limit but the pod's memory.
+        max_restarts: how often a launcher restarts the ranks after a failure.
+        labels: of the TrainJob.
+        annotations: likewise.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    is_module: bool = False
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+    code: bytes | None = field(default=None, repr=False)
+    num_nodes: int = 1
+    ranks_per_node: int | None = None
+    resources: Mapping[str, str] = field(default_factory=dict[str, str])
+    settings: RunSettings = field(default_factory=RunSettings)
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    connection: str | None = None
+    runtime: str = DEFAULT_RUNTIME
+    image: str | None = None
+    queue: str | None = None
+    priority_class: str | None = None
+    grace_s: int | None = None
+    staging_bytes: int | None = None
+    shared_memory_bytes: int | None = None
+    max_restarts: int = 3
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not self.program:
+            raise UsageError("the job has no program", hint="give a script, a module or a function")
+        if self.num_nodes < 1:
+            raise UsageError(f"the number of nodes is {self.num_nodes}; it must be at least 1")
+        if self.priority_class is not None and self.queue is None:
+            raise UsageError(
+                f"--priority-class {self.priority_class} has no effect without a queue", hint="give --queue too"
+            )
+        keys = sorted(IDENTITY.intersection(self.env))
+        if keys:
+            raise UsageError(
+                f"env has {', '.join(keys)}, which would be readable in the job; nothing was submitted",
+                hint="put the keys into a Secret, and use --connection NAME or data_connection_name",
+            )
+        output = self.settings.output_dir
+        if output is not None and self.num_nodes > 1 and parse_location(output).is_folder:
+            location = parse_location(output)
+            if location.claim is None:
+                raise UsageError(
+                    f"output location {output} is a folder of each pod, and {self.num_nodes} pods would not share it",
+                    hint="use pvc://CLAIM/PATH, or an object store",
+                )
+
+    def to_record(self) -> str:
+        """What the TrainJob's annotation keeps, for commands that show the job or make its successor."""
+        record = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_RECORDED}
+        record["settings"] = {key: text for key, text in self.settings.to_environment().items() if text}
+        record |= {name: dict(record[name]) for name in ("resources", "env", "labels", "annotations")}
+        return json.dumps(record, sort_keys=True)
+
+
+_NOT_RECORDED = {"files", "code"}
+
+
+def kubernetes_resources(requested: Mapping[str, Any] | None) -> dict[str, str]:
+    """The resources of a pod, with Kubernetes' names: `{"gpu": 1}` → `{"nvidia.com/gpu": "1"}`."""
+    return {_GPU_NAMES.get(name.lower(), name): str(value) for name, value in (requested or {}).items()}
+
+
+def read_record(text: str | None) -> dict[str, Any]:
+    """The record in an annotation; empty if there is none, or if someone has changed it into something else."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

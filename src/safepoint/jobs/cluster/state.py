@@ -1,0 +1,382 @@
+"""The state of a job on a cluster, from all objects that know of it. Pure; no requests.
+
+No single condition is enough: after a resume Trainer leaves `Suspended` as it was, and a job of a queue is suspended
+by Kueue as well as by a person.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from safepoint.foundation import clock
+from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, texts
+from safepoint.jobs.cluster.spec import RECORD, read_record
+from safepoint.jobs.model.records import JobState, command_line
+from safepoint.progress.record import Progress, SaveStatistics, State
+
+SUSPENDED_BY = "safepoint.dev/suspended-by"
+"""The annotation with the person who suspended the job."""
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_NODE = "node"
+_STUCK = {
+    "ErrImagePull": "its image cannot be pulled",
+    "ImagePullBackOff": "its image cannot be pulled",
+    "ErrImageNeverPull": "its image is not on the node",
+    "InvalidImageName": "the name of its image is invalid",
+    "CreateContainerConfigError": "its container cannot be created",
+    "CreateContainerError": "its container cannot be created",
+    "RunContainerError": "its container cannot be started",
+}
+_NEVER = {"Misconfigured", "ExceedsMaxQuota", "NoMatchingFlavor", "Inadmissible"}
+_MOST_MESSAGE = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All objects of a job, as they were at one moment.
+
+    Args:
+        trainjob: the job.
+        jobset: made of it by Trainer, or None.
+        pods: of the JobSet.
+        workload: Kueue's, or None.
+        events: warnings about the job and its pods, oldest first.
+    """
+
+    trainjob: Object
+    jobset: Object | None = None
+    pods: Sequence[Object] = ()
+    workload: Object | None = None
+    events: Sequence[Object] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterJob:
+    """One job on a cluster, as commands show it.
+
+    Args:
+        name: of the TrainJob.
+        place: how a person calls the cluster.
+        namespace: the namespace.
+        state: its state.
+        message: why it is in this state; may be empty.
+        created: RFC 3339 UTC.
+        command: its program, as a command line; empty for a job that Safepoint did not submit.
+        num_nodes: pods.
+        ranks_per_node: ranks in each pod; None when the runtime decides.
+        queue: Kueue's LocalQueue, or None.
+        output: the output location, or None.
+        progress: as it was posted to the cluster, or None.
+        attempt: the number of its newest start, as far as it is known.
+        exit_code: of its first pod that has failed.
+        is_ours: whether Safepoint submitted it.
+        uid: of the TrainJob.
+    """
+
+    name: str
+    place: str
+    namespace: str
+    state: JobState
+    message: str
+    created: str
+    command: str
+    num_nodes: int
+    ranks_per_node: int | None
+    queue: str | None
+    output: str | None
+    progress: Progress | None
+    attempt: int
+    exit_code: int | None
+    is_ours: bool
+    uid: str
+
+    @property
+    def safe_step(self) -> int | None:
+        """The step of the newest checkpoint, as far as it is known."""
+        return None if self.progress is None else self.progress.safe_step
+
+
+def describe(seen: Observed, *, place: str) -> ClusterJob:
+    """The job with its state."""
+    job = seen.trainjob
+    record = read_record(texts(job, "metadata", "annotations").get(RECORD))
+    state, message = _state_of(seen)
+    program: list[str] = list(map(str, items(record, "program")))
+    settings = record.get("settings")
+    trainer = at(job, "spec", "trainer")
+    progress = _progress_of(job, state)
+    return ClusterJob(
+        name=name_of(job),
+        place=place,
+        namespace=str(at(job, "metadata", "namespace") or ""),
+        state=state,
+        message=message[:_MOST_MESSAGE],
+        created=str(at(job, "metadata", "creationTimestamp") or ""),
+        command=command_line(program, is_module=bool(record.get("is_module"))) if program else "",
+        num_nodes=int(at(trainer, "numNodes") or max(1, len(_training(seen.pods)))),
+        ranks_per_node=at(trainer, "numProcPerNode"),
+        queue=texts(job, "metadata", "labels").get(_QUEUE),
+        output=at(settings, "SAFEPOINT_OUTPUT_DIR"),
+        progress=progress,
+        attempt=progress.attempt if progress is not None else 0,
+        exit_code=_exit_code(seen.pods),
+        is_ours=bool(record),
+        uid=str(at(job, "metadata", "uid") or ""),
+    )
+
+
+def _state_of(seen: Observed) -> tuple[JobState, str]:
+    job = seen.trainjob
+    if at(job, "metadata", "deletionTimestamp"):
+        return JobState.DELETING, ""
+    if condition(job, "Complete"):
+        return JobState.COMPLETE, ""
+    failed = condition(job, "Failed")
+    if failed:
+        return JobState.FAILED, _first_cause(seen.pods) or str(at(failed, "message") or "")
+    pods = [pod for pod in _training(seen.pods) if at(pod, "status", "phase") in {"Pending", "Running", "Unknown"}]
+    if at(job, "spec", "suspend"):
+        return _stopped(seen, has_pods=bool(pods))
+    if seen.workload is not None and not condition(seen.workload, "Admitted"):
+        return _stopped(seen, has_pods=bool(pods))  # Kueue has not admitted it yet, or takes its quota back
+    return _started(seen, pods)
+
+
+def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
+    """The state of a job that may not run: a person or a queue holds it."""
+    job, workload = seen.trainjob, seen.workload
+    by = texts(job, "metadata", "annotations").get(SUSPENDED_BY, "")
+    queue = texts(job, "metadata", "labels").get(_QUEUE)
+    is_new_in_queue = workload is None and queue is not None and not by
+    if is_new_in_queue:
+        return JobState.QUEUED, f"waits for queue {queue}"
+    if workload is None or at(workload, "spec", "active") is False:
+        return (JobState.SUSPENDING if has_pods else JobState.SUSPENDED), f"by {by}" if by else ""
+    evicted = condition(workload, "Evicted")
+    if has_pods:
+        return JobState.SUSPENDING, str(at(evicted, "message") or "its queue takes the quota back")
+    waits = _condition_of_any_status(workload, "QuotaReserved")
+    reason, message = str(at(waits, "reason") or ""), str(at(waits, "message") or "")
+    if reason in _NEVER and not message.startswith("The workload has just been"):
+        return JobState.INADMISSIBLE, message
+    if evicted and at(evicted, "reason") == "Preempted":
+        return JobState.PREEMPTED, str(at(evicted, "message") or "")
+    return JobState.QUEUED, message
+
+
+def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
+    """The state of a job that may run."""
+    has_run = _has_run(seen)
+    waiting = JobState.RESUMING if has_run else JobState.STARTING
+    if not pods:
+        trouble = _trouble_before_pods(seen)
+        return (JobState.INADMISSIBLE, trouble) if trouble else (waiting, "its pods are being created")
+    not_running = [pod for pod in pods if "running" not in _container_state(pod)]
+    if not not_running and not any(map(_is_leaving, pods)):
+        trains = _trains(seen, pods)
+        return (JobState.RUNNING, "") if trains else (waiting, "the program has started, and does not train yet")
+    return _not_all_running(pods, not_running, waiting)
+
+
+def _not_all_running(
+    pods: Sequence[Object], not_running: Sequence[Object], waiting: JobState
+) -> tuple[JobState, str]:
+    """The state of a job that has pods, of which some do not run."""
+    leaving = next(filter(_is_leaving, pods), None)
+    if leaving is not None:
+        return JobState.RESTARTING, _why_leaving(leaving)
+    for pod in pods:
+        why = _unschedulable(pod) or _stuck(pod)
+        if why:
+            return (JobState.INADMISSIBLE if _is_stuck_for_good(pod) else waiting), why
+    restarted = next(filter(_restarts, not_running), None)
+    if restarted is not None:
+        return JobState.RESTARTING, f"pod {name_of(restarted)}: {_ended(restarted)}"
+    return waiting, f"waits for pod {name_of(not_running[0])}"
+
+
+def _is_leaving(pod: Object) -> bool:
+    return at(pod, "metadata", "deletionTimestamp") is not None
+
+
+def _training(pods: Sequence[Object]) -> list[Object]:
+    """The pods that train, first node first; those of initializers are left out."""
+    label = "jobset.sigs.k8s.io/replicatedjob-name"
+    found = [pod for pod in pods if texts(pod, "metadata", "labels").get(label, _NODE) == _NODE]
+    return sorted(found, key=node_of)
+
+
+def node_of(pod: Object) -> int:
+    """The number of the pod's node."""
+    number = texts(pod, "metadata", "labels").get("batch.kubernetes.io/job-completion-index", "0")
+    return int(number) if number.isdecimal() else 0
+
+
+def container_status(pod: Object) -> Any:
+    """The status of the container that trains; None before it exists."""
+    found = items(pod, "status", "containerStatuses")
+    return next((status for status in found if at(status, "name") == _NODE), found[0] if found else None)
+
+
+def _container_state(pod: Object) -> dict[str, Any]:
+    return at(container_status(pod), "state") or {}
+
+
+def _restarts(pod: Object) -> int:
+    return int(at(container_status(pod), "restartCount") or 0)
+
+
+def _ended(pod: Object) -> str:
+    """How its container ended last."""
+    status = container_status(pod)
+    ended = at(status, "state", "terminated") or at(status, "lastState", "terminated")
+    if ended is None:
+        return "it has ended"
+    reason = str(at(ended, "reason") or "")
+    code = at(ended, "exitCode")
+    return "out of memory (OOMKilled)" if reason == "OOMKilled" else f"exit code {code}"
+
+
+def _exit_code(pods: Sequence[Object]) -> int | None:
+    codes = [at(container_status(pod), "state", "terminated", "exitCode") for pod in _training(pods)]
+    return next((int(code) for code in codes if code), 0 if codes and all(code == 0 for code in codes) else None)
+
+
+def _first_cause(pods: Sequence[Object]) -> str:
+    """Which pod failed first, and how."""
+    failed: list[tuple[str, Object]] = []
+    for pod in _training(pods):
+        status = container_status(pod)
+        ended = at(status, "state", "terminated") or at(status, "lastState", "terminated")
+        if ended is not None and at(ended, "exitCode"):
+            failed.append((str(at(ended, "finishedAt") or ""), pod))
+    if not failed:
+        return ""
+    _, pod = min(failed, key=lambda pair: pair[0])
+    return f"pod {name_of(pod)}: {_ended(pod)}"
+
+
+def _why_leaving(pod: Object) -> str:
+    cause = condition(pod, "DisruptionTarget")
+    why = str(at(cause, "message") or at(cause, "reason") or "it is being deleted")
+    return f"pod {name_of(pod)}: {why}"
+
+
+def _unschedulable(pod: Object) -> str:
+    for item in items(pod, "status", "conditions"):
+        is_scheduling = at(item, "type") == "PodScheduled" and at(item, "status") == "False"
+        if is_scheduling and at(item, "reason") == "Unschedulable":
+            return f"no node has room for pod {name_of(pod)}: {at(item, 'message')}"
+    return ""
+
+
+def _stuck(pod: Object) -> str:
+    waiting = _container_state(pod).get("waiting")
+    reason = str(at(waiting, "reason") or "")
+    if reason in _STUCK:
+        return f"pod {name_of(pod)}: {_STUCK[reason]}: {at(waiting, 'message') or reason}"
+    return ""
+
+
+def _is_stuck_for_good(pod: Object) -> bool:
+    """Whether it cannot start as things are. A pull may succeed at a later try, and a node may become free."""
+    reason = str(at(_container_state(pod), "waiting", "reason") or "")
+    return reason in {"InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull", "ImagePullBackOff"}
+
+
+def _trouble_before_pods(seen: Observed) -> str:
+    """Why no pods come: what Trainer, JobSet and the job controller have reported last."""
+    reasons = {"TrainJobResourcesCreationFailed", "FailedCreate", "TrainingRuntimeNotSupported"}
+    found = [event for event in seen.events if at(event, "reason") in reasons]
+    return str(at(found[-1], "message") or "") if found else ""
+
+
+def _has_run(seen: Observed) -> bool:
+    """Whether an earlier start of the job has trained."""
+    return at(seen.trainjob, "status", "trainerStatus") is not None or any(_restarts(pod) for pod in seen.pods)
+
+
+def _trains(seen: Observed, pods: Sequence[Object]) -> bool:
+    """Whether progress was posted since the container started. Without a status server a running container trains."""
+    if at(seen.trainjob, "spec", "suspend") or not _posts(pods):
+        return True
+    updated = at(seen.trainjob, "status", "trainerStatus", "lastUpdatedTime")
+    started = at(_container_state(pods[0]), "running", "startedAt")
+    return updated is not None and str(updated) >= str(started)
+
+
+def _posts(pods: Sequence[Object]) -> bool:
+    """Whether Trainer's status server is on: then it gave the pods its address."""
+    entries = [entry for container in items(pods[0], "spec", "containers") for entry in items(container, "env")]
+    return any(at(entry, "name") == "KUBEFLOW_TRAINER_SERVER_URL" for entry in entries)
+
+
+def _condition_of_any_status(value: Object, kind: str) -> Any:
+    return next((item for item in items(value, "status", "conditions") if at(item, "type") == kind), None)
+
+
+def _progress_of(job: Object, state: JobState) -> Progress | None:
+    """The progress that was posted to the status server, or that OpenShift AI's controller has read."""
+    status = at(job, "status", "trainerStatus")
+    if status is not None:
+        values = {str(at(item, "name")): _number(at(item, "value")) for item in items(status, "metrics")}
+        return _progress(
+            state,
+            values,
+            remaining_s=_number(at(status, "estimatedRemainingSeconds")),
+            updated=str(at(status, "lastUpdatedTime") or ""),
+        )
+    text = texts(job, "metadata", "annotations").get("trainer.opendatahub.io/trainerStatus")
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    metrics: dict[str, object] = {**texts(found, "trainMetrics"), **texts(found, "evalMetrics")}
+    values = {name: _number(value) for name, value in metrics.items()}
+    for name in ("currentStep", "totalSteps", "currentEpoch", "totalEpochs"):
+        values[name] = _number(at(found, name))
+    remaining_s = _number(at(found, "estimatedRemainingSeconds"))
+    return _progress(state, values, remaining_s=remaining_s, updated=str(at(found, "lastUpdatedTime") or ""))
+
+
+_STATES = {JobState.COMPLETE: State.FINISHED, JobState.FAILED: State.FAILED, JobState.SUSPENDED: State.INTERRUPTED}
+_OWN = {"currentStep", "totalSteps", "currentEpoch", "totalEpochs", "loss", "safeStep", "attempt"}
+
+
+def _progress(
+    state: JobState, values: dict[str, float | None], *, remaining_s: float | None, updated: str
+) -> Progress:
+    step, total = int(values.get("currentStep") or 0), int(values.get("totalSteps") or 0)
+    left = total - step
+    safe = values.get("safeStep")
+    progress = Progress(
+        time=updated,
+        state=_STATES.get(state, State.TRAINING),
+        step=step,
+        max_steps=total,
+        epoch=values.get("currentEpoch") or 0.0,
+        num_epochs=values.get("totalEpochs") or 0.0,
+        loss=values.get("loss"),
+        train_metrics={name: value for name, value in values.items() if name not in _OWN},
+        attempt=int(values.get("attempt") or 0),
+        safe_step=None if safe is None else int(safe),
+        saves=SaveStatistics(),
+    )
+    if remaining_s is None or left <= 0:
+        return progress
+    return replace(progress, step_s=remaining_s / left)
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
+
+
+def age_s(job: ClusterJob) -> float:
+    """Seconds since the job was created."""
+    return clock.wall_s() - clock.parse_utc(job.created)

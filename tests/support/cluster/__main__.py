@@ -1,0 +1,27 @@
+"""The command line, see the package."""
+
+import sys
+import time
+
+from tests.support.cluster import programs
+from tests.support.cluster.running import running_cluster
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    if words == ["build"]:
+        reason = programs.install() or programs.build()
+        if reason:
+            print(f"NOT RUN: cluster ({reason})")
+        return 3 if reason else 0
+    if words == ["up"]:
+        with running_cluster() as cluster:
+            print(f"KUBECONFIG={cluster.kubeconfig}", flush=True)
+            while True:
+                time.sleep(3600)
+    print("usage: python -m tests.support.cluster build|up", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,488 @@
+"""The processes of the test cluster; runs as the first process of its namespaces.
+
+    python -m tests.support.cluster.inside FOLDER
+
+The first process starts the second one and reaps whatever loses its parent. When either ends, the kernel ends all
+others of the namespace. `FOLDER/ready` appears when the node is ready and the addons serve.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.cluster import programs
+
+NODE = "node-a"
+_POD_GATEWAY, _POD_RANGE, _FIRST_POD = "10.244.0.1", "10.244.0.0/24", "10.244.0.10"
+_SERVICE_RANGE, _API_SERVICE, _DNS_SERVICE = "10.96.0.0/16", "10.96.0.1", "10.96.0.10"
+_REGISTRY = "registry.test"
+HOST_IMAGE = f"{_REGISTRY}/host:1"
+"""A root of links into /usr: whoever uses it mounts the machine's /usr, and has its programs without a copy."""
+_FOLDERS = ("tmp", "etc", "var", "run", "proc", "sys", "dev", "root", "usr", "opt", "mnt", "home")
+_ADDON_NAMESPACES = {"jobset": "jobset-system", "trainer": "kubeflow-system", "kueue": "kueue-system"}
+_DEPLOYMENTS = {
+    "jobset": "jobset-controller-manager",
+    "trainer": "kubeflow-trainer-controller-manager",
+    "kueue": "kueue-controller-manager",
+}
+# Trainer's own overlay names manifests of other projects by their addresses.
+_TRAINER_OVERLAY = {
+    "apiVersion": "kustomize.config.k8s.io/v1beta1",
+    "kind": "Kustomization",
+    "namespace": "kubeflow-system",
+    "resources": ["namespace.yaml", "../../base/crds", "../../base/manager", "../../base/rbac", "../../base/webhook"],
+    "secretGenerator": [
+        {
+            "name": "kubeflow-trainer-webhook-cert",
+            "namespace": "kubeflow-system",
+            "options": {"disableNameSuffixHash": True},
+        }
+    ],
+}
+
+
+class Cluster:
+    """All processes and files of one cluster.
+
+    Args:
+        folder: for its files; `plan.json` in it names the address and the releases.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        plan = json.loads((folder / "plan.json").read_text())
+        self.folder, self.bin, self.keys, self.logs = folder, programs.folder(), folder / "keys", folder / "logs"
+        self.address: str = plan["address"]
+        self.cgroup: str = plan["cgroup"]
+        self.addons: dict[str, str] = plan["addons"]
+        for place in (self.keys, self.logs, folder / "cni"):
+            place.mkdir(parents=True, exist_ok=True)
+
+    # ---- tools ----------------------------------------------------------------------------------------------------
+
+    def spawn(self, name: str, *options: str | Path) -> None:
+        """Start a program of the cluster; its output goes to `logs/NAME.log`."""
+        environment = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}:/usr/sbin:/sbin"}
+        with (self.logs / f"{name}.log").open("ab") as log:
+            subprocess.Popen(
+                [self.bin / name, *map(str, options)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def kubectl(self, *words: str | Path, stdin: str | None = None, check: bool = True) -> str:
+        """Run kubectl as the administrator, and return what it prints."""
+        command = [self.bin / "kubectl", "--kubeconfig", self.folder / "local.kubeconfig", *words]
+        done = subprocess.run(list(map(str, command)), input=stdin, text=True, check=False, capture_output=True)
+        if check and done.returncode != 0:
+            raise RuntimeError(f"kubectl {' '.join(map(str, words))}: {done.stderr.strip()[-1500:]}")
+        return done.stdout
+
+    def apply(self, objects: Sequence[dict[str, Any]]) -> None:
+        """Create or change objects."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+
+    def wait(self, what: str, is_so: Callable[[], bool], seconds: float = 120) -> None:
+        """Wait until `is_so`; an exception counts as no."""
+        begun = time.monotonic()
+        while True:
+            try:
+                if is_so():
+                    print(f"{what} after {time.monotonic() - begun:.1f} s", flush=True)
+                    return
+            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+                print(f"{what}: {error}", file=sys.stderr)
+            if time.monotonic() - begun > seconds:
+                raise RuntimeError(f"{what}: not within {seconds:g} s")
+            time.sleep(0.2)
+
+    def certificate(self, name: str, user: str, group: str = "", names: Sequence[str] = ()) -> None:
+        """A key and a certificate, signed by the cluster's own authority."""
+        key, request, signed, extra = (self.keys / f"{name}.{kind}" for kind in ("key", "csr", "crt", "ext"))
+        subject = (f"/O={group}" if group else "") + f"/CN={user}"
+        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+        _openssl("req", "-new", *curve, "-keyout", key, "-out", request, "-subj", subject)
+        usage = "extendedKeyUsage=serverAuth,clientAuth\n"
+        extra.write_text(usage + (f"subjectAltName={','.join(names)}\n" if names else ""))
+        authority = ("-CA", self.keys / "ca.crt", "-CAkey", self.keys / "ca.key", "-CAcreateserial")
+        _openssl("x509", "-req", "-in", request, *authority, "-days", "30", "-out", signed, "-extfile", extra)
+
+    def kubeconfig(self, name: str, user: str, group: str = "", host: str = "127.0.0.1") -> None:
+        """A kubeconfig for a user of its own, `NAME.kubeconfig`."""
+        self.certificate(name, user, group)
+
+        def data(path: Path) -> str:
+            return base64.b64encode(path.read_bytes()).decode()
+
+        cluster = {"server": f"https://{host}:6443", "certificate-authority-data": data(self.keys / "ca.crt")}
+        keys = {
+            "client-certificate-data": data(self.keys / f"{name}.crt"),
+            "client-key-data": data(self.keys / f"{name}.key"),
+        }
+        place = self.folder / f"{name}.kubeconfig"
+        place.touch(mode=0o600)
+        place.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "test",
+                    "clusters": [{"name": "test", "cluster": cluster}],
+                    "users": [{"name": "test", "user": keys}],
+                    "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+                }
+            )
+        )
+
+    def image(
+        self,
+        name: str,
+        files: dict[str, Path | bytes],
+        *,
+        links: Sequence[tuple[str, str]] = (),
+        entrypoint: Sequence[str] = (),
+        user: str = "",
+    ) -> None:
+        """Import an image of one layer, made here: there is no registry."""
+        layer = io.BytesIO()
+        with tarfile.open(fileobj=layer, mode="w") as archive:
+            for path in _FOLDERS:
+                entry = tarfile.TarInfo(path)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if path == "tmp" else 0o755
+                archive.addfile(entry)
+            for path, source in files.items():
+                data = source if isinstance(source, bytes) else source.read_bytes()
+                entry = tarfile.TarInfo(path)
+                entry.size, entry.mode = len(data), 0o755
+                archive.addfile(entry, io.BytesIO(data))
+            for path, target in links:
+                entry = tarfile.TarInfo(path)
+                entry.type, entry.linkname = tarfile.SYMTYPE, target
+                archive.addfile(entry)
+        digest = hashlib.sha256(layer.getvalue()).hexdigest()
+        settings = {"User": user, "Entrypoint": list(entrypoint), "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
+        config = {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": settings,
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+            "history": [{}],
+        }
+        manifest = [{"Config": "config.json", "RepoTags": [f"{_REGISTRY}/{name}"], "Layers": ["layer.tar"]}]
+        parts = {
+            "config.json": json.dumps(config).encode(),
+            "layer.tar": layer.getvalue(),
+            "manifest.json": json.dumps(manifest).encode(),
+        }
+        place = self.folder / "image.tar"
+        with tarfile.open(place, "w") as archive:
+            for part, data in parts.items():
+                entry = tarfile.TarInfo(part)
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        self.ctr("images", "import", place)
+        place.unlink()
+
+    def ctr(self, *words: str | Path) -> None:
+        """Talk to containerd."""
+        command = [self.bin / "ctr", "-a", self.folder / "containerd.sock", "-n", "k8s.io", *words]
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+
+    # ---- the control plane ----------------------------------------------------------------------------------------
+
+    def start_control_plane(self) -> None:
+        """Keys, etcd, API server, controllers and scheduler."""
+        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+        authority = ("-keyout", self.keys / "ca.key", "-out", self.keys / "ca.crt", "-subj", "/CN=test")
+        _openssl("req", "-x509", "-new", *curve, *authority, "-days", "30")
+        _openssl("genrsa", "-out", self.keys / "tokens.key", "2048")
+        _openssl("rsa", "-in", self.keys / "tokens.key", "-pubout", "-out", self.keys / "tokens.pub")
+        service = ("kubernetes", "kubernetes.default", "kubernetes.default.svc")
+        names = [f"DNS:{name}" for name in ("localhost", *service, f"{service[-1]}.cluster.local")]
+        names += [f"IP:{address}" for address in ("127.0.0.1", self.address, _POD_GATEWAY, _API_SERVICE)]
+        self.certificate("apiserver", "kube-apiserver", names=names)
+        self.certificate("kubelet", NODE, names=[f"DNS:{NODE}", f"IP:{_POD_GATEWAY}", "IP:127.0.0.1"])
+        self.kubeconfig("admin", "admin", "system:masters", self.address)
+        self.kubeconfig("local", "admin", "system:masters")
+        self.kubeconfig("controllers", "system:kube-controller-manager")
+        self.kubeconfig("scheduler", "system:kube-scheduler")
+        self.kubeconfig("node", f"system:node:{NODE}", "system:nodes")
+        self.kubeconfig("proxy", "system:kube-proxy")
+        self.start_etcd()
+        self.start_api_server()
+        self.wait("the API server is ready", lambda: self.kubectl("get", "--raw", "/readyz") == "ok")
+        self.spawn(
+            "kube-controller-manager",
+            f"--kubeconfig={self.folder}/controllers.kubeconfig",
+            f"--root-ca-file={self.keys}/ca.crt",
+            f"--service-account-private-key-file={self.keys}/tokens.key",
+            "--use-service-account-credentials",
+            "--leader-elect=false",
+        )
+        self.spawn("kube-scheduler", f"--kubeconfig={self.folder}/scheduler.kubeconfig", "--leader-elect=false")
+
+    def start_etcd(self) -> None:
+        """The database of the API server; without fsync, because it lives no longer than the tests."""
+        client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+        self.spawn(
+            "etcd",
+            "--data-dir",
+            self.folder / "etcd",
+            "--unsafe-no-fsync",
+            *("--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer),
+            *("--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", "--log-level", "warn"),
+        )
+
+    def start_api_server(self) -> None:
+        """The API server; tests end it and start it again."""
+        keys = self.keys
+        self.spawn(
+            "kube-apiserver",
+            "--etcd-servers=http://127.0.0.1:2379",
+            "--secure-port=6443",
+            f"--advertise-address={_POD_GATEWAY}",
+            *(f"--tls-cert-file={keys}/apiserver.crt", f"--tls-private-key-file={keys}/apiserver.key"),
+            f"--client-ca-file={keys}/ca.crt",
+            *(
+                f"--service-account-key-file={keys}/tokens.pub",
+                f"--service-account-signing-key-file={keys}/tokens.key",
+            ),
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-cluster-ip-range={_SERVICE_RANGE}",
+            *("--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"),
+            "--allow-privileged=true",
+            *(f"--kubelet-client-certificate={keys}/admin.crt", f"--kubelet-client-key={keys}/admin.key"),
+            f"--kubelet-certificate-authority={keys}/ca.crt",
+            "--kubelet-preferred-address-types=InternalIP",
+        )
+
+    # ---- the node -------------------------------------------------------------------------------------------------
+
+    def start_node(self) -> None:
+        """containerd, kubelet, kube-proxy and the name server."""
+        for words in (
+            ("link", "set", "lo", "up"),
+            ("link", "add", "cni0", "type", "bridge"),
+            ("address", "add", f"{_POD_GATEWAY}/24", "dev", "cni0"),
+            ("link", "set", "cni0", "up"),
+        ):
+            subprocess.run(["ip", *words], check=True, capture_output=True)
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        addresses = {"ranges": [[{"subnet": _POD_RANGE, "rangeStart": _FIRST_POD}]], "routes": [{"dst": "0.0.0.0/0"}]}
+        bridge = {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "ipMasq": True,
+            "hairpinMode": True,
+            "ipam": {"type": "host-local", "dataDir": str(self.folder / "addresses"), **addresses},
+        }
+        plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
+        network = {"cniVersion": "1.0.0", "name": "pods", "plugins": plugins}
+        (self.folder / "cni" / "10-bridge.conflist").write_text(json.dumps(network))
+        self._start_containerd()
+        settings = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "failCgroupV1": False,
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": self.cgroup,
+            "failSwapOn": False,
+            "containerRuntimeEndpoint": f"unix://{self.folder}/containerd.sock",
+            "clusterDNS": [_DNS_SERVICE],
+            "clusterDomain": "cluster.local",
+            "enforceNodeAllocatable": [],
+            "evictionHard": {"memory.available": "100Mi"},
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": f"{self.keys}/ca.crt"},
+            },
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": f"{self.keys}/kubelet.crt",
+            "tlsPrivateKeyFile": f"{self.keys}/kubelet.key",
+            "syncFrequency": "5s",
+            "imageMinimumGCAge": "240h",
+            "imageGCHighThresholdPercent": 100,
+            "resolvConf": f"{self.folder}/resolv.conf",
+        }
+        (self.folder / "kubelet.yaml").write_text(json.dumps(settings))
+        (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+        self.start_kubelet()
+        self.spawn(
+            "kube-proxy",
+            f"--kubeconfig={self.folder}/proxy.kubeconfig",
+            "--proxy-mode=iptables",
+            f"--cluster-cidr={_POD_RANGE}",
+            f"--hostname-override={NODE}",
+            "--conntrack-max-per-core=0",
+        )
+        ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        self.wait("the node is ready", lambda: self.kubectl("get", "node", NODE, "-o", ready) == "True")
+        self._start_name_server()
+
+    def start_kubelet(self) -> None:
+        """The kubelet; tests end it and start it again."""
+        self.spawn(
+            "kubelet",
+            f"--config={self.folder}/kubelet.yaml",
+            f"--kubeconfig={self.folder}/node.kubeconfig",
+            f"--hostname-override={NODE}",
+            f"--node-ip={_POD_GATEWAY}",
+            f"--root-dir={self.folder}/kubelet",
+        )
+
+    def _start_containerd(self) -> None:
+        pause = f"{_REGISTRY}/pause:1"
+        (self.folder / "containerd.toml").write_text(
+            f"""version = 3
+root = "{self.folder}/containerd"
+state = "{self.folder}/containerd-state"
+[grpc]
+  address = "{self.folder}/containerd.sock"
+[plugins.'io.containerd.cri.v1.images']
+  snapshotter = "overlayfs"
+  [plugins.'io.containerd.cri.v1.images'.pinned_images]
+    sandbox = "{pause}"
+[plugins.'io.containerd.cri.v1.runtime']
+  enable_unprivileged_ports = true
+  restrict_oom_score_adj = true
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["/usr/lib/cni"]
+    conf_dir = "{self.folder}/cni"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+      SystemdCgroup = false
+      BinaryName = "{shutil.which("runc")}"
+"""
+        )
+        self.spawn("containerd", "-c", self.folder / "containerd.toml")
+
+        def answers() -> bool:
+            self.ctr("version")
+            return True
+
+        self.wait("containerd answers", answers)
+        self.image("pause:1", {"pause": self.bin / "pause"}, entrypoint=["/pause"])
+
+    def _start_name_server(self) -> None:
+        (self.folder / "Corefile").write_text(
+            f".:53 {{\n  bind {_POD_GATEWAY}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n"
+            f"    kubeconfig {self.folder}/local.kubeconfig\n    ttl 1\n  }}\n}}\n"
+        )
+        self.spawn("coredns", "-conf", self.folder / "Corefile")
+        ports = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]
+        metadata = {"name": "dns", "namespace": "kube-system"}
+        labels = {"kubernetes.io/service-name": "dns"}
+        self.apply(
+            [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Service",
+                    "metadata": metadata,
+                    "spec": {"clusterIP": _DNS_SERVICE, "ports": ports},
+                },
+                {
+                    "apiVersion": "discovery.k8s.io/v1",
+                    "kind": "EndpointSlice",
+                    "metadata": {**metadata, "name": "dns-1", "labels": labels},
+                    "addressType": "IPv4",
+                    "endpoints": [{"addresses": [_POD_GATEWAY]}],
+                    "ports": ports,
+                },
+            ]
+        )
+
+    # ---- addons ---------------------------------------------------------------------------------------------------
+
+    def start_addons(self) -> None:
+        """JobSet, Trainer and Kueue, from their own manifests, as pods of images made here."""
+        for name, version in self.addons.items():
+            program = {"jobset": programs.jobset, "trainer": programs.trainer, "kueue": programs.kueue}[name](version)
+            self.image(f"{name}:1", {"manager": self.bin / program.name}, entrypoint=["/manager"], user="65532:65532")
+            self._apply_manifests(name, programs.source(program))
+        accounts = {
+            "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n",
+            "etc/group": b"root:x:0:\nuser:x:1000:\n",
+            "etc/nsswitch.conf": b"hosts: files dns\npasswd: files\n",
+            "etc/ld.so.cache": Path("/etc/ld.so.cache"),
+        }
+        into_usr = [(name, f"usr/{name}") for name in ("bin", "sbin", "lib", "lib64")]
+        self.image(HOST_IMAGE.partition("/")[2], accounts, links=into_usr)
+        for name in self.addons:
+            words = ("-n", _ADDON_NAMESPACES[name], "get", "deployment", _DEPLOYMENTS[name])
+            ready = (*words, "-o", "jsonpath={.status.readyReplicas}")
+            self.wait(f"{name} is ready", lambda ready=ready: self.kubectl(*ready) == "1", 180)
+
+    def _apply_manifests(self, name: str, source: Path) -> None:
+        place = self.folder / "manifests" / name
+        shutil.copytree(source / ("manifests" if name == "trainer" else "config"), place)
+        for path in place.rglob("*"):
+            path.chmod(path.stat().st_mode | 0o200)
+        overlay = place / "default"
+        if name == "trainer":
+            overlay = place / "overlays" / "manager"
+            overlay.chmod(0o755)
+            (overlay / "kustomization.yaml").write_text(yaml.safe_dump(_TRAINER_OVERLAY))
+        text = self.kubectl("kustomize", overlay)
+        objects = [item for item in yaml.safe_load_all(text) if item]
+        for item in objects:
+            if item["kind"] == "Deployment":
+                _fit(item["spec"]["template"]["spec"]["containers"], name)
+            if name == "trainer" and "controller_manager_config.yaml" in item.get("data", {}):
+                # Its status server, to which a training posts its progress.
+                item["data"]["controller_manager_config.yaml"] += "\nfeatureGates:\n  TrainJobStatus: true\n"
+        self.apply(objects)
+
+
+def _fit(containers: list[dict[str, Any]], name: str) -> None:
+    """Small requests, the image made here, and probes that notice within seconds."""
+    containers[0].update(image=f"{_REGISTRY}/{name}:1", imagePullPolicy="Never")
+    for container in containers:
+        container["resources"] = {"requests": {"cpu": "20m", "memory": "64Mi"}}
+        for probe, period_s in (("readinessProbe", 2), ("livenessProbe", 20)):
+            container.get(probe, {}).update(initialDelaySeconds=1, periodSeconds=period_s, timeoutSeconds=5)
+
+
+def _openssl(*words: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+
+
+def _serve(folder: Path) -> None:
+    cluster = Cluster(folder)
+    cluster.start_control_plane()
+    cluster.start_node()
+    cluster.start_addons()
+    (folder / "ready").touch()
+    while True:
+        time.sleep(3600)
+
+
+def main() -> None:
+    second = os.fork()
+    if second == 0:
+        _serve(Path(sys.argv[1]))
+    while True:  # the first process of a PID namespace inherits its orphans
+        ended, _ = os.wait()
+        if ended == second:
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

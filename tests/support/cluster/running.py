@@ -1,0 +1,145 @@
+"""Starts a test cluster in namespaces of its own, and ends it without a trace."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.cluster import programs
+from tests.support.patience import PATIENCE
+
+_READY_WITHIN_S = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCluster:
+    """A running cluster.
+
+    Args:
+        kubeconfig: of an administrator; works on this machine.
+        folder: its files; `logs` holds the output of its programs.
+        host: the address at which pods reach this machine.
+        process: the id of its first process on this machine.
+    """
+
+    kubeconfig: Path
+    folder: Path
+    host: str
+    process: int
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """Run kubectl, and return what it prints.
+
+        Raises:
+            RuntimeError: it failed, with what it said.
+        """
+        command = [str(programs.folder() / "kubectl"), "--kubeconfig", str(self.kubeconfig), *words]
+        done = subprocess.run(command, input=stdin, text=True, check=False, capture_output=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr.strip()[-1500:]}")
+        return done.stdout
+
+    def inside(self, *words: str) -> list[str]:
+        """The command that runs `words` in the cluster's namespaces."""
+        return ["nsenter", "--target", str(self.process), "--mount", "--net", "--pid", *words]
+
+
+@contextlib.contextmanager
+def running_cluster(addons: dict[str, str] | None = None) -> Generator[RunningCluster]:
+    """A cluster with these addons, by name and release; JobSet, Trainer and Kueue by default.
+
+    Raises:
+        RuntimeError: it did not start, with the end of its output.
+    """
+    unique = uuid.uuid4().hex[:6]
+    folder = Path(tempfile.mkdtemp(prefix=f"cluster-{unique}-"))
+    cgroup = f"/safepoint-{unique}"
+    cable, inner, network = f"sp{unique}h", f"sp{unique}c", f"10.88.{os.getpid() % 250}"
+    plan = {
+        "address": f"{network}.2",
+        "cgroup": cgroup,
+        "addons": addons
+        or {name: version for name, _, version in (item.name.partition("-") for item in programs.ADDONS)},
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
+    first = None
+    try:
+        for place in _controllers():
+            (place / cgroup.strip("/")).mkdir(exist_ok=True)
+        with (folder / "log").open("wb") as log:
+            first = subprocess.Popen(
+                [
+                    *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
+                    *(sys.executable, "-m", "tests.support.cluster.inside", str(folder)),
+                ],
+                cwd=Path(__file__).parents[3],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        inside = _child_of(first.pid)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", inner, "netns", str(inside))
+        _ip("address", "add", f"{network}.1/30", "dev", cable)
+        _ip("link", "set", cable, "up")
+        enter = ["nsenter", "--target", str(inside), "--net", "ip"]
+        for words in (
+            ("address", "add", f"{network}.2/30", "dev", inner),
+            ("link", "set", inner, "up"),
+            ("route", "add", "default", "via", f"{network}.1"),
+        ):
+            subprocess.run([*enter, *words], check=True, capture_output=True)
+        deadline_s = time.monotonic() + _READY_WITHIN_S * PATIENCE
+        while not (folder / "ready").exists():
+            if first.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(f"the cluster did not start:\n{(folder / 'log').read_text()[-3000:]}")
+            time.sleep(0.1)
+        yield RunningCluster(
+            kubeconfig=folder / "admin.kubeconfig", folder=folder, host=f"{network}.1", process=inside
+        )
+    finally:
+        if first is not None:
+            first.kill()  # its child, the first process of the namespace, is killed with it; then all others are
+            first.wait()
+        subprocess.run(["ip", "link", "del", cable], check=False, capture_output=True)
+        for place in _controllers():
+            _remove_cgroup(place / cgroup.strip("/"))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _child_of(process: int) -> int:
+    """The first process of the namespace, as this machine numbers it."""
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        if children:
+            return int(children[0])
+        time.sleep(0.02)
+    raise RuntimeError("unshare started no process")
+
+
+def _controllers() -> list[Path]:
+    """The roots of the machine's cgroup hierarchies."""
+    return [Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines() if " cgroup" in line]
+
+
+def _remove_cgroup(place: Path) -> None:
+    """Remove a cgroup and all below it; its processes end at any moment."""
+    deadline_s = time.monotonic() + 10
+    while place.exists() and time.monotonic() < deadline_s:
+        for folder, _, _ in os.walk(place, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        if place.exists():
+            time.sleep(0.1)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
