@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-s3 test-nfs test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-s3 test-nfs test-cluster test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,7 +19,7 @@ INSTALL := $(BIN)/uv pip install --quiet --python
 VERSIONS := .venv/versions
 # Two test files at a time, which leaves jobs half as fast.
 LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n 2 --dist loadfile
-EXTRAS := .[lightning,peft,sdk,transformers,trl]
+EXTRAS := .[kubernetes,lightning,peft,sdk,transformers,trl]
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,10 +53,10 @@ surface: $(INSTALLED) ## record what users rely on (tests/unit/surface.json), af
 	$(BIN)/python -m tests.support.surface
 
 check: lint ## formatting, lint, types, layers and the unit tests
-	$(LANES) -m 'not ranks and not s3'
+	$(LANES) -m 'not ranks and not s3 and not cluster'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
-	$(LANES) -m 'not s3 and not long'
+	$(LANES) -m 'not s3 and not cluster and not long'
 
 test-s3: $(INSTALLED) ## the storage tests on real S3 servers: Ceph RGW, installed on Debian as root, and MinIO, built with Go
 	if $(BIN)/python -m tests.support.ceph_rgw install; then $(LANES) -m 's3 and not minio and not long'; fi
@@ -65,11 +65,14 @@ test-s3: $(INSTALLED) ## the storage tests on real S3 servers: Ceph RGW, install
 test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, server and two clients; as root (2 minutes)
 	if $(BIN)/python -m tests.support.nfs install; then $(BIN)/pytest -m long tests/attacks/test_nfs.py; fi
 
+test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
+	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi
+
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (a minute)
 	$(BIN)/pytest -m gpu tests/gpu
 
 test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (hours)
-	$(BIN)/pytest -m 'long and not s3' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \
+	$(BIN)/pytest -m 'long and not s3 and not cluster' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \
 	  --deselect tests/ranks/test_zero_ranks.py
 	SAFEPOINT_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
 	SAFEPOINT_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
@@ -95,7 +98,7 @@ $(VERSIONS)/oldest/.installed $(VERSIONS)/newest/.installed: pyproject.toml cons
 test-versions: $(VERSIONS)/oldest/.installed $(VERSIONS)/newest/.installed ## what meets the frameworks, with their oldest and newest releases
 	for which in oldest newest; do \
 	  $(VERSIONS)/$$which/bin/python -m pip freeze | grep -E '^(accelerate|lightning|peft|torch|transformers|trl)=='; \
-	  $(VERSIONS)/$$which/bin/pytest -m 'not s3 and not long' tests/unit/training tests/unit/snapshot \
+	  $(VERSIONS)/$$which/bin/pytest -m 'not s3 and not cluster and not long' tests/unit/training tests/unit/snapshot \
 	    tests/ranks/test_{equivalence,data_position,interruptions,lightning,session,strategies,trl}.py; \
 	done
 

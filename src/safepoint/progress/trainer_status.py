@@ -42,6 +42,8 @@ class TrainerStatus:
         train_metrics: the metrics of the training whose values are finite.
         eval_metrics: the metrics of evaluations whose values are finite.
         updated: when the record was written.
+        safe_step: the step of the newest checkpoint.
+        attempt: which start of the run this is, from 1.
     """
 
     percentage: int | None
@@ -53,6 +55,8 @@ class TrainerStatus:
     train_metrics: Mapping[str, float]
     eval_metrics: Mapping[str, float]
     updated: str
+    safe_step: int | None = None
+    attempt: int = 0
 
     @classmethod
     def of(cls, progress: Progress, *, has_ended: bool) -> "TrainerStatus":
@@ -75,6 +79,8 @@ class TrainerStatus:
             train_metrics=_known(train_metrics),
             eval_metrics=_known(progress.eval_metrics),
             updated=progress.time,
+            safe_step=progress.safe_step,
+            attempt=progress.attempt,
         )
 
     def to_bytes(self) -> bytes:
@@ -123,6 +129,8 @@ class TrainerStatus:
             "totalSteps": self.total_steps,
             "currentEpoch": round(self.epoch, 4),
             "totalEpochs": self.total_epochs,
+            "safeStep": self.safe_step,
+            "attempt": self.attempt or None,
             **self.train_metrics,
             **self.eval_metrics,
         }

@@ -1,0 +1,33 @@
+"""One cluster for all tests of the lane, and a namespace for each."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import programs
+from tests.support.cluster.running import RunningCluster, running_cluster
+from tests.support.cluster.workspace import Workspace, workspace
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RunningCluster]:
+    reason = programs.unavailable()
+    if reason:
+        pytest.skip(f"no cluster: {reason}")
+    with running_cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def team(cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    """A namespace, and a kubeconfig whose current context is in it."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    with workspace(cluster, tmp_path) as team:
+        yield team

@@ -1,0 +1,145 @@
+"""A namespace of the test cluster with what a team has there: a runtime, a claim, a queue, an object store's keys."""
+
+import json
+import sys
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.cluster.inside import HOST_IMAGE
+from tests.support.cluster.running import RunningCluster
+
+RUNTIME = "torch-distributed"
+CLAIM, QUEUE = "checkpoints", "gpus"
+PRIORITIES = {"low": 10, "high": 1000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """One namespace.
+
+    Args:
+        cluster: the cluster.
+        namespace: its name; unique.
+        folder: what pods see as the root of the claim.
+    """
+
+    cluster: RunningCluster
+    namespace: str
+    folder: Path
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """Run kubectl in the namespace."""
+        return self.cluster.kubectl("-n", self.namespace, *words, stdin=stdin)
+
+    def get(self, kind: str, name: str = "", *options: str) -> Any:
+        """An object, or a list of objects, as JSON."""
+        return json.loads(self.kubectl("get", kind, *([name] if name else []), *options, "-o", "json"))
+
+    def left(self) -> list[str]:
+        """The names of all that a job has or leaves in the namespace."""
+        kinds = "trainjobs,trainingruntimes,jobsets,jobs,pods,configmaps,secrets,workloads.kueue.x-k8s.io"
+        found = self.kubectl("get", kinds, "-o", "name").split()
+        return sorted(name for name in found if name not in {"configmap/kube-root-ca.crt"})
+
+
+def runtime(name: str = RUNTIME, grace_s: int = 60) -> dict[str, Any]:
+    """A ClusterTrainingRuntime whose pods have this machine's Python and its packages, without a copy."""
+    places = {"usr": "/usr", "python": sys.base_prefix, "packages": str(Path(sys.prefix).resolve())}
+    environment = {
+        "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": "/tmp",
+    }
+    node = {
+        "name": "node",
+        "image": HOST_IMAGE,
+        "imagePullPolicy": "Never",
+        "env": [{"name": key, "value": value} for key, value in environment.items()],
+        "volumeMounts": [{"name": key, "mountPath": path, "readOnly": True} for key, path in places.items()],
+    }
+    pod = {
+        "terminationGracePeriodSeconds": grace_s,
+        "containers": [node],
+        "volumes": [{"name": key, "hostPath": {"path": path}} for key, path in places.items()],
+    }
+    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    job = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": {"template": {"spec": pod}}}}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": name, "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [job]}}},
+    }
+
+
+def _storage(namespace: str, folder: Path) -> list[dict[str, Any]]:
+    access = {"accessModes": ["ReadWriteMany"], "storageClassName": "manual"}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": namespace},
+        "spec": {
+            **access,
+            "capacity": {"storage": "5Gi"},
+            "hostPath": {"path": str(folder)},
+            "claimRef": {"name": CLAIM, "namespace": namespace},
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": CLAIM, "namespace": namespace},
+        "spec": {**access, "volumeName": namespace, "resources": {"requests": {"storage": "5Gi"}}},
+    }
+    return [volume, claim]
+
+
+def queue_objects(namespace: str, cpu: str) -> list[dict[str, Any]]:
+    """A queue of the namespace with a quota of its own, and two priorities."""
+    api = "kueue.x-k8s.io/v1beta1"
+    resources = [{"name": "cpu", "nominalQuota": cpu}, {"name": "memory", "nominalQuota": "16Gi"}]
+    group = {"coveredResources": ["cpu", "memory"], "flavors": [{"name": "default", "resources": resources}]}
+    spec = {
+        "namespaceSelector": {},
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [group],
+    }
+    local = {"name": QUEUE, "namespace": namespace}
+    return [
+        {"apiVersion": api, "kind": "ResourceFlavor", "metadata": {"name": "default"}},
+        {"apiVersion": api, "kind": "ClusterQueue", "metadata": {"name": namespace}, "spec": spec},
+        {"apiVersion": api, "kind": "LocalQueue", "metadata": local, "spec": {"clusterQueue": namespace}},
+        *(
+            {"apiVersion": api, "kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value}
+            for name, value in PRIORITIES.items()
+        ),
+    ]
+
+
+@contextmanager
+def workspace(cluster: RunningCluster, folder: Path) -> Generator[Workspace]:
+    """A namespace of its own, removed afterwards."""
+    name = f"team-{uuid.uuid4().hex[:6]}"
+    place = folder / "claim"
+    place.mkdir(parents=True)
+    place.chmod(0o777)
+    team = Workspace(cluster=cluster, namespace=name, folder=place)
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    apply(cluster, [namespace, runtime(), *_storage(name, place)])
+    try:
+        yield team
+    finally:
+        cluster.kubectl("delete", "namespace", name, "--wait=true", "--timeout=60s")
+        cluster.kubectl("delete", "pv", name, "--ignore-not-found", "--wait=false")
+
+
+def apply(cluster: RunningCluster, objects: list[dict[str, Any]]) -> None:
+    """Create or change objects."""
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
