@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.errors import NotFoundError, UnsupportedError, UsageError
-from safepoint.jobs.cluster.objects import at, texts
+from safepoint.jobs.cluster.objects import at, items, texts
 
 try:
     import yaml
@@ -160,13 +160,10 @@ def _read(files: list[Path]) -> KubeConfig:
 
 
 def _merge(merged: dict[str, Any], document: dict[str, Any], file: Path) -> None:
-    merged.setdefault("current-context", document.get("current-context") or None)
-    if merged["current-context"] is None:
-        merged["current-context"] = document.get("current-context") or None
+    merged["current-context"] = merged.get("current-context") or document.get("current-context") or None
     for kind in ("clusters", "contexts", "users"):
         known = {str(item["name"]) for item in merged[kind]}
-        items: Any = document.get(kind) or []
-        for item in items:
+        for item in items(document, kind):
             if at(item, "name") not in {None, *known}:
                 merged[kind].append(_with_absolute_paths(item, kind.removesuffix("s"), file.parent))
 

@@ -1,0 +1,139 @@
+"""Tests of safepoint.jobs.cluster.manifests."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from safepoint.errors import UsageError
+from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
+from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.settings.run_settings import RunSettings
+from safepoint.storage.location import CLAIMS
+from tests.support.cluster.workspace import runtime
+
+RUNTIME = Runtime(document=runtime())
+BASE = {"name": "tiny", "program": ("train.py", "--text", "a `b` $HOME \\ 'c'"), "files": {"train.py": b"print()"}}
+
+
+def made(**changes: Any) -> Manifests:
+    return manifests_for(ClusterSpec(**{**BASE, **changes}), RUNTIME, secret_keys=changes.pop("secret_keys", None))
+
+
+def trainer(manifests: Manifests) -> Any:
+    return manifests.trainjob["spec"]["trainer"]
+
+
+def variables(manifests: Manifests) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in trainer(manifests)["env"]}
+
+
+def pod_patch(manifests: Manifests) -> Any:
+    (patch,) = manifests.trainjob["spec"]["runtimePatches"]
+    (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert job["name"] == "node"
+    return job["template"]["spec"]["template"]["spec"]
+
+
+def test_no_shell_expands_arguments() -> None:
+    command = trainer(made())["command"]
+    assert command[:2] == ["python3", "/opt/safepoint/safepoint.pyz"]
+    assert command[2:] == ["run", "/opt/safepoint/train.py", "--text", "a `b` $HOME \\ 'c'"]
+
+
+def test_the_script_arrives_byte_for_byte() -> None:
+    data = bytes(range(256))
+    (config_map,) = [item for kind, item in made(files={"train.py": data}).before if kind == "configmaps"]
+    assert base64.b64decode(config_map["binaryData"]["train.py"]) == data
+    assert config_map["immutable"] is True
+
+
+def test_config_maps_are_named_by_their_content() -> None:
+    names = [made(files={"train.py": text}).before[0][1]["metadata"]["name"] for text in (b"a", b"a", b"b")]
+    assert names[0] == names[1] != names[2]
+    long = made(name="n" * 63).before[0][1]["metadata"]["name"]
+    assert len(long) <= 63
+
+
+def test_code_that_is_too_large_is_refused_with_its_size() -> None:
+    with pytest.raises(UsageError, match=r"2,000,00\d bytes"):
+        made(code=bytes(2_000_000))
+
+
+def test_a_claim_is_mounted_where_users_expect_it() -> None:
+    manifests = made(settings=RunSettings(output_dir="pvc://data/runs/a"), num_nodes=2)
+    pod = pod_patch(manifests)
+    assert {"name": "checkpoint-storage", "persistentVolumeClaim": {"claimName": "data"}} in pod["volumes"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts["checkpoint-storage"] == "/mnt/kubeflow-checkpoints"
+    assert variables(manifests)[CLAIMS] == "data=/mnt/kubeflow-checkpoints"
+    assert variables(manifests)["SAFEPOINT_OUTPUT_DIR"] == "pvc://data/runs/a"
+
+
+def test_an_object_store_has_a_local_folder_with_a_limit() -> None:
+    manifests = made(settings=RunSettings(output_dir="s3://bucket/run"), staging_bytes=1 << 30)
+    volumes = {volume["name"]: volume for volume in pod_patch(manifests)["volumes"]}
+    assert volumes["checkpoint-storage"]["emptyDir"] == {"sizeLimit": str(1 << 30)}
+    assert variables(manifests)["SAFEPOINT_LOCAL_DIR"] == "/mnt/kubeflow-checkpoints/run"
+
+
+def test_no_value_of_a_secret_is_in_any_object() -> None:
+    known = manifests_for(ClusterSpec(**{**BASE, "connection": "models"}), RUNTIME, secret_keys=("AWS_KEY", "HF"))
+    reference = {"secretKeyRef": {"name": "models", "key": "HF"}}
+    assert variables(known)["HF"] == reference
+    unknown = variables(made(connection="models"))
+    assert unknown["AWS_SECRET_ACCESS_KEY"]["secretKeyRef"]["optional"] is True
+    with pytest.raises(UsageError, match="AWS_SECRET_ACCESS_KEY"):
+        made(env={"AWS_SECRET_ACCESS_KEY": "hidden"})
+
+
+def test_several_nodes_recognise_each_other_by_a_secret() -> None:
+    manifests = made(num_nodes=2, settings=RunSettings(output_dir="pvc://c/x"))
+    (secret,) = [item for kind, item in manifests.before if kind == "secrets"]
+    assert len(secret["stringData"]["job-secret"]) == 64
+    assert variables(manifests)["SAFEPOINT_JOB_SECRET_FILE"] == "/var/run/safepoint/job-secret"
+    assert secret["stringData"]["job-secret"] not in json.dumps(manifests.trainjob)
+    assert not [kind for kind, _ in made().before if kind == "secrets"]
+
+
+def test_the_grace_period_is_in_a_runtime_of_the_job() -> None:
+    """In a patch of the TrainJob, Kueue would drop it, and the job would hang."""
+    manifests = made(grace_s=600)
+    (own,) = [item for kind, item in manifests.before if kind == "trainingruntimes"]
+    assert Runtime(document=own).grace_s == 600
+    assert RUNTIME.grace_s == 60
+    reference = {"name": own["metadata"]["name"], "kind": "TrainingRuntime"}
+    assert manifests.trainjob["spec"]["runtimeRef"] == reference
+    assert variables(manifests)["SAFEPOINT_GRACE"] == "600"
+    assert "terminationGracePeriodSeconds" not in json.dumps(manifests.trainjob)
+    assert variables(made())["SAFEPOINT_GRACE"] == "60"
+
+
+def test_the_queue_is_a_label() -> None:
+    labels = made(queue="gpus", priority_class="low").trainjob["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert labels["kueue.x-k8s.io/priority-class"] == "low"
+    with pytest.raises(UsageError, match="without a queue"):
+        made(priority_class="low")
+
+
+def test_what_the_runtime_mounts_is_not_mounted_again() -> None:
+    document = runtime()
+    mounts = Runtime(document=document).container["volumeMounts"]
+    mounts += [{"name": "usr", "mountPath": "/tmp/"}, {"name": "usr", "mountPath": "/dev/shm"}]
+    manifests = manifests_for(ClusterSpec(**BASE), Runtime(document=document))
+    assert [volume["name"] for volume in pod_patch(manifests)["volumes"]] == ["safepoint"]
+
+
+def test_a_folder_of_each_pod_is_refused_for_several_pods() -> None:
+    with pytest.raises(UsageError, match="pods would not share it"):
+        made(num_nodes=2, settings=RunSettings(output_dir="/tmp/out"))
+
+
+def test_a_runtime_that_does_not_train() -> None:
+    document = runtime()
+    (job,) = document["spec"]["template"]["spec"]["replicatedJobs"]
+    job["name"], job["template"]["metadata"] = "launcher", {}
+    with pytest.raises(UsageError, match="has no part that trains"):
+        manifests_for(ClusterSpec(**BASE), Runtime(document=document))

@@ -1,0 +1,66 @@
+"""Tests of safepoint.jobs.cluster.pod_archive."""
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from safepoint._version import __version__
+from safepoint.jobs.cluster import pod_archive
+
+
+def run(*words: str | Path, folder: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python without this checkout on its path."""
+    environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-P", *map(str, words)]
+    return subprocess.run(
+        command, cwd=folder, env={**environment, **env}, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_same_sources_give_the_same_bytes() -> None:
+    assert pod_archive.build_archive() == pod_archive.build_archive()
+    assert pod_archive.digest_of(b"x") == pod_archive.digest_of(b"x") != pod_archive.digest_of(b"y")
+
+
+def test_it_has_the_pod_side_only() -> None:
+    with zipfile.ZipFile(io.BytesIO(pod_archive.build_archive())) as archive:
+        names = archive.namelist()
+    rooms = {name.split("/")[1] for name in names if name.count("/") > 1}
+    assert {"training", "snapshot", "checkpoint", "storage", "foundation", "cli"} <= rooms
+    assert not rooms & {"jobs", "sdk", "doctor"}
+    assert all(name.endswith(".py") for name in names)
+
+
+def test_it_leaves_room_for_code_in_a_config_map() -> None:
+    assert len(pod_archive.build_archive()) < 700_000
+
+
+def test_python_runs_it(tmp_path: Path) -> None:
+    archive = tmp_path / pod_archive.NAME
+    archive.write_bytes(pod_archive.build_archive())
+    done = run(archive, "--version", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"safepoint {__version__}\n"), done.stderr
+
+
+def test_further_processes_import_from_it(tmp_path: Path) -> None:
+    archive = tmp_path / pod_archive.NAME
+    archive.write_bytes(pod_archive.build_archive())
+    (tmp_path / "where.py").write_text("import safepoint; print(safepoint.__file__)")
+    done = run(archive, "run", "where.py", folder=tmp_path, SAFEPOINT_OUTPUT_DIR=str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert str(archive) in done.stdout
+
+
+def test_code_is_unpacked_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    archive = tmp_path / pod_archive.NAME
+    archive.write_bytes(pod_archive.build_archive())
+    code = tmp_path / "code.zip"
+    with zipfile.ZipFile(code, "w") as files:
+        files.writestr("main.py", "import helper, os; print(helper.TEXT, os.environ.get('SAFEPOINT_CODE'))")
+        files.writestr("helper.py", "TEXT = 'a `b` $HOME \\\\ c'")
+    done = run(archive, "run", "main.py", folder=tmp_path, SAFEPOINT_CODE=str(code))
+    assert done.returncode == 0, done.stderr
+    assert "a `b` $HOME \\ c None" in done.stdout

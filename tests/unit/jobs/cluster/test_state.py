@@ -1,0 +1,182 @@
+"""Tests of safepoint.jobs.cluster.state: each state, from objects as the cluster sends them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from safepoint.jobs.cluster.spec import RECORD, ClusterSpec
+from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
+from safepoint.jobs.model.records import JobState
+from safepoint.settings.run_settings import RunSettings
+
+SPEC = ClusterSpec(name="tiny", program=("train.py", "--lr", "1e-4"), settings=RunSettings(output_dir="pvc://c/run"))
+
+
+def trainjob(**spec: Any) -> dict[str, Any]:
+    metadata = {"name": "tiny", "namespace": "team", "uid": "u", "creationTimestamp": "2026-11-23T10:00:00Z"}
+    return {
+        "metadata": {**metadata, "annotations": {RECORD: SPEC.to_record()}, "labels": {}},
+        "spec": {"trainer": {"numNodes": 2}, **spec},
+        "status": {},
+    }
+
+
+def pod(node: int = 0, state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    container = {"name": "node", "state": state or {"running": {"startedAt": "2026-11-23T10:01:00Z"}}, **status}
+    return {
+        "metadata": {"name": f"tiny-node-{node}", "labels": {"batch.kubernetes.io/job-completion-index": str(node)}},
+        "spec": {"containers": [{"name": "node", "env": []}]},
+        "status": {"phase": "Running", "containerStatuses": [container]},
+    }
+
+
+def workload(*conditions: tuple[str, str, str, str], active: bool = True) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "w"},
+        "spec": {"active": active},
+        "status": {
+            "conditions": [
+                {"type": kind, "status": status, "reason": reason, "message": message}
+                for kind, status, reason, message in conditions
+            ]
+        },
+    }
+
+
+def of(job: dict[str, Any], *pods: dict[str, Any], **rest: Any) -> ClusterJob:
+    return describe(Observed(trainjob=job, pods=pods, **rest), place="kind")
+
+
+def condition(job: dict[str, Any], kind: str, message: str = "", status: str = "True") -> dict[str, Any]:
+    job["status"].setdefault("conditions", []).append({"type": kind, "status": status, "message": message})
+    return job
+
+
+def test_what_safepoint_submitted_is_shown_as_it_was_typed() -> None:
+    job = of(trainjob(), pod(0), pod(1))
+    assert (job.command, job.output, job.is_ours, job.num_nodes) == ("train.py --lr 1e-4", "pvc://c/run", True, 2)
+
+
+def test_a_job_of_kubectl_has_no_command() -> None:
+    other = trainjob()
+    other["metadata"]["annotations"] = None
+    job = of(other, pod(0), pod(1))
+    assert (job.command, job.output, job.is_ours, job.state) == ("", None, False, JobState.RUNNING)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "nonsense", "[" * 100_000, json.dumps({"program": 5, "settings": []})])
+def test_a_record_that_someone_changed_is_ignored(text: str) -> None:
+    job = trainjob()
+    job["metadata"]["annotations"][RECORD] = text
+    assert of(job, pod(0), pod(1)).state is JobState.RUNNING
+
+
+def test_an_end_counts_before_everything_else() -> None:
+    assert of(condition(trainjob(suspend=True), "Complete")).state is JobState.COMPLETE
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-23T10:05:00Z"}}
+    later = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": "2026-11-23T10:05:03Z"}}
+    failed = of(condition(trainjob(), "Failed", "backoff limit"), pod(0, later), pod(1, killed))
+    assert (failed.state, failed.message) == (JobState.FAILED, "pod tiny-node-1: out of memory (OOMKilled)")
+    gone = trainjob()
+    gone["metadata"]["deletionTimestamp"] = "2026-11-23T10:00:00Z"
+    assert of(gone, pod()).state is JobState.DELETING
+
+
+def test_a_person_suspended_it() -> None:
+    job = trainjob(suspend=True)
+    job["metadata"]["annotations"][SUSPENDED_BY] = "me@laptop"
+    assert of(job, pod(0)).state is JobState.SUSPENDING
+    assert (of(job).state, of(job).message) == (JobState.SUSPENDED, "by me@laptop")
+
+
+def test_an_old_condition_suspended_does_not_count() -> None:
+    assert of(condition(trainjob(suspend=False), "Suspended"), pod(0), pod(1)).state is JobState.RUNNING
+
+
+def test_a_queue_holds_it() -> None:
+    job = trainjob(suspend=True)
+    job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    assert of(job).state is JobState.QUEUED
+    waits = workload(("QuotaReserved", "False", "WaitingForQuota", "insufficient unused quota for cpu"))
+    assert (of(job, workload=waits).state, of(job, workload=waits).message) == (
+        JobState.QUEUED,
+        "insufficient unused quota for cpu",
+    )
+    never = workload(("QuotaReserved", "False", "ExceedsMaxQuota", "more than the queue has"))
+    assert of(job, workload=never).state is JobState.INADMISSIBLE
+    preempted = workload(
+        ("QuotaReserved", "False", "Pending", "Preempted to accommodate a workload"),
+        ("Evicted", "True", "Preempted", "Preempted to accommodate a workload"),
+    )
+    assert of(job, workload=preempted).state is JobState.PREEMPTED
+    assert of(job, pod(0), workload=preempted).state is JobState.SUSPENDING
+    assert of(job, workload=workload(active=False)).state is JobState.SUSPENDED
+
+
+def test_pods_that_do_not_run_yet() -> None:
+    assert of(trainjob()).state is JobState.STARTING
+    creating = {"waiting": {"reason": "ContainerCreating"}}
+    assert of(trainjob(), pod(0, creating), pod(1)).state is JobState.STARTING
+    assert of(trainjob(), pod(0, creating), pod(1)).message == "waits for pod tiny-node-0"
+    pulls = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+    stuck = of(trainjob(), pod(0, pulls), pod(1))
+    assert stuck.state is JobState.INADMISSIBLE
+    assert stuck.message == "pod tiny-node-0: its image cannot be pulled: not found"
+    alone = pod(0, creating)
+    alone["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: cpu"}
+    ]
+    assert of(trainjob(), alone, pod(1)).message == "no node has room for pod tiny-node-0: 0/1 nodes: cpu"
+    refused = {"reason": "TrainJobResourcesCreationFailed", "message": "field is immutable"}
+    assert of(trainjob(), events=[refused]).state is JobState.INADMISSIBLE
+
+
+def test_pods_that_restart() -> None:
+    ended = {"terminated": {"exitCode": 75}}
+    again = pod(1, {"waiting": {"reason": "CrashLoopBackOff"}}, restartCount=1, lastState=ended)
+    job = of(trainjob(), pod(0), again)
+    assert (job.state, job.message) == (JobState.RESTARTING, "pod tiny-node-1: exit code 75")
+    leaving = pod(0)
+    leaving["metadata"]["deletionTimestamp"] = "2026-11-23T10:00:00Z"
+    leaving["status"]["conditions"] = [
+        {"type": "DisruptionTarget", "status": "True", "message": "evicted by the API"}
+    ]
+    assert of(trainjob(), leaving, pod(1)).message == "pod tiny-node-0: evicted by the API"
+
+
+def test_it_runs_when_it_has_posted_since_it_started() -> None:
+    job = trainjob()
+    posting = pod(0)
+    posting["spec"]["containers"][0]["env"] = [{"name": "KUBEFLOW_TRAINER_SERVER_URL", "value": "https://t"}]
+    assert of(job, posting, pod(1)).state is JobState.STARTING
+    metrics = {"currentStep": "20", "totalSteps": "100", "loss": "0.5", "safeStep": "16", "attempt": "2"}
+    job["status"]["trainerStatus"] = {
+        "lastUpdatedTime": "2026-11-23T10:00:30Z",
+        "estimatedRemainingSeconds": 160,
+        "metrics": [{"name": name, "value": value} for name, value in metrics.items()],
+    }
+    assert of(job, posting, pod(1)).state is JobState.RESUMING
+    job["status"]["trainerStatus"]["lastUpdatedTime"] = "2026-11-23T10:02:00Z"
+    found = of(job, posting, pod(1))
+    assert found.state is JobState.RUNNING
+    assert found.progress is not None
+    assert (found.progress.step, found.progress.max_steps, found.safe_step, found.attempt) == (20, 100, 16, 2)
+    assert found.progress.remaining_s == pytest.approx(160)
+
+
+def test_progress_that_openshift_ai_has_read() -> None:
+    job = trainjob()
+    text = json.dumps({"currentStep": 7, "totalSteps": 10, "trainMetrics": {"loss": 0.25}, "evalMetrics": None})
+    job["metadata"]["annotations"]["trainer.opendatahub.io/trainerStatus"] = text
+    found = of(job, pod(0), pod(1)).progress
+    assert found is not None
+    assert (found.step, found.max_steps, found.loss) == (7, 10, 0.25)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 5, "text", [], {"metadata": None}, {"metadata": {"labels": []}, "status": 1}]
+)
+def test_objects_may_lack_everything(value: Any) -> None:
+    job = describe(Observed(trainjob=value if isinstance(value, dict) else {}, pods=[value]), place="kind")
+    assert job.state in set(JobState)
