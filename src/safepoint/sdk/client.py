@@ -6,6 +6,7 @@ from safepoint.errors import UnsupportedError
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import JobStorageError, as_kubeflow_raises
 from safepoint.sdk.local_backend import LocalBackend
+from safepoint.sdk.upstream import KubernetesBackend, KubernetesBackendConfig
 from safepoint.sdk.upstream import trainer as kubeflow_trainer
 from safepoint.sdk.values import Checkpoint, TrainJob
 
@@ -34,6 +35,10 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             return
         try:
             super().__init__(backend_config)
+            if type(self.backend) is KubernetesBackend:
+                from safepoint.sdk.cluster_backend import ClusterBackend
+
+                self.backend = ClusterBackend(backend_config or KubernetesBackendConfig())
         except ValueError:
             raise
         except Exception as error:

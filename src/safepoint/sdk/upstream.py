@@ -10,7 +10,9 @@ try:
         warnings.filterwarnings("ignore", message="Support for class-based `config`")
         from kubeflow import trainer
         from kubeflow.common import constants as common_constants
+        from kubeflow.common.types import KubernetesBackendConfig
         from kubeflow.trainer.backends.base import RuntimeBackend
+        from kubeflow.trainer.backends.kubernetes.backend import KubernetesBackend
         from kubeflow.trainer.constants import constants
         from kubeflow.trainer.options import common as common_options
         from kubeflow.trainer.options import kubernetes as kubernetes_options
@@ -22,6 +24,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
+    "KubernetesBackend",
+    "KubernetesBackendConfig",
     "RuntimeBackend",
     "common_constants",
     "common_options",

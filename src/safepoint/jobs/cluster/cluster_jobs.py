@@ -421,6 +421,7 @@ class ClusterJobs:
         states: Collection[JobState],
         *,
         timeout_s: float | None = None,
+        poll_s: float = _LOOK_S,
         look: Callable[[ClusterJob], None] = lambda job: None,
     ) -> ClusterJob:
         """Wait until a job is in one of the states.
@@ -440,7 +441,7 @@ class ClusterJobs:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
                 expected = " or ".join(sorted(map(str, states)))
                 raise WaitTimeoutError(f"job {name} was not {expected} within {timeout_s:g} s; it is {job.state}")
-            clock.sleep(_LOOK_S)
+            clock.sleep(poll_s)
 
 
 class _PodEnds:

@@ -3,6 +3,7 @@
 import base64
 import copy
 import hashlib
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -151,7 +152,8 @@ def manifests_for(
         "spec": {
             "runtimeRef": runtime_reference,
             "trainer": trainer,
-            "runtimePatches": [_patch(at(runtime.replicated_job, "name"), patch)],
+            "runtimePatches": [*spec.patches, _patch(at(runtime.replicated_job, "name"), patch)],
+            **({} if spec.deadline_s is None else {"activeDeadlineSeconds": spec.deadline_s}),
         },
     }
     return Manifests(trainjob=trainjob, before=tuple(before))
@@ -239,6 +241,11 @@ def _environment(
         chosen.setdefault("SAFEPOINT_LOCAL_DIR", f"{CHECKPOINTS}/{location.path or 'run'}")
     if spec.code is not None:
         chosen["SAFEPOINT_CODE"] = f"{_PLACE}/{_CODE}"
+    if spec.packages:
+        indexes = [
+            ["--index-url", "--extra-index-url"][min(n, 1)] + f"={url}" for n, url in enumerate(spec.package_indexes)
+        ]
+        chosen["SAFEPOINT_PACKAGES"] = json.dumps([*indexes, *spec.packages])
     if has_secret:
         chosen["SAFEPOINT_JOB_SECRET_FILE"] = f"{_SECRET_PLACE}/{_SECRET_KEY}"
     entries: list[Object] = [{"name": name, "value": text} for name, text in {**chosen, **spec.env}.items()]

@@ -31,6 +31,17 @@ if code:
     with zipfile.ZipFile(code) as files:
         files.extractall(folder)
     os.chdir(folder)
+packages = os.environ.pop("SAFEPOINT_PACKAGES", "")
+if packages:
+    import json
+    import subprocess
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="safepoint-packages-")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, *json.loads(packages)]
+    if subprocess.run(install, check=False).returncode != 0:
+        sys.exit("safepoint: the packages of the job could not be installed; nothing was trained")
+    os.environ["PYTHONPATH"] += os.pathsep + folder
 sys.path[0] = archive
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (archive, os.environ.get("PYTHONPATH"))))
 

@@ -1,7 +1,7 @@
 """What a job on a cluster is made from, and what a TrainJob records of it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -46,6 +46,10 @@ class ClusterSpec:
         max_restarts: how often a launcher restarts the ranks after a failure.
         labels: of the TrainJob.
         annotations: likewise.
+        patches: further changes of the runtime, as the TrainJob's `runtimePatches` has them.
+        packages: requirements to install in each pod before the program runs.
+        package_indexes: the package indexes to use; the first one replaces the default.
+        deadline_s: seconds after which the cluster ends the job; None for no limit.
     """
 
     name: str
@@ -69,6 +73,10 @@ class ClusterSpec:
     max_restarts: int = 3
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+    patches: Sequence[Any] = ()
+    packages: tuple[str, ...] = ()
+    package_indexes: tuple[str, ...] = ()
+    deadline_s: int | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -99,6 +107,7 @@ class ClusterSpec:
         """What the TrainJob's annotation keeps, for commands that show the job or make its successor."""
         record = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_RECORDED}
         record["settings"] = {key: text for key, text in self.settings.to_environment().items() if text}
+        record["patches"] = list(self.patches)
         record |= {name: dict(record[name]) for name in ("resources", "env", "labels", "annotations")}
         return json.dumps(record, sort_keys=True)
 

@@ -7,6 +7,7 @@ by Kueue as well as by a person.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from safepoint.foundation import clock
@@ -52,6 +53,21 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodSummary:
+    """One pod of a job.
+
+    Args:
+        name: its name.
+        node: the number of its node.
+        phase: as Kubernetes calls it: Pending, Running, Succeeded, Failed.
+    """
+
+    name: str
+    node: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterJob:
     """One job on a cluster, as commands show it.
 
@@ -72,6 +88,8 @@ class ClusterJob:
         exit_code: of its first pod that has failed.
         is_ours: whether Safepoint submitted it.
         uid: of the TrainJob.
+        runtime: the name of its runtime.
+        pods: those that train, first node first.
     """
 
     name: str
@@ -90,6 +108,13 @@ class ClusterJob:
     exit_code: int | None
     is_ours: bool
     uid: str
+    runtime: str
+    pods: tuple[PodSummary, ...]
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was created."""
+        return datetime.fromisoformat(self.created)
 
     @property
     def safe_step(self) -> int | None:
@@ -123,6 +148,11 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         exit_code=_exit_code(seen.pods),
         is_ours=bool(record),
         uid=str(at(job, "metadata", "uid") or ""),
+        runtime=str(at(job, "spec", "runtimeRef", "name") or ""),
+        pods=tuple(
+            PodSummary(name=name_of(pod), node=node_of(pod), phase=str(at(pod, "status", "phase") or "Unknown"))
+            for pod in _training(seen.pods)
+        ),
     )
 
 

@@ -1,0 +1,213 @@
+"""Kubeflow's backend for a cluster, with jobs that save, suspend, resume and say their true state."""
+
+import dataclasses
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safepoint.errors import NotFoundError, UsageError
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
+from safepoint.jobs.cluster.connection import connect_to, connect_with
+from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, ClusterSpec, kubernetes_resources
+from safepoint.jobs.cluster.state import ClusterJob
+from safepoint.jobs.model.function_source import as_options, take_function
+from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.spec import name_from, names_of_secrets
+from safepoint.sdk.failures import as_kubeflow_raises
+from safepoint.sdk.trainers import TransformersTrainer
+from safepoint.sdk.upstream import KubernetesBackend, constants, types
+from safepoint.sdk.values import STATUSES, TrainJob, event_of
+
+_SCRIPT = "train.py"
+_log = logging.getLogger("safepoint")
+
+
+class ClusterBackend(KubernetesBackend):
+    """The backend of `TrainerClient` for a cluster.
+
+    A `TransformersTrainer` becomes a job of Safepoint, and every other trainer one of Kubeflow's own backend. The
+    state of all jobs is what Safepoint finds.
+
+    Args:
+        config: Kubeflow's.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.client_configuration is not None:
+            connection = connect_with(config.client_configuration, namespace=self.namespace)
+        else:
+            connection = connect_to(config.context, namespace=self.namespace, file=config.config_file)
+        self._jobs = ClusterJobs(ClusterApi(connection))
+
+    def train(
+        self,
+        runtime: str | types.Runtime | None = None,
+        initializer: types.Initializer | None = None,
+        trainer: types.CustomTrainer | types.CustomTrainerContainer | types.BuiltinTrainer | None = None,
+        options: list[Any] | None = None,
+    ) -> str:
+        """Submit a job, and return its name."""
+        if not isinstance(trainer, TransformersTrainer) or initializer is not None:
+            kubeflow: Any = super()  # it declares no types
+            return kubeflow.train(runtime, initializer, trainer, options)
+        name = runtime if isinstance(runtime, str) else DEFAULT_RUNTIME if runtime is None else runtime.name
+        with as_kubeflow_raises():
+            applied: dict[str, Any] = {}
+            for option in options or []:
+                option(applied, trainer, self)
+            self._jobs.repair()
+            return self._jobs.submit(cluster_spec(trainer, name, applied)).name
+
+    def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
+        """All jobs of the namespace, also those that others made, oldest first."""
+        with as_kubeflow_raises():
+            found = self._jobs.jobs()
+        wanted = [job for job in found if runtime is None or job.runtime == runtime.name]
+        runtimes: dict[str, types.Runtime] = {}
+        return [self._train_job(job, runtimes) for job in wanted]
+
+    def get_job(self, name: str) -> TrainJob:
+        """One job."""
+        with as_kubeflow_raises():
+            return self._train_job(self._jobs.job(name), {})
+
+    def _train_job(self, job: ClusterJob, runtimes: dict[str, types.Runtime]) -> TrainJob:
+        if job.runtime not in runtimes:
+            runtimes[job.runtime] = self.get_runtime(job.runtime)
+        return TrainJob(
+            name=job.name,
+            runtime=runtimes[job.runtime],
+            steps=[
+                types.Step(name=f"{constants.NODE}-{pod.node}", status=pod.phase, pod_name=pod.name)
+                for pod in job.pods
+            ],
+            num_nodes=job.num_nodes,
+            creation_timestamp=job.created_at,
+            status=str(job.state),
+            progress=job.progress,
+            message=job.message,
+            exit_code=job.exit_code,
+            attempts=job.attempt,
+            safe_step=job.safe_step,
+            output_dir=job.output,
+        )
+
+    def get_job_logs(
+        self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
+    ) -> Iterator[str]:
+        """The output of one pod."""
+        kind, _, number = step.rpartition("-")
+        if kind != constants.NODE or not number.isdecimal():
+            yield from super().get_job_logs(name, bool(follow), step)
+            return
+        with as_kubeflow_raises():
+            for line in self._jobs.logs(name, node=int(number), follow=bool(follow)):
+                yield line.text
+
+    def get_job_events(self, name: str) -> list[types.Event]:
+        """What the cluster reports about a job and its pods, oldest first."""
+        with as_kubeflow_raises():
+            return [event_of(name, event) for event in self._jobs.events(name)]
+
+    def wait_for_job_status(
+        self,
+        name: str,
+        status: set[str] = {constants.TRAINJOB_COMPLETE},  # noqa: B006  Kubeflow's own, never changed
+        timeout: float = 600,
+        polling_interval: float = 2,
+        callbacks: list[Callable[[types.TrainJob], None]] | None = None,
+    ) -> TrainJob:
+        """Wait until the job is in one of the states."""
+        with as_kubeflow_raises():
+            unknown = sorted(set(status) - STATUSES)
+            if unknown or not status:
+                raise UsageError(
+                    f"status {unknown or status} is invalid", hint=f"use some of {', '.join(sorted(STATUSES))}"
+                )
+            runtimes: dict[str, types.Runtime] = {}
+
+            def look(job: ClusterJob) -> None:
+                for callback in callbacks or ():
+                    callback(self._train_job(job, runtimes))
+
+            states = [JobState(one) for one in status]
+            job = self._jobs.wait(name, states, timeout_s=timeout, poll_s=polling_interval, look=look)
+            return self._train_job(job, runtimes)
+
+    def delete_job(self, name: str) -> None:
+        """Delete a job and wait until it is gone; its checkpoints stay."""
+        with as_kubeflow_raises():
+            self._jobs.delete(name)
+
+    def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
+        """Stop a job with a checkpoint, and wait until its pods are gone."""
+        with as_kubeflow_raises():
+            receipt = self._jobs.suspend(name, timeout_s=timeout)
+        if receipt.is_saved is False:
+            _log.warning("job %s was suspended, but a pod ended without a save", name)
+        return dataclasses.replace(self._train_job(receipt.job, {}), safe_step=receipt.safe_step)
+
+    def resume_job(self, name: str) -> TrainJob:
+        """Let a suspended job go on from its newest checkpoint."""
+        with as_kubeflow_raises():
+            return self._train_job(self._jobs.resume(name), {})
+
+
+def cluster_spec(trainer: TransformersTrainer, runtime: str, options: dict[str, Any]) -> ClusterSpec:
+    """The job of a trainer.
+
+    Args:
+        trainer: the training.
+        runtime: the name of the runtime.
+        options: what Kubeflow's options have set: metadata and spec of the TrainJob.
+
+    Raises:
+        UsageError: a field is invalid.
+    """
+    metadata, spec = options.get("metadata", {}), options.get("spec", {})
+    untyped: Any = trainer
+    given: dict[str, Any] = untyped.env or {}
+    env = {name: str(text) for name, text in given.items() if text is not None}
+    doubtful = names_of_secrets(env)
+    if doubtful:
+        _log.warning("env has %s; its values are readable in the job: use a Secret", ", ".join(doubtful))
+    function: Any = trainer.function
+    files: dict[str, bytes] = {}
+    if not isinstance(function, str):
+        shipment = take_function(function, trainer.func_args)
+        title, program = shipment.name, (_SCRIPT,)
+        files[_SCRIPT] = shipment.script().encode()
+    elif Path(function).is_file():
+        title, program = Path(function).stem, (Path(function).name, *as_options(trainer.func_args))
+        files[program[0]] = Path(function).read_bytes()
+    elif function.endswith(".py"):
+        raise NotFoundError(f"there is no script {function}", hint="give the path of a script, or a function")
+    else:
+        title, program = function.rpartition(".")[2], (function, *as_options(trainer.func_args))
+    grace_s = trainer.grace_period_seconds
+    settings = trainer.run_settings()
+    return ClusterSpec(
+        name=metadata.get("name") or name_from(title, secrets.token_hex(2)),
+        program=program,
+        is_module=isinstance(function, str) and not files,
+        files=files,
+        num_nodes=trainer.num_nodes or 1,
+        resources=kubernetes_resources(untyped.resources_per_node),
+        settings=settings,
+        env={**env, **trainer.storage_environment()},
+        connection=trainer.data_connection_name,
+        runtime=runtime,
+        image=trainer.image,
+        grace_s=None if grace_s is None else round(grace_s),
+        staging_bytes=None,
+        labels=metadata.get("labels") or {},
+        annotations=metadata.get("annotations") or {},
+        patches=tuple(spec.get("runtimePatches") or ()),
+        packages=tuple(trainer.packages_to_install or ()),
+        package_indexes=tuple(trainer.pip_index_urls),
+        deadline_s=spec.get("activeDeadlineSeconds"),
+    )
