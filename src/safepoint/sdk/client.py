@@ -61,7 +61,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             NotImplementedError: this backend cannot delete checkpoints.
         """
         if with_checkpoints:
-            self._local("with_checkpoints").delete_job(name, with_checkpoints=True)
+            self._with("delete_with_checkpoints").delete_with_checkpoints(name)
         else:
             super().delete_job(name)
 
@@ -77,7 +77,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             TimeoutError: it has not stopped yet.
             NotImplementedError: this backend has no such method.
         """
-        return self._local("suspend_job").suspend_job(name, timeout=timeout)
+        return self._with("suspend_job").suspend_job(name, timeout=timeout)
 
     def resume_job(self, name: str) -> TrainJob:
         """Continue a suspended or failed job from its newest valid checkpoint.
@@ -86,7 +86,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             RuntimeError: there is no such job, or it is active or complete.
             NotImplementedError: this backend has no such method.
         """
-        return self._local("resume_job").resume_job(name)
+        return self._with("resume_job").resume_job(name)
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
         """Suspend a job, change its number of nodes, and resume it.
@@ -102,7 +102,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             TimeoutError: it has not been scaled yet.
             NotImplementedError: this backend has no such method.
         """
-        return self._local("scale_job").scale_job(name, num_nodes, timeout=timeout)
+        return self._with("scale_job").scale_job(name, num_nodes, timeout=timeout)
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
         """A job's checkpoints, newest first; the final model is the last item.
@@ -111,11 +111,16 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             RuntimeError: there is no such job, or its output location cannot be read.
             NotImplementedError: this backend has no such method.
         """
-        return self._local("list_checkpoints").list_checkpoints(name)
+        return self._with("list_checkpoints").list_checkpoints(name)
 
-    def _local(self, method: str) -> LocalBackend:
+    def _with(self, method: str) -> Any:
+        """The backend, if it has the method.
+
+        Raises:
+            NotImplementedError: it has not.
+        """
         with as_kubeflow_raises():
-            if not isinstance(self.backend, LocalBackend):
+            if method not in dir(self.backend):
                 raise UnsupportedError(
                     f"{method} is not supported by {type(self.backend).__name__} yet",
                     hint="use TrainerClient(LocalConfig()) for it",

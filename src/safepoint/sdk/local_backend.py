@@ -194,12 +194,17 @@ class LocalBackend(RuntimeBackend):
                 job = jobs.wait(name, states, timeout_s=timeout, poll_s=polling_interval, look=look)
                 return self._train_job(jobs, job)
 
-    def delete_job(self, name: str, *, with_checkpoints: bool = False) -> None:
-        """Stop a job and remove it; its checkpoints stay unless `with_checkpoints` is set."""
+    def delete_job(self, name: str) -> None:
+        """Stop a job and remove it; its checkpoints stay."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
-            jobs.delete(name, with_checkpoints=with_checkpoints)
+            jobs.delete(name)
 
     # ---- methods that Kubeflow's client does not have -------------------------------------------------------------
+
+    def delete_with_checkpoints(self, name: str) -> None:
+        """Stop a job and remove it, its checkpoints and its final model."""
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            jobs.delete(name, with_checkpoints=True)
 
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
         """Save a checkpoint and stop a job, and wait until it is suspended. Warns if a save may take too long."""

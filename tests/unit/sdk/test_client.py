@@ -222,21 +222,19 @@ def test_options(client: TrainerClient, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster's jobs are Kubeflow's business; what only Safepoint has is not there yet, and says so."""
+    """What a cluster's backend lacks is said."""
     monkeypatch.setattr(kubernetes_client.CoreV1Api, "read_namespaced_config_map", lambda *_, **__: None)
     configuration = kubernetes_client.Configuration(host="http://127.0.0.1:1")
     client = TrainerClient(kubeflow.KubernetesBackendConfig(namespace="here", client_configuration=configuration))
     monkeypatch.setattr(client.backend, "get_job", lambda name: f"job {name}")
     assert client.get_job("x") == "job x"  # type: ignore[comparison-overlap]
     calls = (
-        lambda: client.suspend_job("x"),
-        lambda: client.resume_job("x"),
         lambda: client.scale_job("x", 2),
         lambda: client.list_checkpoints("x"),
         lambda: client.delete_job("x", with_checkpoints=True),
     )
     for call in calls:
-        with pytest.raises(NotImplementedError, match="is not supported by KubernetesBackend yet") as error:
+        with pytest.raises(NotImplementedError, match="is not supported by ClusterBackend yet") as error:
             call()
         assert isinstance(error.value, SafepointError)
         assert error.value.exit_code == ExitCode.NOT_SUPPORTED
