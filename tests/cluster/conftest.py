@@ -1,12 +1,13 @@
 """One cluster for all tests of the lane, and a namespace for each."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import programs
-from tests.support.cluster.running import RunningCluster, running_cluster
+from tests.support.cluster.running import RunningCluster, at, running_cluster
 from tests.support.cluster.workspace import Workspace, workspace
 
 
@@ -18,6 +19,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RunningCluster]:
+    running_one = os.environ.get("SAFEPOINT_TEST_CLUSTER")
+    if running_one:  # the folder of `python -m tests.support.cluster up`
+        yield at(Path(running_one))
+        return
     reason = programs.unavailable()
     if reason:
         pytest.skip(f"no cluster: {reason}")

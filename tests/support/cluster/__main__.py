@@ -1,5 +1,6 @@
 """The command line, see the package."""
 
+import signal
 import sys
 import time
 
@@ -15,6 +16,7 @@ def main() -> int:
             print(f"NOT RUN: cluster ({reason})")
         return 3 if reason else 0
     if words == ["up"]:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is removed
         with running_cluster() as cluster:
             print(f"KUBECONFIG={cluster.kubeconfig}", flush=True)
             while True:

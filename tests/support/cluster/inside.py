@@ -29,7 +29,7 @@ _POD_GATEWAY, _POD_RANGE, _FIRST_POD = "10.244.0.1", "10.244.0.0/24", "10.244.0.
 _SERVICE_RANGE, _API_SERVICE, _DNS_SERVICE = "10.96.0.0/16", "10.96.0.1", "10.96.0.10"
 _REGISTRY = "registry.test"
 HOST_IMAGE = f"{_REGISTRY}/host:1"
-"""A root of links into /usr: whoever uses it mounts the machine's /usr, and has its programs without a copy."""
+"""A root of links into /usr: a pod that uses it mounts the machine's /usr, and has its programs without a copy."""
 _FOLDERS = ("tmp", "etc", "var", "run", "proc", "sys", "dev", "root", "usr", "opt", "mnt", "home")
 _ADDON_NAMESPACES = {"jobset": "jobset-system", "trainer": "kubeflow-system", "kueue": "kueue-system"}
 _DEPLOYMENTS = {
@@ -99,16 +99,16 @@ class Cluster:
 
     def wait(self, what: str, is_so: Callable[[], bool], seconds: float = 120) -> None:
         """Wait until `is_so`; an exception counts as no."""
-        begun = time.monotonic()
+        begun, why = time.monotonic(), ""
         while True:
             try:
                 if is_so():
                     print(f"{what} after {time.monotonic() - begun:.1f} s", flush=True)
                     return
             except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-                print(f"{what}: {error}", file=sys.stderr)
+                why = str(error)
             if time.monotonic() - begun > seconds:
-                raise RuntimeError(f"{what}: not within {seconds:g} s")
+                raise RuntimeError(f"{what}: not within {seconds:g} s {why}")
             time.sleep(0.2)
 
     def certificate(self, name: str, user: str, group: str = "", names: Sequence[str] = ()) -> None:
@@ -276,7 +276,6 @@ class Cluster:
     def start_node(self) -> None:
         """containerd, kubelet, kube-proxy and the name server."""
         for words in (
-            ("link", "set", "lo", "up"),
             ("link", "add", "cni0", "type", "bridge"),
             ("address", "add", f"{_POD_GATEWAY}/24", "dev", "cni0"),
             ("link", "set", "cni0", "up"),
@@ -466,6 +465,7 @@ def _openssl(*words: str | Path) -> None:
 
 def _serve(folder: Path) -> None:
     cluster = Cluster(folder)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     cluster.start_control_plane()
     cluster.start_node()
     cluster.start_addons()

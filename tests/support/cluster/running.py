@@ -52,6 +52,17 @@ class RunningCluster:
         return ["nsenter", "--target", str(self.process), "--mount", "--net", "--pid", *words]
 
 
+def at(folder: Path) -> RunningCluster:
+    """The cluster whose files are in `folder`."""
+    address = str(json.loads((folder / "plan.json").read_text())["address"])
+    return RunningCluster(
+        kubeconfig=folder / "admin.kubeconfig",
+        folder=folder,
+        host=f"{address.rpartition('.')[0]}.1",
+        process=int((folder / "process").read_text()),
+    )
+
+
 @contextlib.contextmanager
 def running_cluster(addons: dict[str, str] | None = None) -> Generator[RunningCluster]:
     """A cluster with these addons, by name and release; JobSet, Trainer and Kueue by default.
@@ -86,6 +97,7 @@ def running_cluster(addons: dict[str, str] | None = None) -> Generator[RunningCl
                 stderr=log,
             )
         inside = _child_of(first.pid)
+        (folder / "process").write_text(str(inside))
         _ip("link", "add", cable, "type", "veth", "peer", "name", inner, "netns", str(inside))
         _ip("address", "add", f"{network}.1/30", "dev", cable)
         _ip("link", "set", cable, "up")
@@ -101,9 +113,7 @@ def running_cluster(addons: dict[str, str] | None = None) -> Generator[RunningCl
             if first.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError(f"the cluster did not start:\n{(folder / 'log').read_text()[-3000:]}")
             time.sleep(0.1)
-        yield RunningCluster(
-            kubeconfig=folder / "admin.kubeconfig", folder=folder, host=f"{network}.1", process=inside
-        )
+        yield at(folder)
     finally:
         if first is not None:
             first.kill()  # its child, the first process of the namespace, is killed with it; then all others are

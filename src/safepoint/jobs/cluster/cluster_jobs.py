@@ -213,7 +213,7 @@ class ClusterJobs:
     def _check_queue(self, spec: ClusterSpec) -> None:
         if spec.queue is None:
             return
-        with contextlib.suppress(AccessDeniedError):  # whoever may use a queue may not always read it
+        with contextlib.suppress(AccessDeniedError):  # a user of a queue may not always read it
             if self._api.find("localqueues", spec.queue) is None:
                 known = sorted(map(name_of, self._api.objects("localqueues")))
                 raise NotFoundError(
