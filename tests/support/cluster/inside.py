@@ -269,6 +269,12 @@ class Cluster:
             *(f"--kubelet-client-certificate={keys}/admin.crt", f"--kubelet-client-key={keys}/admin.key"),
             f"--kubelet-certificate-authority={keys}/ca.crt",
             "--kubelet-preferred-address-types=InternalIP",
+            # For servers of further APIs, such as Kueue's: while one is out of reach, no namespace can be deleted.
+            *(f"--proxy-client-cert-file={keys}/admin.crt", f"--proxy-client-key-file={keys}/admin.key"),
+            f"--requestheader-client-ca-file={keys}/ca.crt",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         )
 
     # ---- the node -------------------------------------------------------------------------------------------------

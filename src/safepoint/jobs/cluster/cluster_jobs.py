@@ -328,6 +328,8 @@ class ClusterJobs:
         if not pods:
             raise NotFoundError(f"job {name} has no pods now, and their output is gone with them")
         for pod in pods[:1] if follow else pods:
+            if not self._has_started(pod, follow=follow):
+                continue
             container = str(at(container_status(pod), "name") or "node")
             if at(container_status(pod), "restartCount"):
                 with contextlib.suppress(NotFoundError, SafepointError):
@@ -335,6 +337,18 @@ class ClusterJobs:
                         yield LogLine(source=f"node {node_of(pod)}", text=line)
             for line in self._api.log(name_of(pod), container, follow=follow):
                 yield LogLine(source=f"node {node_of(pod)}", text=line)
+
+    def _has_started(self, pod: Object, *, follow: bool) -> bool:
+        """Whether the pod's container has started; with `follow`, wait for it."""
+        while True:
+            state = texts(container_status(pod), "state")
+            if "running" in state or "terminated" in state or at(container_status(pod), "restartCount"):
+                return True
+            found = self._api.find("pods", name_of(pod)) if follow else None
+            if found is None:
+                return False
+            pod = found
+            clock.sleep(_LOOK_S)
 
     # ---- change ---------------------------------------------------------------------------------------------------
 

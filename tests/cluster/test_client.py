@@ -1,0 +1,75 @@
+"""The SDK's guide example on a cluster, unchanged but for the import."""
+
+from pathlib import Path
+
+import pytest
+from kubeflow.common.types import KubernetesBackendConfig
+from kubeflow.trainer.options.kubernetes import Labels
+
+from safepoint import PeriodicCheckpointConfig, TrainerClient, TransformersTrainer
+from tests.support.cluster.workspace import CLAIM, Workspace
+
+
+def train(steps: int = 12, note: str = "") -> None:
+    import time
+
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": ((self.line(x) - labels) ** 2).mean()}
+
+    class Slow(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            time.sleep(0.3)
+
+    print(f"note: {note}")
+    data = [{"x": torch.full((4,), float(n)), "labels": torch.tensor([float(n)])} for n in range(64)]
+    arguments = TrainingArguments(
+        output_dir="/tmp/output",
+        max_steps=steps,
+        per_device_train_batch_size=2,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+    )
+    trainer = Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[Slow()])
+    trainer.train()
+    trainer.save_model(f"{trainer.args.output_dir}/final")
+
+
+@pytest.mark.timeout(300)
+def test_a_training_function(team: Workspace) -> None:
+    client = TrainerClient(KubernetesBackendConfig(namespace=team.namespace))
+    runtime = client.backend.get_runtime("torch-distributed")
+    name = client.train(
+        trainer=TransformersTrainer(
+            func=train,
+            func_args={"steps": 16, "note": "a `b` $HOME \\ 'c'"},
+            num_nodes=1,
+            output_dir=f"pvc://{CLAIM}/run1",
+            env={"UNSET": None, "SOME": "text"},
+            periodic_checkpoint_config=PeriodicCheckpointConfig(save_strategy="steps", save_steps=5),
+        ),
+        runtime=runtime,
+        options=[Labels({"team": "a"})],
+    )
+    job = client.wait_for_job_status(name, {"Running"}, timeout=120)
+    assert job.runtime.name == "torch-distributed"
+    assert team.get("trainjob", name)["metadata"]["labels"]["team"] == "a"
+    suspended = client.suspend_job(name, timeout=100)
+    assert suspended.status == "Suspended"
+    assert suspended.safe_step is not None
+    client.resume_job(name)
+    ended = client.wait_for_job_status(name, timeout=200)
+    assert ended.status == "Complete"
+    assert "note: a `b` $HOME \\ 'c'" in "\n".join(client.get_job_logs(name))
+    assert (Path(team.folder) / "run1" / "final" / "model.safetensors").exists()
+    assert [job.name for job in client.list_jobs()] == [name]
+    client.delete_job(name)
+    assert team.left() == []
