@@ -272,6 +272,7 @@ class Cluster:
             # For servers of further APIs, such as Kueue's: while one is out of reach, no namespace can be deleted.
             *(f"--proxy-client-cert-file={keys}/admin.crt", f"--proxy-client-key-file={keys}/admin.key"),
             f"--requestheader-client-ca-file={keys}/ca.crt",
+            "--requestheader-allowed-names=admin",
             "--requestheader-username-headers=X-Remote-User",
             "--requestheader-group-headers=X-Remote-Group",
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
