@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from kubeflow.common.types import KubernetesBackendConfig
-from kubeflow.trainer.options.kubernetes import Labels
 
 from safepoint import PeriodicCheckpointConfig, TrainerClient, TransformersTrainer
+from safepoint.sdk.upstream import KubernetesBackendConfig, kubernetes_options
 from tests.support.cluster.workspace import CLAIM, Workspace
 
 
@@ -57,7 +56,7 @@ def test_a_training_function(team: Workspace) -> None:
             periodic_checkpoint_config=PeriodicCheckpointConfig(save_strategy="steps", save_steps=5),
         ),
         runtime=runtime,
-        options=[Labels({"team": "a"})],
+        options=[kubernetes_options.Labels({"team": "a"})],
     )
     job = client.wait_for_job_status(name, {"Running"}, timeout=120)
     assert job.runtime.name == "torch-distributed"

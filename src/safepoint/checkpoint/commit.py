@@ -101,7 +101,8 @@ class FolderDestination:
 
     Args:
         source: where the files are written; on the same file system as `target`.
-        target: the name that readers know. A folder of that name is replaced in one step.
+        target: the name that readers know. A folder of that name is replaced, in one step where the
+            file system can exchange two names.
         trash: a folder on the same file system for the replaced folder; None where `target` is absent or empty.
         is_durable: whether the files in `source` are fsynced already.
     """

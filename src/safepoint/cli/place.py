@@ -54,8 +54,8 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
     before = context.meta.setdefault(_META, (name, dict(env)))
     if before != (name, dict(env)):
         raise UsageError(
-            "this command needs two sets of object store keys (of a job or --connection), and it can use only one",
-            hint="`job:NAME` has its own keys: omit --connection, or copy one checkpoint to a local folder first",
+            "the two locations need different object store keys, and a command can use only one set of them",
+            hint="`job:NAME` has its own keys, so omit --connection; or first copy one location to a local folder",
         )
     context.with_resource(_identity(name, env))
 

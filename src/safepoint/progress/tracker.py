@@ -74,8 +74,8 @@ class ProgressTracker:
         """Report where the ranks have decided to start.
 
         Args:
-            path: the file of the record in the output folder. If a record of the same run is there, its numbers of
-                steps and epochs in all are used until the loop reports them.
+            path: the file of the record in the output folder. If it already has a record of this run,
+                the total steps and epochs of that record are used until the loop reports its own.
             location: see `Progress`.
             run_id: likewise.
             attempt: likewise.

@@ -186,8 +186,8 @@ class Store(Protocol):
 
         Args:
             only: called with the key of each; only those for which it returns True are deleted.
-            keys: keys that may have unfinished uploads. MinIO lists those of a single key only, so uploads of other
-                keys are not found there.
+            keys: keys that may have unfinished uploads. MinIO lists uploads only when it is asked for one exact key,
+                so it is asked for each of these; uploads of other keys are not found there.
             begun_before_s: only those begun before this time, seconds since 1970; None for all.
             deadline_s: when to give up.
         """

@@ -256,7 +256,7 @@ class RemoteFolder:
     # ---- writing and deleting -------------------------------------------------------------------------------
 
     def mark(self, name: str, files: Mapping[str, int], *, deadline_s: float | None = None) -> None:
-        """Mark that Safepoint writes or deletes `files` below `name`; files that earlier writers have marked stay.
+        """Mark that Safepoint writes or deletes `files` below `name`. The mark keeps the files that it lists already.
 
         Args:
             name: of a checkpoint or model.
@@ -357,8 +357,8 @@ class RemoteFolder:
 
         Args:
             name: of a checkpoint or model.
-            but: paths of files that stay, those of the committed checkpoint. Without them, the mark stays as long as
-                other files are there.
+            but: paths of files to keep: those of the committed checkpoint. If it is empty, the mark is deleted only
+                when nothing is left below `name`.
             keep_mark: keep the mark.
             deadline_s: when to give up.
 

@@ -53,7 +53,7 @@ def doctor(
     """Check that this machine and an output location are ready for a run.
 
     The command prints the result of each check. For a warning or a failure it also prints why it matters and what to
-    do. It changes nothing.
+    do. It leaves nothing behind.
 
     Exit codes: 0 no check failed; 1 a check failed.
     """

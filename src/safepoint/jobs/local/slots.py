@@ -1,10 +1,10 @@
 """Decides which job may start, and which jobs it preempts, from the jobs in the history and the slots of the machine.
 
 A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job starts when its slots are free. But
-it waits for a job before it in this order in two cases: that job can start too; or that job needs these slots,
-together with slots that are about to become free. Without the second rule, jobs that were preempted for a large job
-would restart, and the large job would never start. A job that does not fit preempts jobs of lower priority, and no
-more than it needs: those of the lowest priority first, and among them the youngest first.
+even then it lets an earlier job go first if the earlier job can start now, or could start once other jobs have been
+preempted for it. Slots that are about to become free are kept for an earlier job that needs them. Otherwise jobs that were preempted for a large job would restart, and the large job would never start. A job that does not fit
+preempts jobs of lower priority, and no more than it needs: those of the lowest priority first, and among them the
+youngest first.
 """
 
 import itertools
@@ -209,8 +209,8 @@ def _order(job: JobRecord) -> tuple[int, str, str]:
 
 
 def _describe(need: Slots, capacity: Slots) -> str:
-    gpu = f" and {need.gpu} gpu" if need.gpu else ""
-    return f"{need.cpu} cpu{gpu} of {capacity.cpu} cpu and {capacity.gpu} gpu to be free"
+    cpu = f"{need.cpu} of {capacity.cpu} CPU slots"
+    return f"{cpu} and {need.gpu} of {capacity.gpu} GPU slots" if need.gpu else cpu
 
 
 def free_gpus(taken: Sequence[str], count: int, pool: Sequence[str]) -> tuple[str, ...]:

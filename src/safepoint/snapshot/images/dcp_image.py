@@ -21,7 +21,7 @@ from safepoint.snapshot.images.torch_image import UncomposableError, pickle_lone
 
 _ALIGNMENT = 64
 _PREFIX = "archive"
-"""The name inside an archive that `torch.save` writes to a buffer instead of a file."""
+"""The folder in an archive that `torch.save` writes to a buffer. In a file, the folder has the file's name."""
 
 
 class _Lone(NamedTuple):

@@ -49,7 +49,7 @@ class Snapshot:
     """False once a rank has begun to overwrite its part in memory, or will not stage it."""
     num_ranks: int = 1
     number: int = 0
-    """Rises when a step is begun again."""
+    """Increases each time the snapshot of this step is started over."""
 
     @property
     def has_begun(self) -> bool:
@@ -85,7 +85,7 @@ class SnapshotRegistry:
         self._cancelled: BoundedDict[tuple[int, int], bool] = BoundedDict()
         """Snapshots, by step and number, that a rank will not complete."""
         self._replaced: list[Snapshot] = []
-        """Snapshots that are still being written, although their step was begun again."""
+        """Snapshots that are still being written, although a new snapshot of the same step was begun."""
         self._reported_free: set[tuple[int, int]] = set()
         """(rank, block) of each block that was reported to its rank as free, or is newly lent."""
         self._in_use: set[tuple[int, int]] = set()
@@ -215,7 +215,7 @@ class SnapshotRegistry:
         return True
 
     def next_to_write(self) -> Snapshot | None:
-        """The newest requested snapshot that is neither durable nor failed, and that all ranks have begun."""
+        """The newest requested snapshot that all ranks have begun, if it has neither failed nor been written."""
         for snapshot in self.snapshots:
             is_open = snapshot.is_requested and snapshot.has_begun and snapshot.is_intact
             if is_open and snapshot.progress != Progress.FAILED:
@@ -237,7 +237,7 @@ class SnapshotRegistry:
         return found
 
     def written(self, snapshot: Snapshot, *, is_durable: bool) -> bool:
-        """Register that writing a snapshot has ended; returns False if the step was begun again during the write."""
+        """Register that writing a snapshot has ended; returns False if it was started over during the write."""
         snapshot.progress = Progress.DURABLE if is_durable else Progress.FAILED
         if snapshot in self._replaced:
             self._replaced.remove(snapshot)

@@ -1,7 +1,8 @@
 """The ranks of the job, over a process group of Safepoint's own.
 
 The group is gloo on every device: it needs no GPU, disturbs no NCCL stream, and notices a dead peer by its
-closed connection. Every call is a collective: all ranks make the same calls in the same order.
+closed connection. Calls are collectives: all ranks make the same calls in the same order. Where only some
+ranks have to make a call, its docstring says which.
 """
 
 import contextlib
@@ -75,7 +76,7 @@ class Sender:
         Raises:
             PeerError: a rank is gone or does not answer.
         """
-        with self._peers.losing():
+        with self._peers.raising_peer_error():
             dist.broadcast(block, src=source, group=self._group)
 
 
@@ -143,7 +144,7 @@ class Peers:
         if self._group is None:
             return [value]
         message = self._seal.close(value, self.place.rank)
-        with self.losing():
+        with self.raising_peer_error():
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.place.world_size)]
             dist.all_gather(sizes, torch.tensor([len(message)]), group=self._group)
             longest = int(max(sizes))
@@ -161,7 +162,7 @@ class Peers:
         if self._group is None:
             return value
         message = self._seal.close(value, 0) if self.place.is_first else b""
-        with self.losing():
+        with self.raising_peer_error():
             size = torch.tensor([len(message)])
             dist.broadcast(size, src=0, group=self._group)
             block = _tensor_of(message.ljust(int(size), b"\0"))
@@ -180,7 +181,7 @@ class Peers:
         """
         if source == 0 or self._group is None:
             return
-        with self.losing():
+        with self.raising_peer_error():
             if self.place.is_first:
                 dist.recv(block, src=source, group=self._group)
             elif self.place.rank == source:
@@ -202,7 +203,7 @@ class Peers:
             raise self.lost("start") from error
 
     @contextlib.contextmanager
-    def losing(self) -> Generator[None]:
+    def raising_peer_error(self) -> Generator[None]:
         """Raise PeerError for an error of the process group. Too slow for the vote, which runs in every step.
 
         Raises:

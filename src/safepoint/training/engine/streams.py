@@ -69,7 +69,7 @@ class Streams:
 
 
 _CHECK, _END = "check", "end"
-"""Commands of the first rank to all ranks: the first gathers their errors, the second ends `follow`."""
+"""Commands of the first rank to all ranks: `_CHECK` gathers their errors, `_END` ends `follow`."""
 
 
 def follow(peers: Peers, streams: Streams) -> None:

@@ -264,7 +264,8 @@ class Training:
         self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or is_saved)
         self._report_progress()
         self._boundary.ends()
-        # Reset only after the save: there, DCP steps an optimizer that has no state yet.
+        # Reset only after the save. During a save, DCP steps an optimizer that has no state yet, and the hook before
+        # that step must not start a vote.
         self._has_voted = False
         self._boundary.agreement.step_begins(loop.step)
 

@@ -2,8 +2,8 @@
 
 All ranks compute the same plan from the contents of all folders. A file comes from the first folder with a good copy.
 Files that no folder has come from the store: one rank of each node fetches a share of them, so the store is read only
-once for the whole job. Then the owners exchange the files that other folders lack, all in the same order. With one
-folder nothing is exchanged. All calls are collective.
+once for the whole job. Then one rank of each folder, its owner, exchanges the files that folders lack: all owners
+make the same transfers in the same order. With one folder nothing is exchanged. All calls are collective.
 """
 
 import os

@@ -23,7 +23,7 @@ _BASE_PREFIX = "base_model.model."
 _WRAPPED = ".base_layer."
 _REPLACED = ".original_module."
 _HOLDERS = ("modules_to_save", "prompt_encoder", "trainable_tokens_delta")
-"""Where PEFT keeps tensors by the name of their adapter, besides names with a prefix such as `lora_`."""
+"""Containers in which PEFT keeps tensors under the name of their adapter. Others have a prefix such as `lora_`."""
 _CODES = "qweight"
 _QUANTIZED_BUFFERS = {_CODES, "qzeros", "scales", "g_idx"}
 """Where GPTQ and AWQ keep weights. Other buffers, such as running statistics, may change in training."""
@@ -44,16 +44,16 @@ def frozen_buffers(module: torch.nn.Module) -> set[str]:
 def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     """Name, revision and digest of the model below the adapters.
 
-    The digest covers name, type, shape and content of every weight that is not trained, read once. For a
-    quantized weight it also covers the scales. It leaves out:
+    The digest covers name, type, shape and content of every weight that is not trained. For a quantized
+    weight it also covers the scales. It leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
-    - embeddings of input and output: the checkpoint holds them if their number has changed. To find that
-      out, PEFT reads the original model in each save; at a start it may not be available;
+    - embeddings of input and output: the checkpoint holds them if the vocabulary was resized. Only a
+      comparison with the original model shows that, and at a start the original may not be available;
     - the original of a module that is trained as a whole.
 
     Where DeepSpeed has split the weights while they were loaded, the digest covers this rank's part.
-    Weights that `fully_shard` has split are gathered one at a time, and then all ranks call this.
+    Weights that `fully_shard` has split are gathered one at a time. In that case all ranks call this.
 
     Args:
         model: the model to train, not yet wrapped for training, but perhaps split by `fully_shard`.
@@ -114,8 +114,8 @@ def base_entries(model: Any) -> set[str]:
     They are:
 
     - the weights that the digest of `base_of` covers, and everything that is saved with quantized weights;
-    - embeddings of input and output, unless they are trained or their number has changed. To find that out, PEFT
-      may read the original model;
+    - embeddings of input and output, unless they are trained or the vocabulary was resized. PEFT may read the
+      original model to find that out;
     - the original of a module that is trained as a whole.
 
     Args:

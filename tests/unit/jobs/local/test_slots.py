@@ -72,7 +72,7 @@ def test_nobody_is_preempted_for_an_equal() -> None:
     admission = _asks([running("a", cpu=2, priority=3)], priority=3)
     assert not admission.may_start
     assert not admission.preempt
-    assert "1 cpu of 2 cpu and 0 gpu" in admission.waits_for
+    assert "1 of 2 CPU slots" in admission.waits_for
 
 
 def test_the_lowest_priority_leaves_first() -> None:

@@ -68,7 +68,7 @@ class Source:
             clock.sleep(_POLL_S)
 
     def wait_until_staged(self) -> None:
-        """Wait until the file's rank has reported that its part is complete and unchanged since the boundary.
+        """Wait until the file's rank has reported that its part is complete and unchanged since the snapshot.
 
         Raises:
             GivenUpError: the rank will not report that.

@@ -2,7 +2,7 @@
 
 Stages 1 and 2 concatenate the weights of a group of the optimizer and split the result into equal parts; stage 3
 splits each weight into equal parts. The layout is that of DeepSpeed 0.19. Files are mapped, so that only the
-requested parts are read. Nothing that they name is run.
+requested parts are read. Their pickles are read as data: no function or class that they name is called.
 """
 
 import math

@@ -65,8 +65,8 @@ class Universal:
         free_bytes = files.free_bytes(self._folder)
         if free_bytes < self.needed_bytes + _SPARE_BYTES:
             raise StorageError(
-                f"{self._folder.parent} has {format_bytes(free_bytes)} free, but a copy of the checkpoint that this "
-                f"run can load needs {format_bytes(self.needed_bytes)} until it is loaded",
+                f"{self._folder.parent} has {format_bytes(free_bytes)} free, but the converted copy of the "
+                f"checkpoint, which this run has to load, takes {format_bytes(self.needed_bytes)}",
                 hint="free some space, or use the same number of ranks and the same stage of ZeRO as before",
             )
 

@@ -121,7 +121,7 @@ class LightningData:
         )
 
     def position(self) -> Position:
-        """The first loader's position, with the positions of all loaders in `loader`."""
+        """The position of the first loader. Its field `loader` has the positions of all loaders."""
         now = self.progress()
         if self.is_between_epochs:
             return Position(epoch=now.epoch, sampler=now.sampler, loader=self._next_epoch_starts())
@@ -136,7 +136,7 @@ class LightningData:
         )
 
     def _next_epoch_starts(self) -> list[dict[str, Any]] | None:
-        """Where each loader starts the next epoch; None when that does not depend on the number of ranks."""
+        """Where each loader starts the next epoch; None if no loader has a generator of its own."""
         places = [loader.data.next_epoch_start() for loader in self._loaders]
         return [place.as_dict() for place in places] if any(place.generators for place in places) else None
 

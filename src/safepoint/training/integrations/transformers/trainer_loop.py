@@ -190,14 +190,14 @@ class TrainerLoop:
 
     @contextlib.contextmanager
     def _writing_below(self, root: Path) -> Generator[None]:
-        """Only change the folder that the Trainer writes to."""
+        """Let the Trainer write below `root`, and hide `best_global_step` from it."""
 
         def output_dir(trial: Any = None) -> str:
             return str(root)
 
-        # If `best_global_step` were set, the Trainer would wait at a barrier, where healthy ranks would hang when one
-        # rank's disk is full, and then look for the best checkpoint in the working folder. `_finish_trainer_state`
-        # sets the best checkpoint instead.
+        # If `best_global_step` were set, the Trainer would wait at a barrier: if the disk of one rank is full, the
+        # other ranks would hang there. It would also look for the best checkpoint in the working folder.
+        # `_finish_trainer_state` sets the best checkpoint instead.
         with (
             temporarily(self._trainer, _get_output_dir=output_dir),
             temporarily(self._trainer.state, best_global_step=None),
