@@ -368,7 +368,7 @@ def test_a_job_waits_for_its_slots_and_starts(tmp_path: Path) -> None:
         place.jobs.wait("first", [RUNNING], timeout_s=60)
         place.jobs.submit(place.script("second", "print('at last')"))
         job = place.jobs.wait("second", [QUEUED], timeout_s=60)
-        assert job.message == "waits for 1 cpu of 1 cpu and 0 gpu to be free"
+        assert job.message == "waits for 1 of 1 CPU slots"
         assert place.jobs.job("first").wanted is RequestedAction.RUN
         (tmp_path / "first.py.go").touch()
         place.complete("second")
