@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import fnmatch
 import functools
 import itertools
 import json
@@ -197,27 +198,72 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 def delete_tree(path: Path) -> None:
     """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
+    _delete_entry(path)
+
+
+def delete_entries(root: Path, *below: str, pattern: str) -> int:
+    """Delete entries of a folder, and nothing elsewhere, even if another process puts links in the way meanwhile.
+
+    Args:
+        root: a folder, by any path.
+        below: names of folders from `root` down to the folder; a link is refused. A missing one is not an error.
+        pattern: of the entries' names, as for `fnmatch`.
+
+    Returns:
+        The number of entries.
+
+    Raises:
+        OSError: a folder cannot be read, or is a link.
+    """
+    with contextlib.ExitStack() as stack:
+        descriptor = stack.enter_context(_opened(root))
+        try:
+            for name in below:
+                descriptor = stack.enter_context(_opened(name, os.O_NOFOLLOW, parent=descriptor))
+        except FileNotFoundError:
+            return 0
+        names = fnmatch.filter(os.listdir(descriptor), pattern)
+        for name in names:
+            _delete_entry(name, descriptor)
+        return len(names)
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, flags: int = 0, *, parent: int | None = None) -> Generator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _delete_entry(name: str | Path, parent: int | None = None) -> None:
+    try:
+        if not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+            os.unlink(name, dir_fd=parent)
+            return
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+        os.lstat(name, dir_fd=parent)
+    except FileNotFoundError:
         return
-    with contextlib.suppress(RecursionError):
-        shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        with contextlib.suppress(OSError):
-            _delete_deep(path)
+    with contextlib.suppress(OSError):
+        _delete_deep(name, parent)
 
 
-def _delete_deep(path: Path) -> None:
-    """Delete a folder that is too deep for recursion: flatten it, one level at a time, then delete it."""
-    while folders := [entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]:
-        for folder in folders:
-            for entry in list(os.scandir(folder)):
-                if entry.is_dir(follow_symlinks=False):
-                    os.rename(entry, path / uuid.uuid4().hex)
-                else:
-                    os.unlink(entry)
-            os.rmdir(folder)
-    shutil.rmtree(path)
+def _delete_deep(path: str | Path, parent: int | None) -> None:
+    """Delete a folder that is too deep for recursion: move what is below its folders up, one level at a time."""
+    with _opened(path, os.O_NOFOLLOW, parent=parent) as top:
+        while folders := [entry.name for entry in os.scandir(top) if entry.is_dir(follow_symlinks=False)]:
+            for folder in folders:
+                with _opened(folder, os.O_NOFOLLOW, parent=top) as inner:
+                    for entry in list(os.scandir(inner)):
+                        if entry.is_dir(follow_symlinks=False):
+                            os.rename(entry.name, uuid.uuid4().hex, src_dir_fd=inner, dst_dir_fd=top)
+                        else:
+                            os.unlink(entry.name, dir_fd=inner)
+                os.rmdir(folder, dir_fd=top)
+    shutil.rmtree(path, dir_fd=parent)
 
 
 def free_bytes(folder: Path) -> int:

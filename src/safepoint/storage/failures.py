@@ -19,7 +19,7 @@ from safepoint.errors import (
 BLOCKED = "127.255.255.1:1"
 """The proxy, which does not exist, for hosts to which obstore sends nothing."""
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
-_CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
+_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _WRONG_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "AuthFailure"}
 _WRONG_KEY_WORDS = (

@@ -77,7 +77,7 @@ def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
     store.write(key, data, deadline_s=deadline_s)
     written_s = clock.wall_s()
     try:
-        found = bytes(store.read(key, deadline_s=deadline_s))
+        found = bytes(store.read(key, length=len(data), deadline_s=deadline_s))
         listed = {item.key: item for item in store.list(".safepoint", deadline_s=deadline_s)}
     except StorageError:
         with contextlib.suppress(StorageError):  # the error that is reported is the first one

@@ -39,6 +39,13 @@ _MAX_PATH_BYTES = 4096
 _MAX_NAME_BYTES = 255
 """The longest name of a folder or file on usual file systems."""
 _SELF = "manifest_digest"
+_MAX_SHOWN = 300
+_RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
+"""It is a part of folder names."""
+_MOST = (1 << 63) - 1
+_MOST_STEPS = 10**18 - 1
+"""As many as a checkpoint's name can state."""
+MAX_ATTEMPT = (1 << 31) - 1
 
 
 def _is_real(value: Any) -> bool:
@@ -61,6 +68,12 @@ def _is_base(value: Any) -> bool:
     return VARIABLES.fits(value) and set(value) == {"name", "revision", "digest"} and _is_digest(value["digest"])
 
 
+def _is_run_id(value: Any) -> bool:
+    return isinstance(value, str) and _RUN_ID.fullmatch(value) is not None
+
+
+RUN_ID = Kind(words="1 to 128 letters, digits, `-` and `_`", fits=_is_run_id)
+ATTEMPT = whole(least=1, most=MAX_ATTEMPT)
 _DIGEST_WORDS = f"{ALGORITHM}:<32 hex digits>"
 _ENTRY_KINDS = {
     "path": TEXT,
@@ -69,14 +82,14 @@ _ENTRY_KINDS = {
     "parts": Kind(words=f"a list of {_DIGEST_WORDS}", fits=_are_digests),
 }
 _FACT_KINDS = {
-    "run_id": TEXT,
-    "attempt": whole(least=1),
-    "step": whole(least=0),
-    "epoch": Kind(words="a finite number with a decimal point", fits=_is_real, least=0),
-    "world_size": whole(least=1),
-    "global_batch": whole(least=1),
-    "gradient_accumulation": whole(least=1),
-    "samples_seen": whole(least=0),
+    "run_id": RUN_ID,
+    "attempt": ATTEMPT,
+    "step": whole(least=0, most=_MOST_STEPS),
+    "epoch": Kind(words="a finite number with a decimal point", fits=_is_real, least=0, most=1e18),
+    "world_size": whole(least=1, most=_MOST),
+    "global_batch": whole(least=1, most=_MOST),
+    "gradient_accumulation": whole(least=1, most=_MOST),
+    "samples_seen": whole(least=0, most=_MOST),
     "strategy": TEXT,
     "zero_stage": whole(least=0, most=3).optional,
     "libraries": VARIABLES,
@@ -364,11 +377,11 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
     """
     record = parse_json_object(data)
     if record.get("format") != name:
-        raise ManifestError(f"it is not a {name} (format is {record.get('format')!r})")
+        raise ManifestError(f"it is not a {name} (format is {_shortened(repr(record.get('format')))})")
     stated_version = record.get("version")
     if type(stated_version) is not int or stated_version != VERSION:  # True == 1, and is not a version
         raise ManifestError(
-            f"its version is {stated_version!r}, this release reads version {VERSION}",
+            f"its version is {_shortened(repr(stated_version))}, this release reads version {VERSION}",
             hint="use the release of safepoint that wrote it",
         )
     content = {name: value for name, value in record.items() if name != _SELF}
@@ -385,7 +398,7 @@ def is_of_newer_release(data: bytes) -> bool:
         record = parse_json_object(data)
         version = record.get("version")
         is_later = isinstance(version, str) or (isinstance(version, int | float) and version > VERSION)
-        return record.get("format") in {FORMAT, _PART_FORMAT} and is_later
+        return record.get("format") in (FORMAT, _PART_FORMAT) and is_later  # not a set: it may be of any type
     return False
 
 
@@ -396,7 +409,11 @@ def _refusing_malformed() -> Generator[None]:
         yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ManifestError(f"it is malformed: {reason}") from error
+        raise ManifestError(f"it is malformed: {_shortened(reason)}") from error
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def _canonical(record: Mapping[str, Any]) -> bytes:

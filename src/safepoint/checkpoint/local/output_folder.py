@@ -15,15 +15,13 @@ from safepoint.checkpoint.format.catalog import (
     refuse_inside_checkpoint,
     step_of,
 )
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_ATTEMPT, PART_NAME, Manifest
 from safepoint.checkpoint.format.verify import has_all_files, is_newer_format, read_manifest_of_any
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
 from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError, printable
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import host_name, is_planted
-
-_MAX_ATTEMPT = 1 << 31
 
 
 class OutputFolder:
@@ -157,6 +155,10 @@ class OutputFolder:
                 self._lock = files.FolderLock.acquire(path, owner)
                 held = self.keeper_lock
                 self._check_keeper(keeper)
+                self.check_control()  # again: another process may have put links there before it gave up the lock
+            except StorageError:
+                self.release()
+                raise
             except BlockingIOError as error:
                 self.release()
                 holder = files.read_lock_owner(held)
@@ -204,13 +206,17 @@ class OutputFolder:
 
         Returns:
             The number of deleted folders and files.
+
+        Raises:
+            StorageError: another process has replaced one of them by a link.
         """
         files.restore_replaced(self.root, trash=self.trash, is_name=lambda name: step_of(Path(name)) is not None)
-        leftovers = [path for folder in (self.work, self.trash) if folder.is_dir() for path in folder.iterdir()]
-        leftovers += self.control.glob(".*.????????????????????????????????")
-        for path in leftovers:
-            files.delete_tree(path)
-        return len(leftovers)
+        found = [(self.work.name, "*"), (self.trash.name, "*"), (".", ".*.????????????????????????????????")]
+        control = self.control.name
+        try:
+            return sum(files.delete_entries(self.root, control, name, pattern=pattern) for name, pattern in found)
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def next_attempt(self, run_id: str, *, after: int) -> int:
         """Number this attempt of the run, record the number in the folder, and return it. Requires `claim`.
@@ -224,9 +230,9 @@ class OutputFolder:
         with contextlib.suppress(OSError, ValueError):
             record = read_object(path)
             number = record.get("attempt")
-            if record.get("run_id") == run_id and type(number) is int and 0 < number < _MAX_ATTEMPT:
+            if record.get("run_id") == run_id and type(number) is int and 0 < number <= MAX_ATTEMPT:
                 counted = number
-        attempt = max(counted, after) + 1
+        attempt = min(max(counted, after) + 1, MAX_ATTEMPT)
         files.write_atomic(path, json.dumps({"run_id": run_id, "attempt": attempt}).encode(), durable=True)
         return attempt
 

@@ -144,7 +144,7 @@ def complete_marks(store: Store, deadline_s: float | None) -> Iterator[tuple[str
         if match is not None and is_name(match[1]):
             marked.setdefault((match[1], match[2], int(match[4])), set()).add(int(match[3]))
     for (name, digest, num_nodes), nodes in marked.items():
-        if nodes != set(range(num_nodes)):
+        if len(nodes) != num_nodes or max(nodes) >= num_nodes:
             continue
         key = f"{PARTS}/{name}/{digest}/0-of-{num_nodes}"
         # The mark is missing if another node has just committed. It is invalid if a hostile writer has altered it.

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_of_newer_release
+from safepoint.checkpoint.format.manifest import (
+    MANIFEST_NAME,
+    MAX_ATTEMPT,
+    MAX_MANIFEST_BYTES,
+    RUN_ID,
+    Manifest,
+    is_of_newer_release,
+)
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
 from safepoint.errors import (
@@ -56,7 +63,8 @@ class Claim:
     host: str
 
     def __post_init__(self) -> None:
-        check_fields(self, {"run_id": TEXT, "attempt": whole(0), "attempt_id": TEXT, "since": TEXT, "host": TEXT})
+        attempt = whole(0, MAX_ATTEMPT)
+        check_fields(self, {"run_id": RUN_ID, "attempt": attempt, "attempt_id": TEXT, "since": TEXT, "host": TEXT})
 
 
 class RemoteFolder:

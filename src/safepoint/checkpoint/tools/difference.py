@@ -165,10 +165,14 @@ class _TensorFile:
         found: dict[str, _Tensor] = {}
         for name, record in header.items():
             begin, end = record["data_offsets"]
+            sizes, dtype = list(record["shape"]), record["dtype"]
+            if type(dtype) is not str or not all(type(number) is int for number in (begin, end, *sizes)):
+                raise ValueError(f"the tensor {name!r} is not described as the format requires")
             if not 0 <= begin <= end <= size_bytes - 8 - length:
                 raise ValueError(f"the tensor {name!r} is outside the file")
-            form = f"{record['dtype']} {[int(size) for size in record['shape']]}"
-            found[name] = _Tensor(form, 8 + length + begin, end - begin)
+            found[name] = _Tensor(f"{dtype} {sizes}", 8 + length + begin, end - begin)
+        if sum(tensor.size_bytes for tensor in found.values()) > size_bytes:
+            raise ValueError("its tensors overlap")
         return found
 
     def digest(self, tensor: _Tensor, advance: Callable[[int], None]) -> str:

@@ -1,5 +1,6 @@
 """Weights in a folder of torch.distributed.checkpoint, written by Safepoint or by another tool."""
 
+import math
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import path_fault
@@ -19,10 +20,12 @@ from safepoint.storage.browsing import ReadablePath
 from safepoint.storage.read_ahead import map_reads
 
 METADATA = ".metadata"
+_MOST_RUNS = 1 << 24
+"""Of all weights; they take about 3 GB of memory."""
 _MODEL = ("model", "state_dict", "module")
 _NOT_MODEL = {"optim", "optimizer", "optimizers", "scheduler", "lr_scheduler", "rng", "rng_state", "trainer_state"}
 _KNOWN: dict[tuple[str, str], Any] = {
-    ("torch", "Size"): tuple,
+    ("torch", "Size"): numbers_of,
     **{("torch", dtype): dtype for dtype in ITEM_BYTES},
 }
 
@@ -56,6 +59,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
     # Each chunk is an archive of its own. Only a few bytes of each are read, so several are read at once.
     tensors = dict(zip(chunks, map_reads(tensor_of, chunks), strict=True))
     weights: list[StoredWeight] = []
+    num_runs = 0
     for key, name in names.items():
         entry = described[key]
         dtype = entry.get("properties").state[0]
@@ -63,13 +67,19 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
         if type(dtype) is not str or dtype not in ITEM_BYTES:
             raise CheckpointError(f"{name} is of an unknown type")
         runs: list[Run] = []
+        stated = sum(math.prod(numbers_of(chunk.get("sizes"))) for chunk in entry.get("chunks"))
+        if stated > math.prod(sizes):  # such as one part that is listed a million times
+            raise CheckpointError(f"the parts of {name} have {stated} elements, and it has {math.prod(sizes)}")
         for chunk in entry.get("chunks"):
             offsets, counts = numbers_of(chunk.get("offsets")), numbers_of(chunk.get("sizes"))
             tensor = tensors[key, offsets]
             if (tensor.dtype, tensor.sizes) != (dtype, counts):
                 raise CheckpointError(f"the type or size of a part of {name} differs from {METADATA}")
             runs += runs_of(tensor, offsets, sizes)
+            if num_runs + len(runs) > _MOST_RUNS:
+                raise CheckpointError("the weights are stored in too many pieces; load them with torch")
         weights.append(StoredWeight.of(name, dtype, sizes, runs))
+        num_runs += len(runs)
     return weights
 
 

@@ -27,6 +27,9 @@ _MAX_TUPLE_KEYS = 10_000
 _MAX_NAMES = 4096
 _MAX_KEY_PARTS = 64
 _MAX_DIMENSIONS = 64
+_MAX_SETS = 100_000
+_MAX_DIRECTORY_BYTES = 32 << 20
+"""Of an archive: a list of about 400,000 records."""
 _NUMBER_BITS = 63
 _PLAIN_KEYS = {str, bytes, float, bool, type(None)}
 _PYTHON_PICKLE: Any = pickle
@@ -132,7 +135,7 @@ class _Instructions:
 
     def __init__(self, unpickler: Any) -> None:
         self._unpickler = unpickler
-        self._left, self._num_tuples = _MAX_INSTRUCTIONS, 0
+        self._left, self._num_tuples, self._num_sets = _MAX_INSTRUCTIONS, 0, 0
         self._keys: dict[int, Callable[[], Iterable[Any]]] = {
             pickle.SETITEM[0]: lambda: unpickler.stack[-2:-1],
             pickle.SETITEMS[0]: lambda: unpickler.stack[::2],
@@ -147,6 +150,10 @@ class _Instructions:
             raise CheckpointError(f"it has more than {_MAX_INSTRUCTIONS} instructions")
         if code in _REFUSED:
             raise CheckpointError("it has an instruction that torch does not write")
+        if code == pickle.EMPTY_SET[0]:
+            self._num_sets += 1  # each takes as much memory as a hundred instructions
+            if self._num_sets > _MAX_SETS:
+                raise CheckpointError(f"it has more than {_MAX_SETS} sets")
         if code in self._keys:
             for key in self._keys[code]():
                 if type(key) is not str:
@@ -255,10 +262,23 @@ def read_torch_file(path: ReadablePath, *, begin: int = 0, length: int | None = 
 
         size_bytes = file.seek(0, io.SEEK_END) - begin if length is None else length
         try:
-            with zipfile.ZipFile(RawReader(size_bytes, read_range)) as archive:
+            reader = _Records(size_bytes, read_range)
+            with zipfile.ZipFile(reader) as archive:
+                reader.most_bytes = MAX_PICKLE_BYTES
                 return _read(path, begin, archive, file)
         except (zipfile.BadZipFile, ValueError, KeyError, EOFError, NotImplementedError) as error:
             raise CheckpointError(f"{path.name} is not a file of torch.save: {error}") from error
+
+
+class _Records(RawReader):
+    """An archive, of which `zipfile` reads the directory and then the pickle in one piece each."""
+
+    most_bytes = _MAX_DIRECTORY_BYTES
+
+    def read(self, n: int = -1, /) -> bytes:
+        if n > self.most_bytes:
+            raise CheckpointError(f"it has a record of more than {self.most_bytes} bytes")
+        return super().read(n) or b""
 
 
 class _Storage(NamedTuple):
@@ -277,7 +297,7 @@ def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: Binary
     places: dict[str, int] = {}
 
     def storage(identity: Any) -> _Storage:
-        kind, dtype, key = cast("tuple[str, Any, Any]", tuple(identity)[:3])
+        kind, dtype, key = cast("tuple[str, Any, Any]", tuple(itertools.islice(cast("Iterable[Any]", identity), 3)))
         if kind != "storage" or type(dtype) is not str or type(key) is not str:
             raise CheckpointError("it refers to an object that is not a storage")
         info = records[f"data/{key}"]
@@ -309,7 +329,7 @@ def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: Binary
         ("torch._utils", "_rebuild_tensor_v3"): rebuild_as,
         ("torch._utils", "_rebuild_parameter"): _first,
         ("torch._tensor", "_rebuild_from_type_v2"): _without_attributes,
-        ("torch", "Size"): tuple,
+        ("torch", "Size"): numbers_of,
         **{("torch", name): dtype for name, dtype in _STORAGES.items()},
         ("torch.storage", "UntypedStorage"): "uint8",
         **{("torch", dtype): dtype for dtype in ITEM_BYTES},
@@ -326,7 +346,7 @@ def _without_attributes(rebuild: Callable[..., Any], kind: Any, args: Any, state
     return rebuild(*args)
 
 
-def numbers_of(values: Any) -> tuple[int, ...]:
+def numbers_of(values: Any = ()) -> tuple[int, ...]:
     """A shape, strides or offsets as a tuple of numbers.
 
     Raises:

@@ -7,6 +7,7 @@ and used again. Where they are not encrypted, the kernel sends a file's bytes wi
 
 import base64
 import contextlib
+import functools
 import hashlib
 import http.client
 import os
@@ -16,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
@@ -24,22 +25,32 @@ from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage import failures
 from safepoint.storage.options import StorageOptions, proxy_of
+from safepoint.storage.s3.answers import (
+    SLOWEST_BYTES_PER_S,
+    TimedResponse,
+    number_in,
+    other_answer,
+    parsed,
+    refusing_other_answers,
+    text_in,
+)
 from safepoint.storage.s3.credentials import Keys, KeySource
-from safepoint.storage.s3.retry import retry
+from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.s3.signing import encoded_path, encoded_query, signed_headers
 from safepoint.storage.store import Sink, StoredObject
 
 _BLOCK_BYTES = 1 << 20
 _MAX_ANSWER_BYTES = 16 << 20
 _MD5 = re.compile(r"[0-9a-f]{32}")
-_NO_XML = re.compile(
-    rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*(?:[0-8bcef]|1[0-9a-f])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]));",
-    re.IGNORECASE,
-)
 _ENCRYPTION = "x-amz-server-side-encryption"
-_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_RANGE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
 _T = TypeVar("_T")
-_CODE = re.compile(rb"<Code>([A-Za-z0-9]+)</Code>")
+_CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
+_ERROR = re.compile(rb"<Error[\s>]")
+_MAX_LISTED = 2_000_000
+"""The most names of a listing; as objects they take about 1 GB of memory."""
+_LIST_WITHIN_S = 1800.0
+"""How long a listing may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,19 +131,21 @@ class S3Requests:
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
         """Begin an upload."""
         answer = self._call(_Request(method="POST", key=key, query={"uploads": ""}), deadline_s)
-        return UploadId(key=key, upload_id=_text(answer.xml, "UploadId"))
+        return UploadId(key=key, upload_id=text_in(answer.xml, "UploadId"))
 
     def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
         """The objects whose full keys begin with `prefix`, whatever their names are."""
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
         markers = {"continuation-token": "NextContinuationToken"}
         for item in self._list("", query, markers, "Contents", deadline_s):
-            yield StoredObject(
-                key=item.findtext("Key") or "",
-                size_bytes=int(_text(item, "Size")),
-                version=_text(item, "ETag"),
-                modified_s=clock.parse_utc(_text(item, "LastModified")),
-            )
+            with refusing_other_answers(f"GET s3://{self._bucket}/"):
+                found = StoredObject(
+                    key=item.findtext("Key") or "",
+                    size_bytes=number_in(item, "Size"),
+                    version=text_in(item, "ETag"),
+                    modified_s=clock.parse_utc(text_in(item, "LastModified")),
+                )
+            yield found
 
     def find(self, prefix: str, *, deadline_s: float | None) -> Iterator[UploadId]:
         """The unfinished uploads of all keys that begin with `prefix`."""
@@ -141,8 +154,8 @@ class S3Requests:
         for upload in self._list("", query, markers, "Upload", deadline_s):
             yield UploadId(
                 key=upload.findtext("Key") or "",
-                upload_id=_text(upload, "UploadId"),
-                initiated=_text(upload, "Initiated"),
+                upload_id=text_in(upload, "UploadId"),
+                initiated=text_in(upload, "Initiated"),
             )
 
     def parts(self, upload: UploadId, *, deadline_s: float | None) -> Iterator[PartOnServer]:
@@ -150,11 +163,13 @@ class S3Requests:
         query = {"uploadId": upload.upload_id, "max-parts": "1000"}
         markers = {"part-number-marker": "NextPartNumberMarker"}
         for part in self._list(upload.key, query, markers, "Part", deadline_s):
-            yield PartOnServer(
-                number=int(_text(part, "PartNumber")),
-                etag=_text(part, "ETag").strip('"'),
-                size_bytes=int(_text(part, "Size")),
-            )
+            with refusing_other_answers(f"GET s3://{self._bucket}/{upload.key}"):
+                found = PartOnServer(
+                    number=number_in(part, "PartNumber"),
+                    etag=text_in(part, "ETag").strip('"'),
+                    size_bytes=number_in(part, "Size"),
+                )
+            yield found
 
     def _list(
         self, key: str, query: Mapping[str, str], markers: Mapping[str, str], name: str, deadline_s: float | None
@@ -163,17 +178,31 @@ class S3Requests:
 
         `markers` says how to request the next page: query parameter → element of this page with the value.
         """
+        what = f"GET s3://{self._bucket}/{key}"
         marker: dict[str, str] = {}
+        seen, num_listed, end_s = {""}, 0, clock.monotonic_s() + _LIST_WITHIN_S
         while True:
+            if clock.monotonic_s() > end_s:
+                raise TransientError(f"{what}: the listing took more than {_LIST_WITHIN_S:.0f} s")
             page = self._call(_Request(method="GET", key=key, query={**query, **marker}), deadline_s).xml
             if page.findtext("EncodingType") == "url":
                 for element in page.iter():
                     if element.tag == "Key":
                         element.text = unquote_plus(element.text or "", errors="surrogateescape")
-            yield from page.iter(name)
-            if _text(page, "IsTruncated") != "true":
+            for element in page.iter(name):
+                num_listed += 1
+                if num_listed > _MAX_LISTED:
+                    raise StorageError(
+                        f"{what}: there are more than {_MAX_LISTED} names below {query.get('prefix', key)!r}",
+                        hint="use a location that only this run writes to",
+                    )
+                yield element
+            if text_in(page, "IsTruncated") != "true":
                 return
-            marker = {parameter: _text(page, element) for parameter, element in markers.items()}
+            marker = {parameter: text_in(page, element) for parameter, element in markers.items()}
+            if "".join(marker.values()) in seen:
+                raise other_answer(what)
+            seen.add("".join(marker.values()))
 
     def send_part(
         self, upload: UploadId, number: int, source: "FilePart | memoryview", md5: bytes, *, deadline_s: float | None
@@ -219,6 +248,7 @@ class S3Requests:
         what = f"GET s3://{self._bucket}/{key}"
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, length)))
         done = 0
+        end_s = clock.monotonic_s() + DEFAULT_WITHIN_S + length / SLOWEST_BYTES_PER_S
 
         def receive(response: http.client.HTTPResponse) -> None:
             nonlocal done
@@ -235,14 +265,15 @@ class S3Requests:
 
         def request() -> _Request:
             headers = {"range": f"bytes={start + done}-{start + length - 1}"}
-            return _Request(method="GET", key=key, query={}, headers=headers)
+            return _Request(method="GET", key=key, query={}, headers=headers, answer_bytes=length - done)
 
         while done < length:
             before = done
             try:
                 self._exchange(request, what, receive, deadline_s)
             except TransientError:
-                if done == before:  # otherwise read on; without `deadline_s`, the time limit begins again
+                # Otherwise read on; without `deadline_s`, the time limit begins again, until all is too slow.
+                if done == before or clock.monotonic_s() > end_s:
                     raise
 
     def _check_range(self, response: http.client.HTTPResponse, what: str, *, first: int, end: int) -> None:
@@ -258,9 +289,9 @@ class S3Requests:
         def receive(response: http.client.HTTPResponse) -> _Answer:
             data = response.read(_MAX_ANSWER_BYTES)
             # A server may answer 200 first and find out later that it failed: then the body is an error.
-            if response.status >= 300 or b"<Error>" in data:
+            if response.status >= 300 or _ERROR.search(data):
                 raise _refusal(response.status, data, what)
-            root = _parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
+            root = parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
             etag = (response.headers.get("ETag") or "").strip('"')
             # If the object is encrypted with another key than the server's own, its ETag is not an MD5. Servers that
             # support such keys compare Content-MD5.
@@ -285,9 +316,11 @@ class S3Requests:
             return self._keys.use(lambda keys: exchange(timeout_s, keys))
 
         def exchange(timeout_s: float, keys: Keys) -> _T:
-            connection = self._connection(timeout_s)
+            connection, sent = self._connection(timeout_s), request()
+            until_s = clock.monotonic_s() + timeout_s + (sent.size_bytes + sent.answer_bytes) / SLOWEST_BYTES_PER_S
+            connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
             try:
-                result = receive(self._send(connection, request(), keys, what))
+                result = receive(self._send(connection, sent, keys, what))
             except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
                 connection.close()
                 raise failures.from_connection(f"{type(error).__name__} {error}", what) from error
@@ -305,12 +338,11 @@ class S3Requests:
     ) -> http.client.HTTPResponse:
         body = request.body
         path = encoded_path(f"{self._root}/{request.key}" if request.key else self._root or "/")
-        length = body.size_bytes if isinstance(body, FilePart) else len(body)
         headers = signed_headers(
             method=request.method,
             path=path,
             query=request.query,
-            headers={"host": self._netloc, "content-length": str(length), **request.headers},
+            headers={"host": self._netloc, "content-length": str(request.size_bytes), **request.headers},
             access_key_id=keys.access_key_id,
             secret_access_key=keys.secret_access_key,
             session_token=keys.session_token,
@@ -369,6 +401,11 @@ class _Request:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes | memoryview | FilePart = b""
     md5: str = ""
+    answer_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self.body.size_bytes if isinstance(self.body, FilePart) else len(self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,22 +459,3 @@ def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview 
 def _refusal(status: int, data: bytes, what: str) -> StorageError:
     code = _CODE.search(data)
     return failures.from_status(status if status >= 300 else 500, code[1].decode() if code else "", what)
-
-
-def _parsed(data: bytes, what: str) -> ElementTree.Element:
-    # The answers of S3 define no entities. An answer that does is refused, because entities can expand without end.
-    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise StorageError(
-            f"{what}: the answer is not that of an S3 server",
-            hint="check that the endpoint is the store itself, and not a proxy or a web console",
-        )
-    # Not every server escapes control characters in the names of other programs' uploads. They are valid neither in
-    # XML nor in keys.
-    root = ElementTree.fromstring(_NO_XML.sub(b"\x7f", data))
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-    return root
-
-
-def _text(element: ElementTree.Element, name: str) -> str:
-    return (element.findtext(name) or "").strip()

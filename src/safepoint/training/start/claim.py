@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.manifest import PART_NAME, Trigger
+from safepoint.checkpoint.format.manifest import MAX_ATTEMPT, PART_NAME, Trigger
 from safepoint.checkpoint.format.verify import is_newer_format
 from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -128,7 +128,8 @@ class StoreClaim:
         _check_resumes(self._context, self.remote)
         self._before = self.remote.claimed_by()
         run_id = self._before.run_id if self._before else uuid.uuid4().hex
-        self._claim(run_id, self.last_attempt_of(run_id) + 1, f"{run_id[:8]}-starting-{uuid.uuid4().hex[:8]}")
+        attempt = min(self.last_attempt_of(run_id) + 1, MAX_ATTEMPT)
+        self._claim(run_id, attempt, f"{run_id[:8]}-starting-{uuid.uuid4().hex[:8]}")
         for name in finish_parts(self.remote):
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 

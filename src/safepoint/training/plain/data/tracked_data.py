@@ -344,8 +344,8 @@ class _Skipping:
             self._draw()
 
     def _draw(self) -> None:
-        for _ in range(self._count):
-            next(self._entries, None)
+        for _ in itertools.islice(self._entries, self._count):
+            pass
 
     def __next__(self) -> Any:
         self.skip()

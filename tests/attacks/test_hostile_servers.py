@@ -1,0 +1,155 @@
+"""The server of the object store answers what it likes: each request ends, in bounded memory, with a StorageError."""
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from safepoint.checkpoint.tools.inventory import Inventory
+from safepoint.errors import StorageError, TransientError
+from safepoint.foundation import clock
+from safepoint.storage.s3 import requests, retry
+from tests.support.checkpoints import commit, prepared
+from tests.support.hostile_s3 import Request, hostile_store, item, objects_of, page
+
+_VALUES = {
+    "a size that is no number": item("run/a", "abc"),
+    "a negative size": item("run/a", "-5"),
+    "a size of 5000 digits": item("run/a", "9" * 5000),
+    "a size that no float can have": item("run/checkpoint-10/a", "9" * 400),
+    "no size": "<Contents><Key>run/a</Key></Contents>",
+    "no time": item("run/a", 1, "yesterday"),
+    "a time that does not exist": item("run/a", 1, "99999-01-01T00:00:00Z"),
+}
+
+
+@pytest.mark.parametrize("name", _VALUES)
+def test_invalid_values(name: str) -> None:
+    """A value that S3 does not have is an error of the store, and no traceback or wrong argument."""
+    with hostile_store(lambda request: request.is_listing and request.send(200, page(_VALUES[name]))) as (store, _):
+        with pytest.raises(StorageError, match="not that of an S3 server"):
+            Inventory(store).items()
+
+
+@pytest.mark.parametrize(
+    "body", [b'<?xml version="1.0" encoding="UTF-7"?><a/>', b'<?xml version="1.0" encoding="x"?><a/>']
+)
+def test_unknown_encodings(body: bytes) -> None:
+    with hostile_store(lambda request: request.send(200, body)) as (store, _):
+        with pytest.raises(StorageError, match="not that of an S3 server"):
+            list(store.list())
+
+
+@pytest.mark.parametrize("tokens", [[""], ["a"], ["a", "b", "c"]])
+def test_pages_that_come_again(tokens: list[str]) -> None:
+    """A listing that leads back to an earlier page ends."""
+    turns = itertools.cycle(tokens)
+    with hostile_store(lambda request: request.send(200, page(token=next(turns)))) as (store, server):
+        with pytest.raises(StorageError, match="not that of an S3 server"):
+            list(store.list())
+        assert server.num_requests <= len(tokens) + 1
+
+
+def test_pages_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page has new names, which would fill the memory."""
+    monkeypatch.setattr(requests, "_MAX_LISTED", 1000)
+    count = itertools.count()
+
+    def answer(request: Request) -> bool:
+        number = next(count)
+        return request.send(200, page(*(item(f"run/{number}-{index}", 1) for index in range(300)), token=str(number)))
+
+    with hostile_store(answer) as (store, server):
+        with pytest.raises(StorageError, match="more than 1000 names"):
+            list(store.list())
+        assert server.num_requests == 4
+
+
+def test_empty_pages_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page is empty, so that nothing but the time grows."""
+    monkeypatch.setattr(requests, "_LIST_WITHIN_S", 0.5)
+    count = itertools.count()
+    with hostile_store(lambda request: request.send(200, page(token=str(next(count))))) as (store, _):
+        with pytest.raises(TransientError, match="took more than"):
+            list(store.list())
+
+
+def _drip_body(request: Request) -> bool:
+    request.send_response(200)
+    request.send_header("Content-Length", "1000000")
+    request.end_headers()
+    return _drip(request, b" ")
+
+
+def _drip_header(request: Request) -> bool:
+    request.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    return _drip(request, b"a")
+
+
+def _continue(request: Request) -> bool:
+    return _drip(request, b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def _drip(request: Request, data: bytes) -> bool:
+    for _ in range(600):
+        request.wfile.write(data)
+        request.wfile.flush()
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("answer", [_drip_body, _drip_header, _continue])
+def test_an_answer_byte_by_byte(answer: object) -> None:
+    """Every byte comes in time, and the answer never ends."""
+    with hostile_store(answer, timeout_s=1.0) as (store, _):  # pyright: ignore[reportArgumentType]
+        begun_s = clock.monotonic_s()
+        with pytest.raises(TransientError):
+            list(store.list(deadline_s=begun_s + 3))
+        assert clock.monotonic_s() - begun_s < 10
+
+
+def test_data_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress does not reset the time limit for ever."""
+    monkeypatch.setattr(requests, "DEFAULT_WITHIN_S", 2.0)
+    monkeypatch.setattr(retry, "DEFAULT_WITHIN_S", 2.0)
+
+    def answer(request: Request) -> bool:
+        first = int(request.headers["range"].partition("=")[2].partition("-")[0])
+        request.send_response(206)
+        request.send_header("Content-Length", str(1000 - first))
+        request.send_header("Content-Range", f"bytes {first}-999/1000")
+        request.end_headers()
+        return _drip(request, b"x")
+
+    with hostile_store(answer, timeout_s=0.5) as (store, _):
+        begun_s = clock.monotonic_s()
+        with pytest.raises(TransientError):
+            store.stream("a", lambda block: None, start=0, length=1000)
+        assert clock.monotonic_s() - begun_s < 10
+
+
+def test_a_range_of_5000_digits() -> None:
+    digits = "9" * 5000
+    headers = {"Content-Range": f"bytes 0-99/{digits}"}
+    with hostile_store(lambda request: request.send(206, b"x" * 100, headers)) as (store, _):
+        with pytest.raises(StorageError, match="another range"):
+            store.stream("a", lambda block: None, start=0, length=100)
+
+
+def test_a_code_of_ten_megabytes() -> None:
+    """The server's own word for an error does not fill the terminal."""
+    body = b"<Error><Code>" + b"A" * 10_000_000 + b"</Code></Error>"
+    with hostile_store(lambda request: request.send(400, body)) as (store, _):
+        with pytest.raises(StorageError) as raised:
+            list(store.list())
+    assert len(str(raised.value)) < 1000
+
+
+def test_an_honest_server(tmp_path: Path) -> None:
+    """The server of these tests is usable when no attack answers."""
+    output = prepared(tmp_path / "out")
+    commit(output, 10)
+    with hostile_store(objects=objects_of(output.root)) as (store, _):
+        inventory = Inventory(store)
+        assert inventory.verify(inventory.item("checkpoint-10")) == ()
