@@ -319,14 +319,15 @@ class S3Requests:
             connection, sent = self._connection(timeout_s), request()
             until_s = clock.monotonic_s() + timeout_s + (sent.size_bytes + sent.answer_bytes) / SLOWEST_BYTES_PER_S
             connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
-            try:
-                result = receive(self._send(connection, sent, keys, what))
-            except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
-                connection.close()
-                raise failures.from_connection(f"{type(error).__name__} {error}", what) from error
-            except BaseException:
-                connection.close()
-                raise
+            # An answer after which the server closes the connection has the socket to itself.
+            with contextlib.ExitStack() as closing:
+                closing.callback(connection.close)
+                try:
+                    response = closing.enter_context(self._send(connection, sent, keys, what))
+                    result = receive(response)
+                except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
+                    raise failures.from_connection(f"{type(error).__name__} {error}", what) from error
+                closing.pop_all()
             self._idle.append(connection)
             return result
 
