@@ -20,10 +20,10 @@ TRIGGERS = st.sampled_from(Trigger)
 
 FACTS = st.builds(
     ManifestFacts,
-    run_id=TEXTS,
+    run_id=st.text("abc012-_", max_size=20).map(lambda text: f"r{text}"),
     attempt=st.integers(1, 99),
-    step=NUMBERS,
-    epoch=REALS,
+    step=st.integers(0, 10**18 - 1),
+    epoch=st.floats(0, 1e18),
     world_size=st.integers(1, 99),
     global_batch=st.integers(1, 99),
     gradient_accumulation=st.integers(1, 99),
