@@ -43,8 +43,11 @@ def train(steps: int = 12, note: str = "") -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Kubeflow's client is never closed
 def test_a_training_function(team: Workspace) -> None:
-    client = TrainerClient(KubernetesBackendConfig(namespace=team.namespace))
+    client = TrainerClient(
+        KubernetesBackendConfig(namespace=team.namespace, config_file=str(team.cluster.kubeconfig))
+    )
     runtime = client.backend.get_runtime("torch-distributed")
     name = client.train(
         trainer=TransformersTrainer(

@@ -97,6 +97,6 @@ def test_a_pod_that_is_taken_away_costs_nothing(how: str, team: Workspace) -> No
         path = f"/api/v1/namespaces/{team.namespace}/pods/{pod}/eviction"
         team.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
     wait(team, "tiny", lambda job: job["state"] in {"Restarting", "Resuming", "Starting"}, 60)
-    wait(team, "tiny", lambda job: job["state"] == "Complete", 240)
-    final = json.loads((team.folder / "tiny" / "final" / "safepoint-manifest.json").read_text())
-    assert final["step"] == 32
+    ended = wait(team, "tiny", lambda job: job["state"] == "Complete", 240)
+    assert ended["progress"]["step"] == 32
+    assert ended["attempt"] == 2

@@ -6,7 +6,7 @@ from safepoint.errors import UnsupportedError
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import JobStorageError, as_kubeflow_raises
 from safepoint.sdk.local_backend import LocalBackend
-from safepoint.sdk.upstream import KubernetesBackend, KubernetesBackendConfig
+from safepoint.sdk.upstream import KubernetesBackendConfig
 from safepoint.sdk.upstream import trainer as kubeflow_trainer
 from safepoint.sdk.values import Checkpoint, TrainJob
 
@@ -34,11 +34,12 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             self.backend: Any = LocalBackend(backend_config)
             return
         try:
-            super().__init__(backend_config)
-            if type(self.backend) is KubernetesBackend:
-                from safepoint.sdk.cluster_backend import ClusterBackend
+            if backend_config is None or isinstance(backend_config, KubernetesBackendConfig):
+                from safepoint.sdk.cluster_backend import ClusterBackend  # needs lightkube
 
                 self.backend = ClusterBackend(backend_config or KubernetesBackendConfig())
+            else:
+                super().__init__(backend_config)
         except ValueError:
             raise
         except Exception as error:

@@ -175,9 +175,11 @@ class ClusterApi:
     # ---- streams --------------------------------------------------------------------------------------------------
 
     def watch(
-        self, kind: str, *, version: str, labels: str = "", timeout_s: float = 300
+        self, kind: str, *, version: str = "", labels: str = "", timeout_s: float = 300
     ) -> Iterator[tuple[str, Object]]:
         """The changes of objects since `version`: ADDED, MODIFIED or DELETED, and the object.
+
+        Without a version, all objects come first, as ADDED.
 
         Ends after `timeout_s`, or when the server ends the connection; the caller then continues with the version of
         the last object.
@@ -187,7 +189,7 @@ class ClusterApi:
         """
         query = {
             "watch": "true",
-            "resourceVersion": version,
+            **({"resourceVersion": version} if version else {}),
             "timeoutSeconds": str(int(timeout_s)),
             "allowWatchBookmarks": "true",
             **({"labelSelector": labels} if labels else {}),

@@ -9,6 +9,7 @@ import getpass
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from safepoint.errors import (
     AccessDeniedError,
     ConflictError,
+    ExitCode,
     NotFoundError,
     SafepointError,
     TransientError,
@@ -36,7 +38,7 @@ _UID_LABEL = "kueue.x-k8s.io/job-uid"
 _ORPHAN_S = 600
 """An object for a job that does not exist is removed when it is older than this."""
 _MADE_FOR_JOBS = ("configmaps", "secrets", "trainingruntimes")
-_LOOK_S = 1.0
+_LOOK_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
 _RUNTIMES = (("trainingruntimes", "TrainingRuntime"), ("clustertrainingruntimes", "ClusterTrainingRuntime"))
 
 
@@ -365,23 +367,23 @@ class ClusterJobs:
             raise ConflictError(f"job {name} cannot be suspended: it is {job.state}")
         if job.state is JobState.SUSPENDED:
             return Receipt(job=job, safe_step=job.safe_step, is_saved=None)
-        was_training = bool(seen.pods)
-        ends = _PodEnds(self._api, name)
-        self._request_stop(seen)
         deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
-        while True:
-            ends.look()
-            job = self.job(name)
-            if job.state.is_over or job.state is JobState.SUSPENDED:
-                break
-            if deadline_s is not None and clock.monotonic_s() >= deadline_s:
-                raise WaitTimeoutError(
-                    f"job {name} was not suspended within {timeout_s:g} s; it is {job.state}",
-                    hint=f"nothing was withdrawn; `safepoint status {name}` shows when it has stopped",
-                )
-            clock.sleep(_LOOK_S)
+        with _PodEnds(self._api, name) as ends:
+            self._request_stop(seen)
+            while True:
+                job = self.job(name)
+                if job.state.is_over or job.state is JobState.SUSPENDED:
+                    break
+                if deadline_s is not None and clock.monotonic_s() >= deadline_s:
+                    raise WaitTimeoutError(
+                        f"job {name} was not suspended within {timeout_s:g} s; it is {job.state}",
+                        hint=f"the request stays in effect; `safepoint status {name}` shows when it has stopped",
+                    )
+                clock.sleep(_LOOK_S)
+            if seen.pods:
+                ends.settle()
         safe_step = ends.safe_step if ends.safe_step is not None else job.safe_step
-        return Receipt(job=job, safe_step=safe_step, is_saved=ends.is_saved if was_training else None)
+        return Receipt(job=job, safe_step=safe_step, is_saved=ends.is_saved)
 
     def _request_stop(self, seen: Observed) -> None:
         """Set what stops the job: the Workload's `active` if a queue owns it, else its own `suspend`."""
@@ -459,31 +461,62 @@ class ClusterJobs:
 
 
 class _PodEnds:
-    """How the pods of a job end. They are gone a second later, so they are looked at all the time."""
+    """How the pods of a job end. They are gone a second later, so a watch that is open before collects it.
+
+    Args:
+        api: the namespace.
+        name: of the job.
+    """
 
     def __init__(self, api: ClusterApi, name: str) -> None:
         self._api, self._name = api, name
         self._codes: dict[str, int] = {}
+        self._is_over = threading.Event()
+        self._is_open = threading.Event()
         self.safe_step: int | None = None
+        """The step that the first pod has reported as saved."""
+        self._thread = threading.Thread(target=self._watch, name="safepoint-pods", daemon=True)
+
+    def __enter__(self) -> "_PodEnds":
+        self._thread.start()
+        self._is_open.wait(_OPEN_S)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_over.set()
+
+    def settle(self) -> None:
+        """Wait a moment for what the watch has not delivered yet."""
+        deadline_s = clock.monotonic_s() + _LAST_EVENTS_S
+        while not self._codes and clock.monotonic_s() < deadline_s:
+            clock.sleep(0.1)
 
     @property
     def is_saved(self) -> bool | None:
         """Whether all pods that were seen ending ended with a save; None if none was seen."""
         if not self._codes:
             return None
-        return all(code in {0, 75} for code in self._codes.values())
+        return all(code in {ExitCode.OK, ExitCode.INTERRUPTED_SAVED} for code in self._codes.values())
 
-    def look(self) -> None:
-        """Look once."""
-        for pod in self._api.objects("pods", labels=f"{_JOBSET_LABEL}={self._name}"):
-            ended = at(container_status(pod), "state", "terminated")
-            if ended is None:
-                continue
-            self._codes[name_of(pod)] = int(at(ended, "exitCode") or 0)
+    def _watch(self) -> None:
+        while not self._is_over.is_set():
+            with contextlib.suppress(SafepointError):
+                for _, pod in self._api.watch("pods", labels=f"{_JOBSET_LABEL}={self._name}", timeout_s=60):
+                    self._is_open.set()
+                    self._note(pod)
+                    if self._is_over.is_set():
+                        return
+            self._is_over.wait(_LOOK_S)
+
+    def _note(self, pod: Object) -> None:
+        ended = at(container_status(pod), "state", "terminated")
+        if ended is None:
+            return
+        code = int(at(ended, "exitCode") or 0)
+        self._codes[name_of(pod)] = code
+        if node_of(pod) == 0 and code == ExitCode.INTERRUPTED_SAVED:
             with contextlib.suppress(ValueError, RecursionError, TypeError):
-                step = at(json.loads(str(at(ended, "message") or "")), "currentStep")
-                if node_of(pod) == 0 and self._codes[name_of(pod)] == 75:
-                    self.safe_step = int(step)
+                self.safe_step = int(at(json.loads(str(at(ended, "message") or "")), "currentStep"))
 
 
 def actor() -> str:

@@ -202,7 +202,7 @@ def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
     if not pods:
         trouble = _trouble_before_pods(seen)
         return (JobState.INADMISSIBLE, trouble) if trouble else (waiting, "its pods are being created")
-    not_running = [pod for pod in pods if "running" not in _container_state(pod)]
+    not_running = [pod for pod in pods if not _runs_or_is_done(pod)]
     if not not_running and not any(map(_is_leaving, pods)):
         trains = _trains(seen, pods)
         return (JobState.RUNNING, "") if trains else (waiting, "the program has started, and does not train yet")
@@ -224,6 +224,11 @@ def _not_all_running(
     if restarted is not None:
         return JobState.RESTARTING, f"pod {name_of(restarted)}: {_ended(restarted)}"
     return waiting, f"waits for pod {name_of(not_running[0])}"
+
+
+def _runs_or_is_done(pod: Object) -> bool:
+    state = _container_state(pod)
+    return "running" in state or at(state, "terminated", "exitCode") == 0
 
 
 def _is_leaving(pod: Object) -> bool:

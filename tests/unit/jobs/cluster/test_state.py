@@ -132,6 +132,10 @@ def test_pods_that_do_not_run_yet() -> None:
     assert of(trainjob(), events=[refused]).state is JobState.INADMISSIBLE
 
 
+def test_a_pod_that_has_finished_before_the_others() -> None:
+    assert of(trainjob(), pod(0, {"terminated": {"exitCode": 0}}), pod(1)).state is JobState.RUNNING
+
+
 def test_pods_that_restart() -> None:
     ended = {"terminated": {"exitCode": 75}}
     again = pod(1, {"waiting": {"reason": "CrashLoopBackOff"}}, restartCount=1, lastState=ended)

@@ -298,7 +298,7 @@ class TestAsking:
         """It continues when no command waits for it any more, as the message says."""
         known(history, "a", RUNNING)
         for _ in range(2):
-            with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*earlier requests stay in effect"):
+            with pytest.raises(WaitTimeoutError, match=r"not scaled to 2 nodes within 0\.1 s.*stay in effect"):
                 jobs.scale("a", 2, timeout_s=0.1)
         job = jobs.job("a")
         assert (job.target_nodes, job.spec.num_nodes, job.wanted) == (2, 1, RequestedAction.RUN)
