@@ -65,7 +65,7 @@ def test_checkpoints_with_hostile_names(tmp_path: Path, name: str) -> None:
     weights = name.encode(errors="replace").decode()
     first = commit(output, 4, {0: {"model.safetensors": save({weights: torch.ones(2), "b": torch.ones(2)})}})
     second = commit(output, 8, {0: {"model.safetensors": save({f"{weights}2": torch.ones(2), "b": torch.zeros(2)})}})
-    record(first, libraries={name: name}, strategy=name, run_id=name, metrics={name: 1.0})
+    record(first, libraries={name: name}, strategy=name, metrics={name: 1.0})
     for command in ("list", "show", "verify", "repair", "prune"):
         extra = ["--keep", "5"] if command == "prune" else []
         harmless(safepoint("checkpoints", command, first if command == "show" else tmp_path, *extra))
@@ -75,6 +75,8 @@ def test_checkpoints_with_hostile_names(tmp_path: Path, name: str) -> None:
     (second / "model.safetensors").write_bytes(b"{" + name.encode(errors="replace"))
     harmless(safepoint("checkpoints", "verify", tmp_path, "--deep"))
     harmless(safepoint("checkpoints", "export", second, tmp_path / "to"))
+    record(first, run_id=name)
+    assert "run_id must be" in harmless(safepoint("checkpoints", "verify", tmp_path)).stdout
 
 
 def test_files_with_hostile_names(tmp_path: Path, name: str) -> None:
