@@ -6,10 +6,8 @@ is killed: what was made for a job that never came is removed by the next comman
 
 import contextlib
 import getpass
-import json
 import os
 import socket
-import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +15,6 @@ from datetime import UTC, datetime
 from safepoint.errors import (
     AccessDeniedError,
     ConflictError,
-    ExitCode,
     NotFoundError,
     SafepointError,
     TransientError,
@@ -26,20 +23,19 @@ from safepoint.errors import (
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.failures import AlreadyExistsError
-from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
+from safepoint.jobs.cluster.manifests import Manifests, manifests_for
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+from safepoint.jobs.cluster.pod_ends import JOBSET_LABEL, PodEnds
+from safepoint.jobs.cluster.requirements import check_claim, check_queue, find_runtime, secret_keys
 from safepoint.jobs.cluster.spec import JOB_LABEL, ClusterSpec
 from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, container_status, describe, node_of
 from safepoint.jobs.model.records import JobEvent, JobState
-from safepoint.storage.location import parse_location
 
-_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _UID_LABEL = "kueue.x-k8s.io/job-uid"
 _ORPHAN_S = 600
 """An object for a job that does not exist is removed when it is older than this."""
 _MADE_FOR_JOBS = ("configmaps", "secrets", "trainingruntimes")
-_LOOK_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
-_RUNTIMES = (("trainingruntimes", "TrainingRuntime"), ("clustertrainingruntimes", "ClusterTrainingRuntime"))
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +86,13 @@ class ClusterJobs:
             NotFoundError: there is no such runtime, claim, Secret or queue.
             UsageError: they contradict each other.
         """
-        runtime = self._runtime(spec.runtime)
-        self._check_claim(spec)
-        self._check_queue(spec)
+        runtime = find_runtime(self._api, spec.runtime)
+        check_claim(self._api, spec)
+        check_queue(self._api, spec)
         return manifests_for(
             spec,
             runtime,
-            secret_keys=self._secret_keys(spec),
+            secret_keys=secret_keys(self._api, spec),
             with_secret=spec.num_nodes == 1 or self._api.may("create", "secrets"),
             with_runtime=spec.grace_s in {None, runtime.grace_s} or self._api.may("create", "trainingruntimes"),
         )
@@ -172,79 +168,14 @@ class ClusterJobs:
                 num_repaired += 1
         return num_repaired
 
-    def _runtime(self, name: str) -> Runtime:
-        for kind, title in (
-            ("trainingruntimes", "TrainingRuntime"),
-            ("clustertrainingruntimes", "ClusterTrainingRuntime"),
-        ):
-            found = self._api.find(kind, name)
-            if found is not None:
-                return Runtime(document={**found, "kind": title})
-        known = sorted({name_of(item) for item in self._api.objects("clustertrainingruntimes")})
-        if not known:
-            raise NotFoundError(
-                f"cluster {self.place} has no training runtimes; nothing was submitted",
-                hint="ask the cluster's administrator to install Kubeflow Trainer and its runtimes",
-            )
-        raise NotFoundError(
-            f"there is no runtime {name!r} on cluster {self.place}; nothing was submitted",
-            hint=f"use one of {', '.join(known)}",
-        )
-
-    def _check_claim(self, spec: ClusterSpec) -> None:
-        output = spec.settings.output_dir
-        claim = parse_location(output).claim if output is not None else None
-        if claim is None:
-            return
-        found = self._api.find("persistentvolumeclaims", claim)
-        if found is None:
-            raise NotFoundError(
-                f"there is no claim {claim} in namespace {self._api.namespace}; nothing was submitted",
-                hint="`kubectl get pvc` lists the claims",
-            )
-        modes = set(map(str, items(found, "spec", "accessModes")))
-        if spec.num_nodes > 1 and not modes & {"ReadWriteMany"}:
-            raise ConflictError(
-                f"claim {claim} is {', '.join(sorted(modes))}, and the {spec.num_nodes} pods of the job may run on "
-                "different nodes; nothing was submitted",
-                hint="use a claim that is ReadWriteMany, an object store, or one pod",
-            )
-        if at(found, "status", "phase") == "Lost":
-            raise ConflictError(f"claim {claim} has lost its volume; nothing was submitted")
-
-    def _check_queue(self, spec: ClusterSpec) -> None:
-        if spec.queue is None:
-            return
-        with contextlib.suppress(AccessDeniedError):  # a user of a queue may not always read it
-            if self._api.find("localqueues", spec.queue) is None:
-                known = sorted(map(name_of, self._api.objects("localqueues")))
-                raise NotFoundError(
-                    f"there is no queue {spec.queue} in namespace {self._api.namespace}; nothing was submitted",
-                    hint=f"use one of {', '.join(known)}" if known else "leave --queue out: there are no queues here",
-                )
-
-    def _secret_keys(self, spec: ClusterSpec) -> tuple[str, ...] | None:
-        if spec.connection is None:
-            return None
-        try:
-            found = self._api.find("secrets", spec.connection)
-        except AccessDeniedError:
-            return None
-        if found is None:
-            raise NotFoundError(
-                f"there is no Secret {spec.connection} in namespace {self._api.namespace}; nothing was submitted",
-                hint="make a data connection of this name, or give the name of another one",
-            )
-        return tuple(sorted(texts(found, "data")))
-
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
         """All jobs of the namespace, oldest first; four requests for each 500 of them."""
         jobsets = {name_of(item): item for item in self._api.objects("jobsets")}
         pods: dict[str, list[Object]] = {}
-        for pod in self._api.objects("pods", labels=_JOBSET_LABEL):
-            pods.setdefault(texts(pod, "metadata", "labels")[_JOBSET_LABEL], []).append(pod)
+        for pod in self._api.objects("pods", labels=JOBSET_LABEL):
+            pods.setdefault(texts(pod, "metadata", "labels")[JOBSET_LABEL], []).append(pod)
         workloads = {texts(item, "metadata", "labels").get(_UID_LABEL): item for item in self._workloads("")}
         found = [
             describe(
@@ -288,7 +219,7 @@ class ClusterJobs:
         )
 
     def _pods(self, name: str) -> list[Object]:
-        return sorted(self._api.objects("pods", labels=f"{_JOBSET_LABEL}={name}"), key=node_of)
+        return sorted(self._api.objects("pods", labels=f"{JOBSET_LABEL}={name}"), key=node_of)
 
     def _workloads(self, labels: str) -> list[Object]:
         with contextlib.suppress(AccessDeniedError):
@@ -368,7 +299,7 @@ class ClusterJobs:
         if job.state is JobState.SUSPENDED:
             return Receipt(job=job, safe_step=job.safe_step, is_saved=None)
         deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
-        with _PodEnds(self._api, name) as ends:
+        with PodEnds(self._api, name) as ends:
             self._request_stop(seen)
             while True:
                 job = self.job(name)
@@ -381,7 +312,7 @@ class ClusterJobs:
                     )
                 clock.sleep(_LOOK_S)
             if seen.pods:
-                ends.settle()
+                ends.wait_for_last()
         safe_step = ends.safe_step if ends.safe_step is not None else job.safe_step
         return Receipt(job=job, safe_step=safe_step, is_saved=ends.is_saved)
 
@@ -458,65 +389,6 @@ class ClusterJobs:
                 expected = " or ".join(sorted(map(str, states)))
                 raise WaitTimeoutError(f"job {name} was not {expected} within {timeout_s:g} s; it is {job.state}")
             clock.sleep(poll_s)
-
-
-class _PodEnds:
-    """How the pods of a job end. They are gone a second later, so a watch that is open before collects it.
-
-    Args:
-        api: the namespace.
-        name: of the job.
-    """
-
-    def __init__(self, api: ClusterApi, name: str) -> None:
-        self._api, self._name = api, name
-        self._codes: dict[str, int] = {}
-        self._is_over = threading.Event()
-        self._is_open = threading.Event()
-        self.safe_step: int | None = None
-        """The step that the first pod has reported as saved."""
-        self._thread = threading.Thread(target=self._watch, name="safepoint-pods", daemon=True)
-
-    def __enter__(self) -> "_PodEnds":
-        self._thread.start()
-        self._is_open.wait(_OPEN_S)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._is_over.set()
-
-    def settle(self) -> None:
-        """Wait a moment for what the watch has not delivered yet."""
-        deadline_s = clock.monotonic_s() + _LAST_EVENTS_S
-        while not self._codes and clock.monotonic_s() < deadline_s:
-            clock.sleep(0.1)
-
-    @property
-    def is_saved(self) -> bool | None:
-        """Whether all pods that were seen ending ended with a save; None if none was seen."""
-        if not self._codes:
-            return None
-        return all(code in {ExitCode.OK, ExitCode.INTERRUPTED_SAVED} for code in self._codes.values())
-
-    def _watch(self) -> None:
-        while not self._is_over.is_set():
-            with contextlib.suppress(SafepointError):
-                for _, pod in self._api.watch("pods", labels=f"{_JOBSET_LABEL}={self._name}", timeout_s=60):
-                    self._is_open.set()
-                    self._note(pod)
-                    if self._is_over.is_set():
-                        return
-            self._is_over.wait(_LOOK_S)
-
-    def _note(self, pod: Object) -> None:
-        ended = at(container_status(pod), "state", "terminated")
-        if ended is None:
-            return
-        code = int(at(ended, "exitCode") or 0)
-        self._codes[name_of(pod)] = code
-        if node_of(pod) == 0 and code == ExitCode.INTERRUPTED_SAVED:
-            with contextlib.suppress(ValueError, RecursionError, TypeError):
-                self.safe_step = int(at(json.loads(str(at(ended, "message") or "")), "currentStep"))
 
 
 def actor() -> str:

@@ -1,0 +1,74 @@
+"""How the pods of a job end: exit codes and termination messages, of which nothing is left a second later."""
+
+import contextlib
+import json
+import threading
+
+from safepoint.errors import ExitCode, SafepointError
+from safepoint.foundation import clock
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.objects import Object, at, name_of
+from safepoint.jobs.cluster.state import container_status, node_of
+
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+"""The label of a job's pods."""
+_AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
+
+
+class PodEnds:
+    """How the pods of a job end. They are gone a second later, so a watch that is open before collects it.
+
+    Args:
+        api: the namespace.
+        name: of the job.
+    """
+
+    def __init__(self, api: ClusterApi, name: str) -> None:
+        self._api, self._name = api, name
+        self._codes: dict[str, int] = {}
+        self._is_over = threading.Event()
+        self._is_open = threading.Event()
+        self.safe_step: int | None = None
+        """The step that the first pod has reported as saved."""
+        self._thread = threading.Thread(target=self._watch, name="safepoint-pods", daemon=True)
+
+    def __enter__(self) -> "PodEnds":
+        self._thread.start()
+        self._is_open.wait(_OPEN_S)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_over.set()
+
+    def wait_for_last(self) -> None:
+        """Wait a moment for what the watch has not delivered yet."""
+        deadline_s = clock.monotonic_s() + _LAST_EVENTS_S
+        while not self._codes and clock.monotonic_s() < deadline_s:
+            clock.sleep(0.1)
+
+    @property
+    def is_saved(self) -> bool | None:
+        """Whether all pods that were seen ending ended with a save; None if none was seen."""
+        if not self._codes:
+            return None
+        return all(code in {ExitCode.OK, ExitCode.INTERRUPTED_SAVED} for code in self._codes.values())
+
+    def _watch(self) -> None:
+        while not self._is_over.is_set():
+            with contextlib.suppress(SafepointError):
+                for _, pod in self._api.watch("pods", labels=f"{JOBSET_LABEL}={self._name}", timeout_s=60):
+                    self._is_open.set()
+                    self._note(pod)
+                    if self._is_over.is_set():
+                        return
+            self._is_over.wait(_AGAIN_S)
+
+    def _note(self, pod: Object) -> None:
+        ended = at(container_status(pod), "state", "terminated")
+        if ended is None:
+            return
+        code = int(at(ended, "exitCode") or 0)
+        self._codes[name_of(pod)] = code
+        if node_of(pod) == 0 and code == ExitCode.INTERRUPTED_SAVED:
+            with contextlib.suppress(ValueError, RecursionError, TypeError):
+                self.safe_step = int(at(json.loads(str(at(ended, "message") or "")), "currentStep"))
