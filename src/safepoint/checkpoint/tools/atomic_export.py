@@ -63,7 +63,7 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
         _refuse_inside(target)
     store = open_store(target)
     keys = {item.key for item in store.list()}
-    if MARK in keys:
+    if target.is_remote and MARK in keys:  # an export to a folder writes no mark
         keys -= {MARK, *_marked_files(store)}
     is_final = has_manifest and target.is_remote and target.name == FINAL
     if keys and not (is_final and _is_unfinished_final(RemoteFolder(open_store(target.parent)))):
