@@ -91,10 +91,12 @@ def test_a_stream_takes_nothing_over_from_another(server: Server) -> None:
     assert store.sweep() == 0
 
 
-def test_a_stream_without_keys_of_ones_own(server: Server) -> None:
+def test_a_stream_without_keys_of_ones_own(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """When obstore finds the credentials, it sends the parts."""
     store = new_store(server)
     store._requests = None
+    for name, value in zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), server.keys, strict=True):
+        monkeypatch.setenv(name, value)
     data = os.urandom((60 << 20) + 5)
     moved: list[int] = []
     store.upload("big", stream_of(data), progress=moved.append)
