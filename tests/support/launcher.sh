@@ -1,8 +1,8 @@
 #!/bin/sh
-# Stands for the interpreter of a job: `launcher.sh -m safepoint.jobs.local.attempt.node PLAN` does what its line of $ORDERS says, and
-# leaves its exit code where a launcher does. For what a real one cannot be made to do, or only slowly.
+# Stands for the interpreter of a job: `launcher.sh -P -m safepoint.jobs.local.attempt.node PLAN` does what its line of
+# $ORDERS says, and leaves its exit code where a launcher does. For what a real one cannot be made to do, or only slowly.
 # Each attempt has a line for each of its $NODES nodes.
-plan=$3
+for plan; do :; done # the last argument
 leave() {
     echo "$1" >"${plan%.json}.exit"
     exit "$1"
