@@ -38,7 +38,7 @@ if packages:
     import tempfile
 
     folder = tempfile.mkdtemp(prefix="safepoint-packages-")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, *json.loads(packages)]
+    install = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--target", folder, *json.loads(packages)]
     if subprocess.run(install, check=False).returncode != 0:
         sys.exit("safepoint: the packages of the job could not be installed; nothing was trained")
     os.environ["PYTHONPATH"] += os.pathsep + folder
