@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from safepoint.errors import NotFoundError, UsageError
+from safepoint.errors import NotFoundError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
-from safepoint.jobs.model.records import JobState
 from safepoint.jobs.model.spec import name_from, names_of_secrets
 from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import KubernetesBackend, constants, types
-from safepoint.sdk.values import STATUSES, TrainJob, event_of
+from safepoint.sdk.values import TrainJob, event_of, states_of
 
 _SCRIPT = "train.py"
 _log = logging.getLogger("safepoint")
@@ -123,18 +122,13 @@ class ClusterBackend(KubernetesBackend):
     ) -> TrainJob:
         """Wait until the job is in one of the states."""
         with as_kubeflow_raises():
-            unknown = sorted(set(status) - STATUSES)
-            if unknown or not status:
-                raise UsageError(
-                    f"status {unknown or status} is invalid", hint=f"use some of {', '.join(sorted(STATUSES))}"
-                )
+            states = states_of(status)
             runtimes: dict[str, types.Runtime] = {}
 
             def look(job: ClusterJob) -> None:
                 for callback in callbacks or ():
                     callback(self._train_job(job, runtimes))
 
-            states = [JobState(one) for one in status]
             job = self._jobs.wait(name, states, timeout_s=timeout, poll_s=polling_interval, look=look)
             return self._train_job(job, runtimes)
 

@@ -16,12 +16,12 @@ from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.local.slots import count_slots
 from safepoint.jobs.model.job_progress import risk_of_suspending
-from safepoint.jobs.model.records import JobRecord, JobState
+from safepoint.jobs.model.records import JobRecord
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.local_spec import local_job
 from safepoint.sdk.upstream import RuntimeBackend, constants, kubernetes_options, types
-from safepoint.sdk.values import STATUSES, Checkpoint, TrainJob, checkpoint_of, event_of, train_job
+from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_of, event_of, states_of, train_job
 
 _COMMAND = ("safepoint", "run")
 _OTHER_STEPS = (constants.DATASET_INITIALIZER, constants.MODEL_INITIALIZER, constants.LAUNCHER)
@@ -179,12 +179,7 @@ class LocalBackend(RuntimeBackend):
     ) -> TrainJob:
         """Wait until the job is in one of the states; see `LocalJobs.wait`."""
         with as_kubeflow_raises():
-            unknown = sorted(set(status) - STATUSES)
-            if unknown or not status:
-                raise UsageError(
-                    f"status {unknown or status} is invalid", hint=f"use some of {', '.join(sorted(STATUSES))}"
-                )
-            states = [JobState(one) for one in status]
+            states = states_of(status)
             with LocalJobs() as jobs:
 
                 def look(job: JobRecord) -> None:

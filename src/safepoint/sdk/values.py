@@ -1,16 +1,32 @@
 """Results of the client: Kubeflow's types, with additional fields."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
 from safepoint.checkpoint.tools.inventory import Item
+from safepoint.errors import UsageError
 from safepoint.jobs.model.records import JobEvent, JobRecord, JobState
 from safepoint.progress.record import Progress
 from safepoint.sdk.upstream import constants, types
 
 STATUSES = frozenset(str(state) for state in JobState)
 """Kubeflow's Created, Running, Complete and Failed, and those that Safepoint adds."""
+
+
+def states_of(status: Collection[str]) -> list[JobState]:
+    """The states that `wait_for_job_status` waits for.
+
+    Raises:
+        UsageError: there is none, or one of them is no state of a job.
+    """
+    unknown = sorted(set(status) - STATUSES)
+    if unknown or not status:
+        raise UsageError(f"status {unknown or status} is invalid", hint=f"use some of {', '.join(sorted(STATUSES))}")
+    return [JobState(one) for one in status]
+
+
 _STEP_STATUS = {JobState.COMPLETE: "Succeeded", JobState.FAILED: "Failed"}
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import httpx2
-from lightkube import Client
 from lightkube.config.client_adapter import ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
@@ -168,10 +167,6 @@ class ClusterApi:
         answer = self.create("selfsubjectaccessreviews", body)
         return bool(answer["status"]["allowed"])
 
-    def server_version(self) -> str:
-        """The release of Kubernetes, such as `v1.36.3`."""
-        return str(self._json("GET", "version").get("gitVersion", ""))
-
     # ---- streams --------------------------------------------------------------------------------------------------
 
     def watch(
@@ -221,29 +216,6 @@ class ClusterApi:
         query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
         with self._stream(f"{self._path('pods', pod)}/log", query, read_s=None if follow else _REQUEST_S) as lines:
             yield from lines
-
-    def run_in(self, pod: str, container: str, command: list[str], *, timeout_s: float) -> tuple[int, str]:
-        """Run a command in a container, without a shell.
-
-        Returns:
-            Its exit code and what it printed.
-
-        Raises:
-            AccessDeniedError: you may not run commands in pods.
-            TransientError: it did not end in time, or the connection broke.
-        """
-        what = f"run {command[0]} in pod {pod}"
-        try:
-            with Client(config=self.connection.config, namespace=self.namespace) as client:
-                done = client.exec(
-                    pod, container=container, command=command, stdout=True, stderr=True, timeout=timeout_s
-                )
-        except httpx2.HTTPStatusError as error:
-            raise refusal(error.response.status_code, {}, what) from error
-        except (httpx2.HTTPError, OSError, TimeoutError) as error:
-            raise TransientError(f"{what}: {type(error).__name__} {error}") from error
-        code = getattr(done, "exit_code", None)
-        return (0 if code is None else int(code)), f"{done.stdout or ''}{done.stderr or ''}"
 
     @contextlib.contextmanager
     def _stream(self, path: str, query: Mapping[str, str], *, read_s: float | None) -> Generator[Iterator[str]]:

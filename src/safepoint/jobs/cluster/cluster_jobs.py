@@ -113,9 +113,8 @@ class ClusterJobs:
         made: list[tuple[str, Object]] = []
         try:
             for kind, item in manifests.before:
-                with contextlib.suppress(
-                    AlreadyExistsError
-                ):  # of an earlier try that was killed; its name is its digest
+                # A submit that was killed may have made it; its name is its digest, or the name of the job.
+                with contextlib.suppress(AlreadyExistsError):
                     made.append((kind, self._api.create(kind, item)))
             job = self._create_job(manifests.trainjob)
         except BaseException:

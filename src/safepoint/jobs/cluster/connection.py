@@ -102,14 +102,6 @@ def connect_with(configuration: Any, *, namespace: str) -> Connection:
     return _connection(configuration.host, config, namespace)
 
 
-def contexts(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The names of the kubeconfig's contexts; empty without a kubeconfig."""
-    try:
-        return sorted(_read(_files(None, os.environ if environ is None else environ)).contexts)
-    except NotFoundError:
-        return []
-
-
 def _connection(name: str, config: SingleConfig | None, namespace: str | None) -> Connection:
     assert config is not None
     if config.user is None:  # lightkube requires one

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from safepoint.errors import NotFoundError, UsageError
-from safepoint.jobs.cluster.connection import connect_to, connect_with, contexts
+from safepoint.jobs.cluster.connection import connect_to, connect_with
 
 
 def kubeconfig(folder: Path, *names: str, current: str | None = None, user: dict[str, Any] | None = None) -> Path:
@@ -37,7 +37,6 @@ def test_a_context_with_slashes_is_found_by_its_whole_name(tmp_path: Path) -> No
     assert found.config.user.token == "team-a/api-cluster:6443/me"
     assert connect_to(environ=environ).name == "other"
     assert connect_to(environ=environ, namespace="mine").namespace == "mine"
-    assert contexts(environ) == ["other", "team-a/api-cluster:6443/me"]
 
 
 def test_several_files_are_one_and_the_first_counts(tmp_path: Path) -> None:
@@ -76,7 +75,6 @@ def test_an_unknown_context_is_named_with_those_that_there_are(tmp_path: Path) -
 def test_no_kubeconfig(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no kubeconfig"):
         connect_to(environ={"HOME": str(tmp_path)})
-    assert contexts({"HOME": str(tmp_path)}) == []
 
 
 @pytest.mark.parametrize("text", ["- a list", "{", "contexts: 5", "contexts: [{name: x, context: {}}]"])
