@@ -26,6 +26,8 @@ _MAX_NAMES = 400
 _CREDENTIALS = struct.Struct("3i")
 _TIME = struct.Struct("ll")
 _SOCKETS = Path("/proc/net/unix")
+_LISTENING = "00010000"
+"""The flags of a socket that listens, in the fourth column."""
 
 
 class Channel:
@@ -141,10 +143,15 @@ def connect(name: str) -> Channel:
 
 
 def _similar_names(name: str) -> list[str]:
-    """The names of sockets on this machine that begin like those that `listen` uses instead of `name`."""
+    """The names of listening sockets on this machine that begin like those that `listen` uses instead of `name`.
+
+    Connections that are not accepted yet have a line with their server's name too.
+    """
     with contextlib.suppress(OSError):
-        names = [line.rpartition(" @")[2] for line in _SOCKETS.read_text(errors="replace").splitlines()]
-        return [other for other in names if other.startswith(f"{name}-")]
+        lines = [line.partition(" @") for line in _SOCKETS.read_text(errors="replace").splitlines()]
+        return [
+            other for state, _, other in lines if other.startswith(f"{name}-") and state.split()[3:4] == [_LISTENING]
+        ]
     return []
 
 
