@@ -1,7 +1,7 @@
-"""Folders of a store, read like a `pathlib.Path`: objects are listed once, ranges are read when they are needed.
+"""Folders of a store, read like a `pathlib.Path`: objects are listed once, their bytes are read when they are needed.
 
-Code that reads a folder of this machine and an object store alike takes a `ReadablePath`, which `pathlib.Path` and
-`StorePath` implement.
+Code that can read both a folder of this machine and a folder of a store takes a `ReadablePath`, which `pathlib.Path`
+and `StorePath` implement.
 """
 
 import io
@@ -22,7 +22,7 @@ OnRead = Callable[[str, int, int], None]
 
 
 class ReadablePath(Protocol):
-    """The part of `pathlib.Path` that reads a folder."""
+    """The methods of `pathlib.Path` that read a folder and its files."""
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ class _Tree:
 
 
 class StorePath:
-    """An object of a store or a folder of objects; compared by its key.
+    """An object in a store, or a folder of objects. Paths are sorted by key.
 
     Args:
         tree: the listing and the cache of one `browse`; all its paths share them.
@@ -178,12 +178,12 @@ class StorePath:
         return cast("BinaryIO", RawReader(self.size_bytes, partial(self._tree.read, self.key)))
 
     def byte_range(self, start: int, length: int) -> ByteRange:
-        """A range of the object, for `stream_ahead`."""
+        """A range of the bytes of the object, for `stream_ahead`."""
         return ByteRange(self._tree.store, self._tree.full(self.key), start, length)
 
     @property
     def content(self) -> Content:
-        """The whole object."""
+        """The content of the whole object."""
         whole = self.byte_range(0, self.size_bytes)
         return Content(size_bytes=whole.length, write_to=lambda sink: stream_ahead([whole], sink))
 
@@ -202,7 +202,8 @@ class RawReader(io.RawIOBase):
 
     Args:
         size_bytes: of the file.
-        read_range: reads at most `length` bytes from `start`; the range is in the file and not empty.
+        read_range: takes `start` and `length`, and returns at most `length` bytes from `start` on. The range is not
+            empty, and lies within the file.
     """
 
     def __init__(self, size_bytes: int, read_range: Callable[[int, int], bytes]) -> None:
@@ -252,7 +253,7 @@ def browse(store: Store, prefix: str = "", *, on_read: OnRead | None = None) -> 
     Args:
         store: the store.
         prefix: a key; empty for the store's own location.
-        on_read: called for every read from the store, except those of a `byte_range`.
+        on_read: called for every read from the store, except for reads of a `byte_range` and of a path's `content`.
 
     Raises:
         StorageError: the store cannot be listed.

@@ -1,4 +1,4 @@
-"""Makes obstore's clients, which send tokens to no other host than the store and those that give credentials."""
+"""Makes obstore's clients. They send tokens only to the store, and to the hosts that issue credentials."""
 
 import os
 from datetime import timedelta
@@ -34,7 +34,7 @@ def make_client(
     client_options: dict[str, Any] = {
         "allow_http": True,
         "timeout": timedelta(seconds=timeout_s),
-        # A server that sends nothing is noticed sooner than a slow one.
+        # If the server sends nothing, the request fails after a shorter time than if the server is slow.
         "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
         "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
         "allow_invalid_certificates": not options.verify_tls,
@@ -72,11 +72,12 @@ def make_client(
 
 
 def _only_to(options: StorageOptions, *, has_keys: bool) -> dict[str, Any]:
-    """Options that keep the session's token from other hosts, and from a connection that is not encrypted.
+    """Options with which obstore sends the session token to no other host, and unencrypted only to an http endpoint.
 
-    obstore follows redirects. So requests to any other host than the store and those that issue credentials go to a
-    proxy that does not exist, and fail. Exception: if the environment names a proxy for https, and the endpoint is
-    encrypted, requests go through that proxy. It passes them on in a TLS tunnel, so it cannot read the token.
+    obstore follows redirects. Two kinds of hosts are allowed: the store, and the hosts that issue credentials. The
+    options name a proxy address at which nothing listens for requests to all other hosts, so these requests fail.
+    Exception: if the environment names a proxy for https, and the endpoint is encrypted, all requests go through that
+    proxy. It passes them on in a TLS tunnel, so it cannot read the token.
     """
     endpoint = urlsplit(options.endpoint or "https://")
     only_encrypted: dict[str, Any] = {"allow_http": endpoint.scheme == "http"}

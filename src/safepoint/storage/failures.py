@@ -1,6 +1,6 @@
 """Translates errors of servers and libraries into messages that say what to do.
 
-Messages show only the address of a request, so they contain no credentials.
+Messages show the method and the address of a request and nothing else of it, so they contain no credentials.
 """
 
 import re
@@ -17,7 +17,10 @@ from safepoint.errors import (
 )
 
 BLOCKED = "127.255.255.1:1"
-"""The proxy, which does not exist, for hosts to which obstore sends nothing."""
+"""A proxy address at which nothing listens.
+
+obstore uses it for all hosts but the store and those that issue credentials, so that requests to other hosts fail.
+"""
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
@@ -47,7 +50,7 @@ _CAUSES = (
         "check the endpoint, AWS_ENDPOINT_URL_S3, and the network",
     ),
     (
-        r"timed out|TimeoutError|TimedOut|kind: Timeout",  # not any "timeout": obstore also shows its settings
+        r"timed out|TimeoutError|TimedOut|kind: Timeout",  # not any "timeout": obstore's message has its settings too
         "the server did not answer in time",
         "the network or the server is slow",
     ),
@@ -99,7 +102,7 @@ def changed_in_transit(what: str) -> TransientError:
 
 
 def without_keys(error: AccessDeniedError) -> AccessDeniedError:
-    """The same error for a request that was sent without keys."""
+    """`error` with the words for a request that was sent without keys."""
     return AccessDeniedError(
         f"{error.message}; no keys were given",
         hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket",
@@ -130,7 +133,7 @@ def from_connection(text: str, what: str) -> StorageError:
 
 
 def from_obstore(error: Exception, what: str) -> StorageError:
-    """The error for what obstore raised."""
+    """The error for an exception that obstore has raised."""
     text = str(error)
     match = _STATUS.search(text)
     if match is not None:

@@ -156,7 +156,8 @@ class LocalStore:
                         hint="another run writes to the same place; stop one of them",
                     )
             working.rename(path)
-            # By the descriptor, because another process may have deleted the object and the empty folder already.
+            # `fsync` takes the descriptor, because another process may have deleted the object already, and then the
+            # empty folder.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
@@ -172,7 +173,7 @@ class LocalStore:
                 while remains != self._root:
                     remains.rmdir()
                     remains = remains.parent
-            # If `remains` is missing, another process has deleted its last object too, and made that durable.
+            # If `remains` does not exist, another process has deleted its last object and then the folder, durably.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 
@@ -282,7 +283,7 @@ def _receive(content: Content, target: int, progress: Progress | None) -> None:
 def _locked(folder: Path) -> Generator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # without locks, comparison and rename are two steps
+        with contextlib.suppress(OSError):  # on a file system without locks, comparison and rename are two steps
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:

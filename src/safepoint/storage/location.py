@@ -35,7 +35,7 @@ class _Facts(NamedTuple):
     Args:
         form: how its locations are written.
         is_remote: whether an object store holds them.
-        bucket: what `Location.bucket` is in it; empty if there is none.
+        bucket: the word for what `Location.bucket` names; empty if locations of the scheme have no bucket.
     """
 
     form: str
@@ -115,11 +115,11 @@ class Location:
         return replace(self, path=path)
 
     def child(self, name: str) -> "Location":
-        """The location `name`, relative to this one."""
+        """The location called `name` inside this one."""
         return replace(self, path=f"{self.path.rstrip('/')}/{name}" if self.path else name)
 
     def resolved(self, base: str) -> "Location":
-        """A folder with its real path, where a relative path begins at `base`; any other location unchanged."""
+        """This folder with its real path; a relative path begins at `base`. Other locations are not changed."""
         return replace(self, path=os.path.realpath(os.path.join(base, self.path))) if self.is_folder else self
 
     def __str__(self) -> str:
@@ -131,10 +131,11 @@ class Location:
 def parse_location(text: str) -> Location:
     """Parse a path or a URI.
 
-    The scheme's case does not matter, duplicate slashes are one, a trailing slash is dropped.
+    The scheme may be in upper or lower case. Repeated slashes become one slash, and a trailing slash is removed.
 
     Raises:
-        ValueError: unknown scheme, no bucket or claim, `..` inside a bucket, a control character.
+        ValueError: unknown scheme, no bucket or claim, `.` or `..` in the path within a bucket or claim, a control
+            character.
     """
     shown = without_credentials(text)
     if not text.strip() or _UNPRINTABLE.search(text):
@@ -169,8 +170,8 @@ def resolve_claim(location: Location, mounts: str | None = None) -> Location:
 
     Args:
         location: the location.
-        mounts: `claim=/mount/path` pairs, separated by commas. None reads the variable SAFEPOINT_PVC_MOUNTS, which a
-            pod that mounts the claim sets.
+        mounts: `claim=/mount/path` pairs, separated by commas. None reads the variable SAFEPOINT_PVC_MOUNTS, which is
+            set in a pod that mounts the claim.
 
     Raises:
         ValueError: no folder is known for the claim.

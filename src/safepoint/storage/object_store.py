@@ -1,10 +1,11 @@
-"""An object store: S3 and compatible servers, Google Cloud Storage, Azure. Requests go through obstore.
+"""An object store: S3 and compatible servers, Google Cloud Storage, Azure.
 
-This module repeats failed requests itself: obstore's ten retries would hide faults and ignore the deadline.
+With keys for S3 (`safepoint.storage.s3.credentials`), `safepoint.storage.s3` sends the requests that list objects,
+read ranges and upload large files. It can continue an interrupted upload. obstore sends all other requests, and all
+requests with an instance's role or to the other object stores. There, an interrupted upload starts again.
 
-With keys (`safepoint.storage.s3.credentials`), large files go to S3 through `multipart`, which can continue an
-interrupted upload. With an instance's role, and for the other stores, obstore sends large files. Then an interrupted
-upload starts again.
+This module repeats failed requests itself, except for streams (`_upload_stream`): obstore's ten retries would hide
+faults and ignore the deadline.
 """
 
 import contextlib
@@ -90,7 +91,7 @@ class ObjectStore:
             pages: Any = obstore.list(client, prefix or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
             return [item for page in pages for item in page]
 
-        # All pages in one attempt, because a page that was cut off must not look like the end.
+        # One attempt reads all pages, because a listing that fails at a later page must not look complete.
         found = self._call("LIST", prefix, everything, deadline_s)
         for item in sorted(found, key=lambda item: item["path"]):
             yield self._object(item["path"], item)
@@ -107,7 +108,8 @@ class ObjectStore:
         except (ObjectNotFoundError, ConditionError, TransientError):
             raise
         except StorageError:
-            # The answer to HEAD has no body, so it cannot say why; the answer to GET can. It may lead to new keys.
+            # An answer to HEAD has no body, so it does not contain the reason of the failure. The answer to GET does.
+            # If the reason is an expired key, `_call` fetches new keys, and `head` succeeds.
             self._call("GET", key, lambda client: obstore.get(client, key), deadline_s)
             return head()
 
@@ -136,7 +138,7 @@ class ObjectStore:
         return self._call("GET", key, get, deadline_s, size_bytes=length or 0)
 
     def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
-        """See `Store`; without keys, obstore reads in larger blocks."""
+        """See `Store`. Without keys, obstore reads, in blocks of `_BLOCK_BYTES`."""
         check_key(key)
         if self._requests is not None:
             self._requests.get(self._full(key), sink, start=start, length=length, deadline_s=deadline_s)
@@ -224,7 +226,7 @@ class ObjectStore:
             if fence is not None:
                 fence()
             chunk = part_bytes_of(size_bytes, is_stream=False)
-            # Path objects are read by obstore itself, part by part.
+            # obstore reads a file that is passed as a `Path` itself, part by part.
             self._call(
                 "PUT",
                 key,
@@ -255,7 +257,7 @@ class ObjectStore:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
                 raise TransientError(f"{what}: {done} of {content.size_bytes} bytes were sent before the deadline")
 
-        # Not as a context manager, which would complete the object even after an error.
+        # The writer is not used as a context manager, because that would complete the object even after an error.
         writer = obstore.open_writer(
             client, key, buffer_size=part_bytes, max_concurrency=max(1, STREAM_MEMORY_BYTES // part_bytes - 1)
         )
@@ -362,7 +364,11 @@ class ObjectStore:
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """See `Store`. It deletes uploads to S3 with keys. Google and Azure delete theirs by themselves."""
+        """See `Store`. Only uploads to S3 with keys are deleted.
+
+        Google and Azure delete unfinished uploads by themselves. Unfinished uploads to S3 with an instance's role
+        stay until a lifecycle rule of the bucket deletes them.
+        """
         uploads = self._requests
         if uploads is None:
             return 0

@@ -20,7 +20,7 @@ _TIDY_WITHIN_S = 3.0
 
 
 def is_probe(key: str) -> bool:
-    """Whether it is a key that `try_access` writes and deletes."""
+    """Whether `key` is one that `try_access` writes and deletes."""
     return _PROBE.fullmatch(key) is not None
 
 
@@ -31,11 +31,11 @@ def open_store(
 
     Args:
         location: a folder, a claim or an object store.
-        options: how to reach an object store; read from `environ` when None.
-        environ: the environment with those options; this process's own when None.
+        options: how to reach an object store; None reads them from `environ`.
+        environ: environment variables; None for those of this process.
 
     Raises:
-        ValueError: a claim for which no folder is known, or invalid options of an object store.
+        ValueError: the claim's folder is not known, or the options of the object store are invalid.
     """
     location = resolve_claim(location)
     if location.is_folder:
@@ -48,10 +48,10 @@ def open_store(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """The result of a successful check.
+    """What `try_access` has measured.
 
     Args:
-        duration_s: time of writing, reading, listing and deleting together.
+        duration_s: how long writing, reading, listing and deleting took together.
         clock_ahead_s: the store's clock minus this machine's, accurate to a second or two.
     """
 
@@ -67,8 +67,8 @@ def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
         within_s: seconds after which to give up.
 
     Raises:
-        StorageError: with its own message and hint for a wrong key, a missing bucket, no permission, an untrusted
-            certificate and a host that cannot be reached.
+        StorageError: the store cannot be used. A wrong key, a missing bucket, a missing permission, an untrusted
+            certificate and an unreachable host each have a message and a hint of their own.
     """
     begun_s = clock.monotonic_s()
     deadline_s = begun_s + within_s
@@ -80,7 +80,7 @@ def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
         found = bytes(store.read(key, length=len(data), deadline_s=deadline_s))
         listed = {item.key: item for item in store.list(".safepoint", deadline_s=deadline_s)}
     except StorageError:
-        with contextlib.suppress(StorageError):  # the error that is reported is the first one
+        with contextlib.suppress(StorageError):  # the first error is raised, not that of the deletion
             store.delete(key, deadline_s=clock.monotonic_s() + _TIDY_WITHIN_S)
         raise
     store.delete(key, deadline_s=deadline_s)

@@ -12,9 +12,9 @@ from safepoint.foundation.quantities import parse_flag
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy for requests to `url`, by the environment; None for an address without encryption.
+    """The proxy that the environment names for requests to `url`; None unless `url` begins with `https:`.
 
-    A proxy would read what is not encrypted. What is encrypted passes through it in a tunnel.
+    A proxy could read unencrypted requests. Encrypted requests pass through a proxy in a tunnel.
     """
     parts, proxies = urlsplit(url), urllib.request.getproxies()
     if parts.scheme.lower() != "https" or urllib.request.proxy_bypass(parts.hostname or ""):
@@ -56,11 +56,11 @@ class StorageOptions:
 
     @property
     def has_keys(self) -> bool:
-        """Whether there are static keys; without them obstore looks for credentials."""
+        """Whether these options contain keys; without them see `safepoint.storage.s3.credentials.find_keys`."""
         return bool(self.access_key_id and self.secret_access_key)
 
     def tls_context(self) -> ssl.SSLContext:
-        """Which certificates are trusted."""
+        """The settings of TLS: which certificates are trusted."""
         context = ssl.create_default_context(cafile=self.ca_bundle)
         if not self.verify_tls:
             context.check_hostname = False

@@ -31,10 +31,10 @@ class ByteRange(NamedTuple):
 
 
 def stream_ahead(ranges: Iterable[ByteRange], sink: Sink) -> None:
-    """Pass ranges of objects to `sink`, in order, while the next ones are being read.
+    """Pass ranges of objects to `sink`, in order, while later ranges are being read.
 
     Raises:
-        StorageError: an object cannot be read, or has fewer bytes.
+        StorageError: an object cannot be read, or ends before the range does.
     """
     under_way: deque[tuple[Future[memoryview], bytearray]] = deque()
     threads = ThreadPoolExecutor(_NUM_BUFFERS, thread_name_prefix="safepoint-read")
@@ -55,9 +55,9 @@ def stream_ahead(ranges: Iterable[ByteRange], sink: Sink) -> None:
 
 
 def map_reads(function: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
-    """The results of `function`, which reads from a store, for each item; several run at once."""
+    """Call `function`, which reads from a store, for each item, several at once; return the results in order."""
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-read") as threads:
-        return list(threads.map(function, items))  # when one fails, `map` cancels those that have not begun
+        return list(threads.map(function, items))  # when one call fails, `map` cancels those that have not begun
 
 
 def _cut(ranges: Iterable[ByteRange]) -> Iterator[ByteRange]:

@@ -1,4 +1,4 @@
-"""The Protocol of a store: objects by key, the same for a folder and for an object store."""
+"""The Protocol `Store`: objects that are named by keys. Folders and object stores implement it."""
 
 import functools
 import logging
@@ -18,13 +18,13 @@ Sink = Callable[[memoryview], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The content of an object, from any source. Its length is known before its bytes are.
+    """The content of an object, from any source. Its length is known before the first byte is read.
 
     Args:
         size_bytes: how many bytes there are.
         write_to: a function that passes all bytes to a sink once, in order, in blocks of any size. `Store.upload`
-            calls it at most once, on the thread of its caller. An exception of `write_to` ends the upload, and
-            `upload` raises it. `write_to` must not catch an exception that the sink raises.
+            calls it at most once, on the thread that called `upload`. An exception that `write_to` raises ends the
+            upload, and `upload` raises it too. `write_to` must not catch an exception that the sink raises.
     """
 
     size_bytes: int
@@ -33,14 +33,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """One object.
+    """An object in a store.
 
     Args:
         key: relative to the store's location, with `/`.
-        size_bytes: its size.
+        size_bytes: the size of the object.
         version: a string that changes with every write of the object. In an object store it is the ETag, on Google's
             stores the generation.
-        modified_s: when it was written, seconds since 1970 by the store's clock.
+        modified_s: when the object was written, seconds since 1970 by the store's clock.
     """
 
     key: str
@@ -51,38 +51,38 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """When a write may happen.
+    """What must be true of an object for a write to replace or create it.
 
     Args:
-        version: the object must still be this version; None: there must be no object.
+        version: the version that the object must still have; None: there must be no object under the key.
     """
 
     version: str | None = None
 
 
 WHOLE_BYTES = 16 << 20
-"""Objects up to this size are written by one request. Only larger ones leave unfinished uploads."""
+"""Object stores write objects up to this size with one request. Only larger objects can leave unfinished uploads."""
 ABSENT = Condition()
 """Write only when there is no object under the key."""
 
 
 class Store(Protocol):
-    """Objects by key at one location.
+    """The objects at one location, by key.
 
-    A key is relative, with `/`, without `.`, `..`, an empty part or a control character (`check_key`).
+    A key is relative, with `/`, without `.`, `..`, an empty part, a control character or a surrogate (`check_key`).
 
     What every implementation promises, and the contract suite tests:
 
     - a reader sees an object whole or not at all. While an object is replaced, readers see the old one;
-    - after a write returned, every reader sees it, and in a folder it survives a power loss;
+    - after a write has returned, every reader sees the new object, and in a folder the object survives a power loss;
     - of several writers with the same condition at most one succeeds, and the others get ConditionError;
-    - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`);
-      it succeeds also when an earlier try, whose answer was lost, has already done the work;
+    - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`).
+      It succeeds also when an earlier try, whose answer was lost, has already done the work;
     - content that was changed on its way to the store is sent again, or the write fails; it never counts as written;
-    - memory stays bounded whatever the size of an object, except for `read`, which returns what was asked for;
+    - memory stays bounded whatever the size of an object, except in `read`, which returns all requested bytes;
     - several threads may call all methods at once; a process that forks must not use a store before the fork.
 
-    All may raise AccessDeniedError and TransientError (the deadline passed); each method names its other errors.
+    All methods may raise AccessDeniedError and TransientError (the deadline has passed). Each names its other errors.
     """
 
     @property
@@ -93,12 +93,13 @@ class Store(Protocol):
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """Yield the objects below `prefix/`, sorted by key; without a prefix, all objects of the store.
 
-        Objects of other programs whose names are not valid keys are left out, with a warning.
+        Objects of other programs whose names are not valid keys are left out, with a warning. Where obstore lists the
+        objects (all object stores except S3 with keys), the listing fails at such an object instead.
         """
         ...
 
     def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
-        """Size, version and time of an object.
+        """The size, the version and the time of an object.
 
         Raises:
             ObjectNotFoundError: there is no such object.
@@ -108,7 +109,7 @@ class Store(Protocol):
     def read(
         self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
     ) -> memoryview:
-        """Read `length` bytes from `start`, or to the end; exactly that many, or an error.
+        """Read `length` bytes from `start` on; without `length`, all bytes from `start` to the end.
 
         Raises:
             ObjectNotFoundError: there is no such object.
@@ -119,7 +120,7 @@ class Store(Protocol):
     def stream(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None = None) -> None:
         """Read `length` bytes from `start` and pass them to `sink` in blocks, in order, each byte once.
 
-        A block is valid until `sink` returns. After the connection was cut off, reading continues with the first byte
+        A block is valid until `sink` returns. If the connection is cut off, reading continues with the first byte
         that was not passed on.
 
         Raises:
@@ -147,22 +148,23 @@ class Store(Protocol):
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Write a file or a stream of bytes, of any size, in parts when it is large; an existing object is replaced.
+        """Write a file or a stream of bytes of any size, a large one in parts. An existing object is replaced.
 
-        On S3 with keys, an interrupted upload can be repeated, even by another process: then only the missing
-        parts are sent. With an instance's role, and on the other object stores, a repeated upload sends
-        everything again.
+        If an upload to S3 with keys is interrupted, a repeated upload, even by another process, sends only the
+        missing parts. With an instance's role, and on the other object stores, a repeated upload sends everything
+        again.
 
-        A stream is not written to a disk of this machine. At most 32 MiB of it are in memory. Above 300 GB, S3
-        requires larger parts; then one part is in memory.
+        A stream is not written to a disk of this machine. At most 32 MiB of it are in memory. In streams of more than
+        300 GB, each part is larger than 32 MiB, because S3 limits their number. Then one part at a time is in memory.
 
         Args:
             key: of the object.
             source: a regular file that does not change meanwhile; or a stream.
-            fence: called immediately before the object becomes visible. An exception that it raises stops the upload.
-                Together with `sweep` it prevents a replaced writer from overwriting its successor's objects
-                (docs/adr/0007-object-stores.md).
-            progress: receives the bytes that were sent; called once for all parts that the server has already.
+            fence: called immediately before the object becomes visible. An exception that `fence` raises stops the
+                upload. Together with `sweep`, a fence prevents a replaced writer from overwriting its successor's
+                objects (docs/adr/0007-object-stores.md).
+            progress: receives the numbers of bytes sent. Parts of a file that the server has already are reported in
+                one call.
             deadline_s: when to give up.
 
         Raises:
@@ -182,13 +184,13 @@ class Store(Protocol):
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Delete unfinished uploads of any writer, and return how many. Afterwards none of them can become visible.
+        """Delete the unfinished uploads of all writers, and return their number. None can become visible afterwards.
 
         Args:
-            only: called with the key of each; only those for which it returns True are deleted.
-            keys: keys that may have unfinished uploads. MinIO lists uploads only when it is asked for one exact key,
-                so it is asked for each of these; uploads of other keys are not found there.
-            begun_before_s: only those begun before this time, seconds since 1970; None for all.
+            only: called with the key of each upload; those for which it returns True are deleted.
+            keys: keys that may have unfinished uploads. MinIO lists the uploads of a key only if the request names
+                exactly this key, so each of `keys` is requested. On MinIO, uploads of other keys are not found.
+            begun_before_s: delete only uploads that began before this time, seconds since 1970; None for all.
             deadline_s: when to give up.
         """
         ...
@@ -205,20 +207,23 @@ def check_length(content: Content, num_bytes: int) -> None:
 
 
 def check_key(key: str) -> str:
-    """Return `key`, or raise ValueError when it could lead out of its location or is ambiguous."""
+    """Return `key` if it is valid, see `Store`; otherwise raise ValueError."""
     if not is_key(key):
-        raise ValueError(f"the key {key!r} is empty, absolute, has a control character, or leaves its folder")
+        raise ValueError(
+            f"the key {key!r} is invalid: it is absolute, or has `.`, `..`, an empty part, a control character or a "
+            "surrogate"
+        )
     return key
 
 
 def is_key(key: str) -> bool:
-    """Whether it is a valid key, see `Store`."""
+    """Whether `key` is valid, see `Store`."""
     is_plain = all(ord(letter) >= 32 and letter != "\x7f" and not "\ud800" <= letter <= "\udfff" for letter in key)
     return is_plain and not any(part in {"", ".", ".."} for part in key.split("/"))
 
 
 def is_own_key(key: str, location: Location) -> bool:
-    """Whether a listed name is a valid key. A warning names `location` when its first invalid name is found."""
+    """Whether `key`, a name from a listing of `location`, is valid. The first invalid name causes a warning."""
     if is_key(key):
         return True
     if not key.endswith("/"):  # an empty object that stands for a folder, as consoles create them

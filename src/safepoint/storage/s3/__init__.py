@@ -1,1 +1,1 @@
-"""S3 requests that obstore does not offer: multipart uploads that continue after a cut, and ranged reads."""
+"""S3 requests that do not go through obstore: listings, ranged reads, and multipart uploads that can be continued."""

@@ -1,4 +1,4 @@
-"""Answers of an S3 server that may be hostile: each is complete at a certain time, and its values are checked."""
+"""Reads the answers of an S3 server, which may be hostile: each has a time limit, and its values are checked."""
 
 import contextlib
 import http.client
@@ -21,9 +21,10 @@ _NO_XML = re.compile(
 
 
 class TimedResponse(http.client.HTTPResponse):
-    """An answer whose status, headers and body must arrive before a time.
+    """An answer whose status, headers and body must arrive before a given time.
 
-    The timeout of a socket begins again with every byte, so a server that sends one byte a second never exceeds it.
+    The timeout of a socket alone is not enough: it begins again with every byte, so a server that sends one byte a
+    second never exceeds it.
 
     Args:
         sock: the connection, with a timeout.
@@ -32,7 +33,7 @@ class TimedResponse(http.client.HTTPResponse):
         kwargs: likewise.
 
     Raises:
-        TimeoutError: in every method that reads, when the time is over.
+        TimeoutError: in every method that reads, after `until_s`.
     """
 
     def __init__(self, sock: Any, *args: Any, until_s: float, **kwargs: Any) -> None:
@@ -63,18 +64,18 @@ class _Reader(io.RawIOBase):
 
 
 def parsed(data: bytes, what: str) -> ElementTree.Element:
-    """The XML of an answer to the request `what`; tags have no namespaces.
+    """The XML of an answer to the request `what`, with its namespaces removed from the tags.
 
     Raises:
-        ElementTree.ParseError: it was cut off or damaged.
-        StorageError: it is something else than S3 sends.
+        ElementTree.ParseError: the answer was cut off or damaged.
+        StorageError: S3 does not send such an answer.
     """
-    # The answers of S3 define no entities. An answer that does is refused, because entities can expand without end.
+    # The answers of S3 define no entities. An answer that defines one is refused: entities can expand without end.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise other_answer(what)
-    # Not every server escapes control characters in the names of other programs' uploads. They are valid neither in
-    # XML nor in keys.
-    with refusing_other_answers(what):  # such as one in an unknown encoding
+    # Not every server escapes control characters in the names of other programs' uploads. XML cannot contain control
+    # characters, so each is replaced by DEL, which XML allows and `is_key` refuses.
+    with refusing_other_answers(what):  # such as an answer in an unknown encoding
         root = ElementTree.fromstring(_NO_XML.sub(b"\x7f", data))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -91,7 +92,7 @@ def other_answer(what: str) -> StorageError:
 
 @contextlib.contextmanager
 def refusing_other_answers(what: str) -> Generator[None]:
-    """Turn the errors of values that S3 does not send into a StorageError."""
+    """Turn the errors from converting a value into a StorageError, because S3 does not send such a value."""
     try:
         yield
     except (ValueError, LookupError, OverflowError) as error:
@@ -102,7 +103,7 @@ def number_in(element: ElementTree.Element, name: str) -> int:
     """The size or count in a child of `element`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the child is missing, or is not a valid size or count.
     """
     number = int(text_in(element, name))
     if not 0 <= number < _MAX_SIZE:

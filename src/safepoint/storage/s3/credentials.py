@@ -1,7 +1,7 @@
-"""Keys for S3 that may change during a run: fetched again before they expire, and when a server has refused them.
+"""The keys for S3. They may change during a run, so they are fetched again before they expire, or when refused.
 
-They come from the first of these that the environment names, as in AWS's tools: keys, a role with a token file (web
-identity), a shared credentials file, a container's endpoint.
+The keys come from the first of these sources that exists, as in AWS's tools: keys in the environment, a role with a
+token file (web identity), a shared credentials file, a container's endpoint.
 """
 
 import configparser
@@ -32,10 +32,10 @@ _CONTAINER_HOSTS = {"169.254.170.2", "169.254.170.23", "fd00:ec2::23", "localhos
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """Keys as they are now.
+    """The keys that sign requests at present.
 
     Args:
-        access_key_id: names the key.
+        access_key_id: the public name of the secret key.
         secret_access_key: in no message and no `repr`.
         session_token: of temporary keys.
         expires_s: seconds since 1970; infinite for keys that do not expire.
@@ -65,8 +65,8 @@ class KeySource:
         """The keys to use now.
 
         Raises:
-            AccessDeniedError: there are none: the source is invalid.
-            TransientError: there are none at this moment.
+            AccessDeniedError: the source is missing, cannot be read, or has no valid keys.
+            TransientError: the source cannot be reached at this moment.
         """
         with self._lock:
             if self._keys is None or clock.wall_s() > self._keys.expires_s - _EARLY_S:
@@ -78,7 +78,7 @@ class KeySource:
             return self._keys
 
     def use(self, work: Callable[[Keys], _T]) -> _T:
-        """Call `work` with the keys, and once more with new ones if the server refuses these.
+        """Call `work` with the current keys. If the server refuses them, call it once more with newly fetched keys.
 
         Raises:
             RefusedKeysError: the server has refused the newest keys.
@@ -113,10 +113,10 @@ class KeySource:
 
 
 def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource | None:
-    """Where the keys come from; None if the environment names no source. Then obstore looks for an instance's role.
+    """The source of the keys; None if there is none. Then obstore looks for an instance's role.
 
     Args:
-        options: with keys, if they are in the environment.
+        options: contain the keys, if the environment does.
         environ: the variables of AWS's tools.
     """
     if options.access_key_id and options.secret_access_key:

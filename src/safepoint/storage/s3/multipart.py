@@ -1,8 +1,8 @@
 """Uploads large files and streams to S3 in parts, several at once; a repeated upload sends only the missing parts.
 
-A part counts as sent when the server lists it with the size and the MD5 that this part of the source has, so that
-parts of another source under the same key are never used. To servers whose ETag is not the MD5 (encryption with the
-customer's key) every part is sent again.
+A part counts as sent if the server lists it with the size and the MD5 of this part of the source. So parts of another
+source under the same key are never used. On servers whose ETags are not MD5s (encryption with the customer's key), a
+repeated upload sends every part again.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _LARGE_PART_BYTES = 64 << 20
 _IN_FLIGHT = 8
 _BLOCK_BYTES = 1 << 20
 _PAUSE_S = 0.5
-# Parts of a stream wait in memory, so they are smaller and fewer.
+# Parts of a stream wait in memory, so they are smaller than parts of a file, and fewer are under way at once.
 STREAM_PART_BYTES = 8 << 20
 STREAM_MEMORY_BYTES = 32 << 20
 _Parts = Mapping[int, tuple[int, int]]
@@ -59,15 +59,15 @@ def upload_in_parts(
         key: within the bucket.
         source: a file or stream of more than one part. A file must not change during the upload.
         size_bytes: its size.
-        has_arrived: takes an ETag, and returns whether the object has it; called if the server may have completed the
-            upload already, in a request whose answer was lost.
+        has_arrived: takes an ETag, and returns whether the object has this ETag. Called if an earlier request, whose
+            answer was lost, may have completed the upload.
         fence: see `Store.upload`.
         progress: see `Store.upload`.
         deadline_s: see `Store.upload`.
 
     Raises:
         ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of the writer that replaced this one.
-        StorageError: the request was refused, or the source has another size than announced.
+        StorageError: a request was refused, or the source has another size than announced.
         TransientError: a request failed until the deadline, or what arrived is not what was sent.
     """
     part_bytes = part_bytes_of(size_bytes, is_stream=isinstance(source, Content))
@@ -144,7 +144,7 @@ def _send_stream(
     progress: Progress,
     deadline_s: float | None,
 ) -> tuple[UploadId, dict[int, str]]:
-    # The content of a part on the server is compared in `send`, when the stream has delivered the same bytes.
+    # Only sizes are compared here. `send` compares the MD5 of a part when the stream has delivered its bytes.
     upload, present = _begin_or_continue(
         uploads, key, lambda part: parts.get(part.number, (0, -1))[1] == part.size_bytes, deadline_s
     )
@@ -263,7 +263,11 @@ def _etag_of_parts(etags: dict[int, str]) -> str:
 def _begin_or_continue(
     uploads: S3Requests, key: str, is_kept: Callable[[PartOnServer], bool], deadline_s: float | None
 ) -> tuple[UploadId, dict[int, str]]:
-    """The newest unfinished upload of the key that has parts, with their ETags; or a new upload without parts."""
+    """An upload of the key, with the ETags of the parts that need not be sent again.
+
+    It is the newest unfinished upload that has a part for which `is_kept` returns True, or else a new upload. All
+    other unfinished uploads of the key are aborted.
+    """
     begun = [upload for upload in uploads.find(key, deadline_s=deadline_s) if upload.key == key]
     begun.sort(key=lambda upload: upload.initiated, reverse=True)
     continued: tuple[UploadId, dict[int, str]] | None = None

@@ -1,8 +1,11 @@
-"""S3 requests that do not go through obstore: multipart uploads that can be continued, and cheap ranged reads.
+"""S3 requests that do not go through obstore: multipart uploads that can be continued, listings, and ranged reads.
 
-obstore begins and ends a multipart upload within one call, and its reads take several times the processor time of a
-read from a socket into a buffer that stays in the processor's cache (docs/benchmarks.md). Connections are kept open
-and used again. Where they are not encrypted, the kernel sends a file's bytes without passing them through Python.
+obstore begins and ends a multipart upload within one call, so it cannot continue one. A ranged read by obstore takes
+several times as much processor time as one by this module, which reads from the socket into a small buffer that stays
+in the processor's cache (docs/benchmarks.md). A listing by obstore fails at the first name that is not a valid path.
+
+Connections are kept open and used again. Through an unencrypted connection, the kernel sends a file's bytes without
+passing them through Python.
 """
 
 import base64
@@ -48,19 +51,19 @@ _T = TypeVar("_T")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 _ERROR = re.compile(rb"<Error[\s>]")
 _MAX_LISTED = 2_000_000
-"""The most names of a listing; as objects they take about 1 GB of memory."""
+"""The largest number of names in a listing. That many `StoredObject` take about 1 GB of memory."""
 _LIST_WITHIN_S = 1800.0
 """How long a listing may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadId:
-    """An upload that was begun.
+    """A multipart upload that was begun.
 
     Args:
         key: within the bucket.
-        upload_id: the server's name for it.
-        initiated: when it was begun, RFC 3339 by the server's clock.
+        upload_id: the server's name for the upload.
+        initiated: when the upload was begun, RFC 3339 by the server's clock; empty if it is not known.
     """
 
     key: str
@@ -69,7 +72,7 @@ class UploadId:
 
     @property
     def begun_s(self) -> float:
-        """When it was begun, seconds since 1970; infinite when the server does not say."""
+        """When the upload was begun, seconds since 1970; infinite if `initiated` is empty or invalid."""
         try:
             return clock.parse_utc(self.initiated)
         except ValueError:
@@ -111,7 +114,7 @@ class S3Requests:
     Args:
         bucket: the bucket.
         options: the endpoint and its certificates.
-        keys: sign the requests.
+        keys: where the keys come from that sign the requests.
     """
 
     def __init__(self, bucket: str, options: StorageOptions, keys: KeySource) -> None:
@@ -125,7 +128,7 @@ class S3Requests:
         self._root = f"{endpoint.path.rstrip('/')}/{bucket}" if options.endpoint else ""
         self._tls = options.tls_context() if self._is_tls else None
         self._proxy = urlsplit(proxy_of(endpoint.geturl()) or "")
-        self._idle: list[http.client.HTTPConnection] = []  # append and pop are atomic
+        self._idle: list[http.client.HTTPConnection] = []  # used by several threads: append and pop are atomic
         weakref.finalize(self, _close_all, self._idle)
 
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
@@ -134,7 +137,7 @@ class S3Requests:
         return UploadId(key=key, upload_id=text_in(answer.xml, "UploadId"))
 
     def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
-        """The objects whose full keys begin with `prefix`, whatever their names are."""
+        """The objects whose keys within the bucket begin with `prefix`, even if `Store` refuses their names."""
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
         markers = {"continuation-token": "NextContinuationToken"}
         for item in self._list("", query, markers, "Contents", deadline_s):
@@ -176,7 +179,7 @@ class S3Requests:
     ) -> Iterator[ElementTree.Element]:
         """The elements called `name` of all pages.
 
-        `markers` says how to request the next page: query parameter → element of this page with the value.
+        `markers` maps each query parameter that requests the next page to the element of this page with its value.
         """
         what = f"GET s3://{self._bucket}/{key}"
         marker: dict[str, str] = {}
@@ -209,7 +212,7 @@ class S3Requests:
     ) -> str:
         """Send `source`, whose MD5 is `md5`, as part `number` and return its ETag.
 
-        Most servers compare `Content-MD5`. With other servers, the ETag of the answer shows what has arrived.
+        Most servers compare the part with `Content-MD5`. For other servers, `_call` compares the ETag of the answer.
         """
         query = {"partNumber": str(number), "uploadId": upload.upload_id}
         headers = {"content-md5": base64.b64encode(md5).decode()}
@@ -217,7 +220,7 @@ class S3Requests:
         return self._call(request, deadline_s).etag
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
-        """Make the parts one object. Tried once, because servers report an earlier success in several ways.
+        """Make one object of the parts. The request is sent once: a second one after a lost answer would fail.
 
         Raises:
             ObjectNotFoundError: there is no such upload: it was aborted, or an earlier try completed it.
@@ -238,7 +241,7 @@ class S3Requests:
     def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:
         """Read `length` bytes from `start` and pass them to `sink` in blocks, in order, each byte once.
 
-        A block is valid until `sink` returns. After the connection was cut off, reading continues with the first byte
+        A block is valid until `sink` returns. If the connection is cut off, reading continues with the first byte
         that was not passed on.
 
         Raises:
@@ -272,7 +275,8 @@ class S3Requests:
             try:
                 self._exchange(request, what, receive, deadline_s)
             except TransientError:
-                # Otherwise read on; without `deadline_s`, the time limit begins again, until all is too slow.
+                # If bytes have arrived, read on. Without `deadline_s`, each `_exchange` has a time limit of its own,
+                # and `end_s` limits the whole read.
                 if done == before or clock.monotonic_s() > end_s:
                     raise
 
@@ -288,7 +292,7 @@ class S3Requests:
 
         def receive(response: http.client.HTTPResponse) -> _Answer:
             data = response.read(_MAX_ANSWER_BYTES)
-            # A server may answer 200 first and find out later that it failed: then the body is an error.
+            # A server may fail after it has sent the status 200. Then the body describes an error.
             if response.status >= 300 or _ERROR.search(data):
                 raise _refusal(response.status, data, what)
             root = parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
@@ -319,7 +323,8 @@ class S3Requests:
             connection, sent = self._connection(timeout_s), request()
             until_s = clock.monotonic_s() + timeout_s + (sent.size_bytes + sent.answer_bytes) / SLOWEST_BYTES_PER_S
             connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
-            # An answer after which the server closes the connection has the socket to itself.
+            # If the server closes the connection after this answer, http.client leaves the socket to the response.
+            # So both the connection and the response are closed.
             with contextlib.ExitStack() as closing:
                 closing.callback(connection.close)
                 try:
@@ -357,7 +362,8 @@ class S3Requests:
         try:
             _send_body(connection, body)
         except (BrokenPipeError, ConnectionResetError) as error:
-            # A server that refuses does not wait for the body; its answer has the reason.
+            # A server that refuses a request may close the connection before it has read the body. Its answer has
+            # the reason.
             with contextlib.suppress(OSError, http.client.HTTPException):
                 response = connection.getresponse()
                 if response.status >= 300:
@@ -375,12 +381,12 @@ class S3Requests:
                 return http.client.HTTPSConnection(self._netloc, timeout=timeout_s, context=self._tls)
             return http.client.HTTPConnection(self._netloc, timeout=timeout_s)
         connection.timeout = timeout_s
-        if connection.sock is not None:  # None: the server closed it, and http.client opens it again
+        if connection.sock is not None:  # None: the connection was closed, and http.client opens it again
             connection.sock.settimeout(timeout_s)
         return connection
 
     def _tunnel(self, proxy: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
-        """A connection to the server through a proxy, which sees the server's name and nothing that is sent."""
+        """A connection to the server through a proxy. The proxy sees the server's name, but not the requests."""
         address = f"{proxy.hostname}:{proxy.port or 80}"
         connection = http.client.HTTPSConnection(address, timeout=timeout_s, context=self._tls)
         word = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()

@@ -21,8 +21,8 @@ def retry(
     """Call `attempt` until it does not raise TransientError.
 
     Args:
-        attempt: takes the seconds that this try may last.
-        deadline_s: when to give up; DEFAULT_WITHIN_S from now when None.
+        attempt: called with the number of seconds that this try may last.
+        deadline_s: when to give up; None for DEFAULT_WITHIN_S from now.
         try_s: the longest that one try may last.
         most_tries: how many attempts there may be; None: limited by the deadline only.
 

@@ -31,7 +31,7 @@ def signed_headers(
         method: `GET`, `PUT`, `POST`, `DELETE`.
         path: of the URL, already percent-encoded.
         query: names and values, not encoded.
-        headers: further headers to send and sign, with `host`; names in lower case.
+        headers: the other headers to send and sign, among them `host`; names in lower case.
         access_key_id: credentials.
         secret_access_key: credentials.
         session_token: credentials, when they are temporary.
