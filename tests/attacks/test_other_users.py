@@ -144,7 +144,7 @@ class TestPlantedFiles:
         else:
             output.mkdir()
         give_away(output)
-        with pytest.raises(StorageError, match="was put by another user"):
+        with pytest.raises(StorageError, match="belongs to another user"):
             OutputFolder(output / "below" if kind == "folder above" else output).create()
         assert list(elsewhere.iterdir()) == []
 

@@ -1,8 +1,8 @@
 """Checkpoints: what they are, how they are committed, and where they are stored.
 
 A checkpoint is a folder `checkpoint-<step>` with the files of the training framework and one manifest that
-names each of them. It is absent or complete: the manifest is written last and the folder gets its name when
-everything in it is durable (docs/checkpoint-format.md).
+names each of these files. Readers see the whole checkpoint or none: the manifest is written last, and the folder gets
+its name when everything in it is durable (docs/checkpoint-format.md).
 
 commit   the moment from which files count as a checkpoint
 format   manifest, digests, verification

@@ -55,7 +55,7 @@ class Destination(Protocol):
         ...
 
     def discard(self) -> None:
-        """Delete what was not committed."""
+        """Delete the files that were written and not committed."""
         ...
 
 
@@ -74,8 +74,8 @@ def commit(
     Args:
         destination: where the files are.
         record: see `Destination.prepare`.
-        together: for the parts of several nodes: runs a step on every node, and raises an error of one node on all
-            nodes. So no node publishes its part before all nodes have prepared theirs.
+        together: for a checkpoint in parts: runs a step on every node, and raises an error of one node on all nodes.
+            So no node publishes its part before all nodes have prepared theirs.
 
     Raises:
         SafepointError, OSError: nothing was committed, see `Destination`.

@@ -1,7 +1,7 @@
 """The checkpoints in an output folder, and the one to resume from.
 
-A checkpoint is a folder `checkpoint-<step>`. The newest is the one with the highest step: a run that resumes from an
-older one, or from none, first moves the others aside (see `set_aside`).
+A checkpoint is a folder `checkpoint-<step>`. The newest checkpoint is the one with the highest step. For this to stay
+true, a run that resumes from an older checkpoint, or from none, first moves the newer ones aside (see `set_aside`).
 """
 
 import os
@@ -42,10 +42,10 @@ def list_checkpoints(output: Path) -> list[Path]:
 
 
 def refuse_inside_checkpoint(folder: Path) -> None:
-    """Refuse a folder in which new files would make a checkpoint invalid, or would be deleted as unfinished.
+    """Refuse a folder that must not receive new files, because it belongs to a checkpoint or to Safepoint.
 
     Raises:
-        UsageError: `folder` is a committed checkpoint, or is inside of one or of `.safepoint`.
+        UsageError: `folder` is a committed checkpoint or `.safepoint`, or is inside one of these.
     """
     real = Path(os.path.realpath(folder))
     for place in (real, *real.parents):
@@ -59,14 +59,14 @@ def refuse_inside_checkpoint(folder: Path) -> None:
 
 
 def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tuple[Path, Manifest] | None:
-    """Find the newest checkpoint that verifies.
+    """Find the newest checkpoint that is valid, see `verify`.
 
     Args:
         output: the output folder.
         rejected: called with each damaged checkpoint that is skipped, and its first fault.
 
     Returns:
-        Path and manifest, or None when the folder holds nothing that looks like a checkpoint.
+        Path and manifest, or None when the folder holds nothing that is named like a checkpoint.
 
     Raises:
         NothingValidError: checkpoints exist, and none of them is valid.
@@ -114,7 +114,7 @@ def refuse_invalid(output: Path) -> NoReturn:
 
 
 def set_aside(output: Path, paths: Sequence[Path]) -> Path | None:
-    """Move `paths` into a new folder `set-aside-<time>` beside them, deleting nothing.
+    """Move `paths` into a new folder `set-aside-<time>` in `output`. Nothing is deleted.
 
     Returns:
         The new folder, or None when there was nothing to move.

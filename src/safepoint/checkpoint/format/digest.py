@@ -1,7 +1,7 @@
 """Digests of files: XXH3-128, of a whole file and of its parts.
 
 A file of more than PART_BYTES is digested in parts, and its digest is the digest of the parts' digests. So a fetch
-can check each part by itself, in any order, and repeats only damaged ones.
+can check each part by itself, in any order, and fetches only damaged parts again.
 
 A digest detects accidents, not attacks: an attacker who can write the folder can also write the manifest. Nothing in
 a checkpoint is executed, whether or not its digests match.
@@ -18,7 +18,7 @@ from safepoint.foundation.bounded_json import open_file
 
 ALGORITHM = "xxh3-128"
 PART_BYTES = 64 << 20
-"""The format fixes this value: with another one, the same file has another digest."""
+"""The checkpoint format fixes this value: with another value, the same file would have another digest."""
 _CHUNK_BYTES = 4 << 20
 _PREFIX = f"{ALGORITHM}:"
 

@@ -3,8 +3,8 @@
 Where every node has an output folder of its own, that folder holds a part of the checkpoint (docs/adr/0008). The part
 has a record in place of the manifest, so that no reader takes it for a complete checkpoint.
 
-Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part; any altered byte is
-refused; a hostile record is refused before any path in it is used. Reading executes nothing.
+Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part; a record with an altered
+byte is refused; a hostile record is refused before any path in it is used. Reading executes nothing.
 Not promised: that the files are there. `safepoint.checkpoint.format.verify` checks that.
 """
 
@@ -41,10 +41,10 @@ _MAX_NAME_BYTES = 255
 _SELF = "manifest_digest"
 _MAX_SHOWN = 300
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
-"""It is a part of folder names."""
+"""The form of a run id. It is a part of names of folders."""
 _MOST = (1 << 63) - 1
 _MOST_STEPS = 10**18 - 1
-"""As many as a checkpoint's name can state."""
+"""The highest step that the name of a checkpoint can state."""
 MAX_ATTEMPT = (1 << 31) - 1
 
 
@@ -144,7 +144,7 @@ class FileEntry:
 
 
 def path_fault(path: str) -> str | None:
-    """Why `path` must not be used inside a checkpoint, or None when it may."""
+    """Why `path` must not be used inside a checkpoint; None if it may be used."""
     parts = path.split("/")
     encoded = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
     if not path or sum(encoded) + len(parts) - 1 > _MAX_PATH_BYTES or max(encoded) > _MAX_NAME_BYTES:
@@ -200,7 +200,7 @@ class ManifestFacts:
         check_fields(self, _FACT_KINDS)
 
     def to_manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
-        """The manifest of a checkpoint that is complete now."""
+        """The manifest with these facts, of a checkpoint whose `files` are written; its `created` is the present."""
         known = {one.name: getattr(self, one.name) for one in fields(ManifestFacts)}
         return Manifest(**known, trigger=trigger, created=clock.utc_now(), files=files)
 
@@ -222,7 +222,7 @@ class Manifest(ManifestFacts):
 
     def __post_init__(self) -> None:
         TEXT.check("created", self.created)
-        ManifestFacts.__post_init__(self)  # `super()` does not work in a class with slots that a decorator makes
+        ManifestFacts.__post_init__(self)  # `super()` fails here: `dataclass(slots=True)` replaces this class
         paths = [entry.path for entry in self.files]
         if not paths:
             raise ValueError("files must name at least one file")
@@ -370,10 +370,10 @@ def _seal_record(record: Mapping[str, Any]) -> bytes:
 
 
 def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
-    """The record of the format `name` that `_seal_record` has written.
+    """Read a record of the format `name`, which `_seal_record` has written, and check its digest.
 
     Raises:
-        ManifestError: the data are of another format or version, or were altered.
+        ManifestError: `data` has another format or version, or was altered.
     """
     record = parse_json_object(data)
     if record.get("format") != name:
@@ -393,12 +393,12 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
 
 
 def is_of_newer_release(data: bytes) -> bool:
-    """Whether `data` is a record of a later version of the format. No caller replaces or deletes its checkpoint."""
+    """Whether `data` is a record of a later version of the format. Callers do not replace or delete what it lists."""
     with contextlib.suppress(ManifestError):
         record = parse_json_object(data)
         version = record.get("version")
         is_later = isinstance(version, str) or (isinstance(version, int | float) and version > VERSION)
-        return record.get("format") in (FORMAT, _PART_FORMAT) and is_later  # not a set: it may be of any type
+        return record.get("format") in (FORMAT, _PART_FORMAT) and is_later  # not in a set: the value may be a list
     return False
 
 

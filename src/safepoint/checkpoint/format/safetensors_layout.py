@@ -29,7 +29,7 @@ KINDS = {
     "float8_e5m2": "F8_E5M2",
 }
 """Names of torch's types → the format's."""
-# The library sorts types by the size of an element. Types of one size have the order of the library's list of types.
+# The library sorts types by the size of an element; among types of equal size, in the order of its list of types.
 SIZES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
     **dict.fromkeys(("F32", "U32", "I32"), 4),

@@ -1,7 +1,8 @@
 """Verifies a folder: does it hold the checkpoint, or the node's part of a checkpoint, that its record describes?
 
-Promises: any changed, missing or linked file is found before a byte of it is used; links are never followed, and
-nothing outside the folder is opened. Files that the manifest does not name are reported, and are no damage.
+Promises: a file that is changed or missing, or is a link, is found before a byte of it is used; links are never
+followed, and nothing outside the folder is opened. Files that the manifest does not name are reported; they do not
+make a checkpoint invalid.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ class Verdict:
     Args:
         manifest: the checkpoint's manifest; None when it cannot be read.
         faults: empty for a valid checkpoint.
-        strays: paths of what the manifest does not name.
+        strays: the paths in the folder that the manifest does not name.
     """
 
     manifest: Manifest | None
@@ -84,7 +85,7 @@ def read_part(folder: Path) -> NodePart:
 
 
 def read_manifest_of_any(folder: Path) -> Manifest:
-    """The manifest of the checkpoint, or of the checkpoint whose part is in `folder`.
+    """The manifest of the checkpoint in `folder`; if `folder` holds a node's part, that of the whole checkpoint.
 
     Raises:
         ManifestError: the folder has no valid manifest and no valid record of a part.
@@ -92,13 +93,13 @@ def read_manifest_of_any(folder: Path) -> Manifest:
     try:
         return read_manifest(folder)
     except ManifestError:
-        if not os.path.isfile(folder / PART_NAME):  # the method of Path raises where the folder is unreadable
+        if not os.path.isfile(folder / PART_NAME):  # `Path.is_file` raises if the folder is unreadable
             raise
         return read_part(folder).manifest
 
 
 def is_newer_format(folder: Path) -> bool:
-    """Whether a later release wrote the checkpoint, or the part, in `folder`; then it is not replaced or deleted."""
+    """Whether a later release wrote the checkpoint, or the part, in `folder`. Callers do not replace or delete it."""
     for name in (MANIFEST_NAME, PART_NAME):
         with contextlib.suppress(ManifestError):
             if is_of_newer_release(_read_record(folder / name)):
@@ -138,7 +139,7 @@ def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], No
 def verify_part(
     folder: Path, part: NodePart, *, deep: bool = True, progress: Callable[[int, int], None] | None = None
 ) -> tuple[Fault, ...]:
-    """The faults of the files that the node holds; additional files are ignored.
+    """Compare the folder with the record of the node's part, and return the faults. Additional files are ignored.
 
     Args:
         folder: the folder of the part.
@@ -150,7 +151,7 @@ def verify_part(
 
 
 def has_all_files(folder: Path) -> bool:
-    """Whether the files of the checkpoint, or of one node's part of it, are there with their sizes."""
+    """Whether the files of the checkpoint, or of one node's part of it, exist with the sizes in the manifest."""
     verdict = verify(folder, deep=False)
     if verdict.manifest is None:
         with contextlib.suppress(ManifestError):

@@ -1,8 +1,8 @@
 """The final model: the model that is published as `final/` when the training has reached its last step.
 
-It is the model as it was when `train()` returned. Safepoint uploads it at once or, where it cannot be streamed,
-leaves it in the folder for the uploader. A model that the script saves afterwards, in `final/` or in the output
-folder, replaces it.
+It is the model as it was when `train()` returned. Safepoint uploads it at once or, if it cannot be streamed, leaves
+it in `.safepoint/final/` for the uploader. If the script then saves a model of its own, in `final/` or in the output
+folder, that model is published instead.
 """
 
 import os
@@ -36,7 +36,7 @@ class TrainingEnd:
 
     Args:
         describe: makes the manifest of the model.
-        earlier: the files of models that were there when it ended, each with what identifies its content.
+        earlier: the files in the output folder and in `final/` when the training ended, each with its `_stamp`.
     """
 
     describe: Describe
@@ -44,7 +44,7 @@ class TrainingEnd:
 
 
 def note_end(output: OutputFolder, describe: Describe) -> TrainingEnd:
-    """Record which files there are. `adopt_scripts_model` uses only a model that is written from now on.
+    """Record the files that exist when the training ends. `adopt_scripts_model` uses only a model written later.
 
     Raises:
         OSError: the folder cannot be read.
@@ -55,20 +55,20 @@ def note_end(output: OutputFolder, describe: Describe) -> TrainingEnd:
 
 
 def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
-    """Commit the model that the script has saved after the training, if there is one, as the final model.
+    """If the script has saved a model after the training, commit it as the final model.
 
     Args:
         output: the folder.
         end: the end of the training.
 
     Returns:
-        Whether there is such a model.
+        Whether the script has saved a model.
 
     Raises:
         OSError: the disk is full or gone.
     """
     source, paths = _scripts_model(output.root)
-    # An older model belongs to an earlier run in the same folder.
+    # A model of which no file was written after the training belongs to an earlier run in the same folder.
     models = [path for path in paths if path in _MODEL_FILES] or paths
     if all(end.earlier.get(source / path) == _stamp(source / path) for path in models):
         return False
@@ -85,7 +85,7 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Changes when the file is written. It is not compared with a clock, which may be set back."""
+    """A value that changes when the file is written. No clock is compared, because clocks may be set back."""
     status = path.stat(follow_symlinks=False)
     return status.st_ino, status.st_mtime_ns, status.st_size
 

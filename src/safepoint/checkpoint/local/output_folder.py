@@ -39,15 +39,15 @@ class OutputFolder:
         self.events = self.control / "events.jsonl"
         self.progress = self.control / "progress.json"
         self.keeper_lock = self.control / "keeper"
-        """Held by the keeper that writes here, also after the run that claimed the folder has died."""
+        """The lock file that the keeper holds while it writes here, even if the run that claimed the folder died."""
         self._lock: files.FolderLock | None = None
 
     def check_usable(self) -> None:
         """Create the folder if it does not exist, and nothing in it.
 
         Raises:
-            StorageError: the folder cannot be created, or is a file.
-            UsageError: the folder is a checkpoint, or inside of one.
+            StorageError: the folder cannot be created, is a file, or another user may have put it there.
+            UsageError: the folder is a checkpoint or is inside one, or has the name of a checkpoint.
         """
         self._create_root("; training was not started")
 
@@ -60,8 +60,8 @@ class OutputFolder:
             )
         if is_planted(self.root):
             raise StorageError(
-                f"the output folder {self.root}, or a folder above it, was put by another user where everyone may "
-                f"write{consequence or '; nothing was changed'}",
+                f"the output folder {self.root}, or a folder above it, belongs to another user and is in a folder "
+                f"that everyone may write to{consequence or '; nothing was changed'}",
                 hint="name another folder",
             )
         try:
@@ -77,7 +77,7 @@ class OutputFolder:
         )
 
     def check_control(self) -> None:
-        """Refuse links and special files among Safepoint's own files, because they lead out of the folder.
+        """Refuse links and special files among Safepoint's own files: writes to them would go outside the folder.
 
         Raises:
             StorageError: there is a link or a special file, or `.safepoint` cannot be read.
@@ -92,7 +92,7 @@ class OutputFolder:
                         found += path.iterdir() if path == self.control else []
                     elif not stat.S_ISREG(status.st_mode) or path in {self.work, self.trash}:
                         raise StorageError(
-                            f"{printable(str(path))} is a link or a special file, so that Safepoint would write "
+                            f"{printable(str(path))} is a link or a special file; with it, Safepoint would write "
                             "outside the output folder; nothing was changed",
                             hint="delete it or replace it by a copy, or name another output folder",
                         )
@@ -123,29 +123,29 @@ class OutputFolder:
         """
         self.create()
         try:
-            probe = self.trash / uuid.uuid4().hex  # other ranks may be doing the same
+            probe = self.trash / uuid.uuid4().hex  # a unique name, because other ranks may call `prepare` now too
             files.write_atomic(probe, b"", durable=False)
             probe.unlink()
         except OSError as error:
             raise self._unusable(error) from error
 
     def claim(self, *, wait_s: float, waiting: Callable[[str], None], keeper: str = "") -> bool:
-        """Lock the folder for this run, and wait for another run that is about to exit.
+        """Lock the folder for this run. If another run holds it, wait, because that run may be about to exit.
 
         Args:
-            wait_s: how long to wait for it.
-            waiting: called once, with a description of the process that holds the folder.
+            wait_s: how long to wait for another run.
+            waiting: called once, when the wait begins, with a description of the process that holds the folder.
             keeper: the identity of this run's keeper, which may hold the folder from an earlier start.
 
         Returns:
-            Whether the file system has locks; without them nothing is cleaned up.
+            Whether the file system has locks. Without locks, `clean` must not be called.
 
         Raises:
             ConflictError: another run still holds the folder.
             StorageError: the lock cannot be opened.
         """
         path = self.control / "lock"
-        # For the message of a run that is refused.
+        # Another run that is refused shows these values in its message.
         owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
         deadline = clock.monotonic_s() + wait_s
         is_reported = False
@@ -180,7 +180,7 @@ class OutputFolder:
                 return self._lock is not None
 
     def _check_keeper(self, keeper: str) -> None:
-        """Check that the keeper of no other run still writes to the folder.
+        """Check that no other run's keeper still writes to the folder.
 
         Raises:
             BlockingIOError: a keeper other than `keeper` still writes.
@@ -200,15 +200,15 @@ class OutputFolder:
             self._lock = None
 
     def clean(self) -> int:
-        """Delete the working folders of ended runs. Requires that `claim` has returned True.
+        """Delete the working folders and temporary files of ended runs. Requires that `claim` has returned True.
 
-        A checkpoint that an ended run was about to replace gets its name back.
+        If a run ended while it replaced a checkpoint, the replaced checkpoint gets its name back.
 
         Returns:
             The number of deleted folders and files.
 
         Raises:
-            StorageError: another process has replaced one of them by a link.
+            StorageError: another process has replaced a folder by a link.
         """
         files.restore_replaced(self.root, trash=self.trash, is_name=lambda name: step_of(Path(name)) is not None)
         found = [(self.work.name, "*"), (self.trash.name, "*"), (".", ".*.????????????????????????????????")]
@@ -274,7 +274,7 @@ class OutputFolder:
         )
 
     def delete(self, name: str, *, deadline_s: float | None = None) -> bool:
-        """Delete a checkpoint in one visible step; False when a process uses it, or a later release wrote it."""
+        """See `CheckpointFolder`."""
         if self.is_in_use(name) or is_newer_format(self.root / name):
             return False
         files.discard(self.root / name, trash=self.trash)

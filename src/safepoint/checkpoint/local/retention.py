@@ -45,7 +45,7 @@ class Candidate:
 
     @classmethod
     def of(cls, manifest: "Manifest", *, is_valid: bool = True, is_in_use: bool = False) -> "Candidate":
-        """A candidate from a checkpoint's manifest."""
+        """Make a candidate from a checkpoint's manifest."""
         try:
             created_s = clock.parse_utc(manifest.created)
         except (ValueError, OverflowError):
@@ -63,7 +63,7 @@ class Policy(Protocol):
     """Chooses the checkpoints to keep."""
 
     is_limit: ClassVar[bool] = True
-    """Whether the policy limits what is kept. Without a policy that does, all checkpoints stay."""
+    """Whether the policy limits what is kept. If no policy of a run does, all checkpoints stay."""
 
     def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
         """The steps to keep. `candidates` are sorted, newest first. The caller always keeps the `protected` steps."""
@@ -72,7 +72,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeepNewest(Policy):
-    """The newest `count`. Protected ones are counted too, as in the Trainer."""
+    """The newest `count` checkpoints. Protected checkpoints count as a part of `count`, as in the Trainer."""
 
     count: int
 
@@ -259,7 +259,7 @@ def prune(
     except OSError as error:
         reason = f"an older checkpoint could not be deleted: {error}"
         newest = 0
-        with contextlib.suppress(OSError):  # the same disk may refuse this too
+        with contextlib.suppress(OSError):  # the disk may refuse this too
             newest = max(folder.steps(deadline_s=deadline_s), default=0)
         consequence = "it stays until the next save"
         report(SaveFailed(step=newest, trigger="retention", reason=reason, consequence=consequence))

@@ -2,11 +2,11 @@
 
 1. Every rank writes into a folder of its own below `.safepoint/work/<attempt>/checkpoint-<step>/`.
 2. Every rank seals its part: each file is fsynced, digested and moved into the merged folder.
-3. The first rank collects the parts, makes the manifest and commits (`safepoint.checkpoint.commit`); with a folder on
-   each node, one rank of every node does.
+3. The first rank collects the parts, makes the manifest and commits (`safepoint.checkpoint.commit`). With a folder on
+   each node, one rank of every node commits its node's part.
 
-A crash before the commit leaves a working folder, which the next run in the output folder deletes. A crash after it
-leaves a complete checkpoint.
+A crash before the commit leaves a working folder, which the next run in the output folder deletes. A crash after the
+commit leaves a complete checkpoint.
 
 Files that are added after the commit, by a user's callback for example, are not part of the checkpoint until
 `replace_record` has replaced the record with one that names them.
@@ -32,10 +32,10 @@ class RankPart:
     """The files that one rank, or the keeper of one node, adds to a checkpoint; or why there are none.
 
     Args:
-        rank: of the writer; for a keeper, its node.
-        node: the node whose folder has the files; 0 where all ranks share one.
+        rank: the rank that wrote the files; for a keeper, the number of its node.
+        node: the node whose folder has the files; 0 if all ranks share one folder.
         files: the written files, already in the merged folder.
-        error: why the part is missing, with the rank or node; None when it is there.
+        error: why there are no files, with the number of the rank or node; None if there are files.
     """
 
     rank: int
@@ -97,7 +97,7 @@ class WorkingCheckpoint(FolderDestination):
         return manifest
 
     def discard(self) -> None:
-        """Delete what is left of the working folder, after the commit or instead of it."""
+        """Delete the working folder, after the commit or in place of it."""
         files.delete_tree(self._root)
 
 
@@ -145,7 +145,7 @@ def _seal_file(folder: Path, path: str) -> FileEntry:
 
 
 def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
-    """`manifest` with further files; of two files under one name the first counts.
+    """`manifest` with the entries `added`. If several entries have the same path, the first one counts.
 
     Raises:
         ValueError: the manifest would be invalid.
@@ -157,7 +157,7 @@ def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
 
 
 def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry]) -> None:
-    """Replace the record in `folder` with one that names files that were added. A part is then no longer open.
+    """Replace the record in `folder` with one that also names the added files. A part is then no longer open.
 
     Args:
         folder: a committed checkpoint, or one node's part of it.

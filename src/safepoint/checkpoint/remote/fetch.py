@@ -1,4 +1,4 @@
-"""Fetching a checkpoint from a store into a working folder: parallel ranged reads, each checked when it is complete.
+"""Fetches a checkpoint from a store into a working folder: parallel ranged reads, each checked when it is complete.
 
 Promises: only a part with a wrong digest is fetched again; nothing is written outside the working folder; memory is
 bounded by the parts in flight; the disk's free space is checked before the first byte is fetched. The caller commits.
@@ -36,9 +36,9 @@ class Window:
 
     Args:
         path: the file, within the checkpoint.
-        start: its first byte in the file.
-        size_bytes: its size.
-        digest: of its bytes.
+        start: where the part begins in the file.
+        size_bytes: the size of the part.
+        digest: the digest of the part.
     """
 
     path: str
@@ -101,7 +101,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     if free_bytes < size_bytes + _SPARE_BYTES:
         raise StorageError(
             f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)} "
-            f"with {format_bytes(_SPARE_BYTES)} to spare; nothing was fetched",
+            f"and {format_bytes(_SPARE_BYTES)} to spare; nothing was fetched",
             hint="make room, or use a folder on another disk (for a run with an object store: --local-dir)",
         )
     for entry in entries:

@@ -111,7 +111,7 @@ class NodeMarks:
     """The marks for one manifest of a checkpoint.
 
     Args:
-        store: where they are.
+        store: the store that holds the marks.
         name: of the checkpoint.
         manifest: of the whole checkpoint.
         deadline_s: when to give up on the store.
@@ -179,7 +179,7 @@ class NodeUploaders:
         self._signs: set[tuple[str, str, float]] = set()
 
     def begun(self, deadline_s: float | None) -> set[str]:
-        """The checkpoints that any node has begun and that are newer than the newest in the store.
+        """The checkpoints that a node has begun to upload, and that are newer than the newest one in the store.
 
         Returns:
             Their names; none while the store cannot be read.
@@ -191,7 +191,10 @@ class NodeUploaders:
         return set()
 
     def may_begin(self, deadline_s: float | None) -> bool:
-        """Whether the last checkpoint of this node is complete or superseded; reads the store once a second."""
+        """Whether this node may begin another checkpoint: its last one is complete in the store, or superseded.
+
+        The method reads the store at most once a second.
+        """
         if not self.awaited or clock.monotonic_s() < self._look_again_s:
             return not self.awaited
         self._look_again_s = clock.monotonic_s() + _LOOK_EVERY_S
@@ -231,7 +234,7 @@ class NodeUploaders:
 
         Args:
             newest: its name.
-            alive: called when other nodes have uploaded more of the awaited checkpoints since the last call.
+            alive: called if a mark of an awaited checkpoint has changed since the last call: a node is uploading.
             deadline_s: when to give up on the store.
 
         Raises:

@@ -50,10 +50,10 @@ class Claim:
 
     Args:
         run_id: the run.
-        attempt: the number of its start.
-        attempt_id: unique to this start.
-        since: RFC 3339 UTC.
-        host: where its first rank runs, for people.
+        attempt: the number of the attempt in its run.
+        attempt_id: a unique name of the attempt.
+        since: when the attempt claimed the location, RFC 3339 UTC.
+        host: the machine of the attempt's first rank, for messages.
     """
 
     run_id: str
@@ -87,7 +87,10 @@ class RemoteFolder:
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
-        """The folder for a command that is used during a run. It writes nothing after another attempt's claim."""
+        """The folder for a command that may be used during a run. It writes with the claim of the present attempt.
+
+        After another attempt has claimed the location, it writes nothing more.
+        """
         holder = cls(store).claimed_by()
         return cls(store, attempt_id=holder.attempt_id if holder else None)
 
@@ -162,7 +165,7 @@ class RemoteFolder:
             return None
 
     def is_newer_format(self, name: str, *, deadline_s: float | None = None) -> bool:
-        """Whether a later release wrote the checkpoint called `name`; then it is not replaced or deleted."""
+        """Whether a later release wrote the checkpoint called `name`. Callers do not replace or delete it."""
         with contextlib.suppress(ManifestError):
             return is_of_newer_release(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")
         return False
@@ -193,7 +196,7 @@ class RemoteFolder:
         return {item.key.removeprefix(f"{name}/"): item.size_bytes for item in found}
 
     def _have_manifests(self, deadline_s: float | None) -> dict[int, bool]:
-        """The steps of all folders named like a checkpoint → whether there is a manifest."""
+        """The step of each folder that is named like a checkpoint → whether the folder has a manifest."""
         found: dict[int, bool] = {}
         for item in self.store.list(deadline_s=deadline_s):
             name, _, path = item.key.partition("/")
@@ -205,7 +208,7 @@ class RemoteFolder:
     # ---- claiming -------------------------------------------------------------------------------------------
 
     def claimed_by(self, *, deadline_s: float | None = None) -> Claim | None:
-        """The present claim. The next call of `claim` replaces this one and no other."""
+        """The present claim; None if there is none. If the claim changes before `claim` is called, `claim` fails."""
         holder, version = self._read_claim(deadline_s)
         self._seen_claim = ABSENT if version is None else Condition(version=version)
         return holder
@@ -214,7 +217,7 @@ class RemoteFolder:
         """Claim the location for an attempt; the attempt that `claimed_by` returned cannot write any more.
 
         Raises:
-            ConflictError: another attempt has claimed the location since.
+            ConflictError: another attempt has claimed the location since `claimed_by` was called.
         """
         if self._seen_claim is None:
             self.claimed_by(deadline_s=deadline_s)
@@ -233,7 +236,7 @@ class RemoteFolder:
         """Check that the claim is still that of this attempt.
 
         Raises:
-            ConflictError: another attempt has claimed it.
+            ConflictError: another attempt has claimed the location, or there is no claim any more.
         """
         holder = self._read_claim(deadline_s)[0]
         if (holder.attempt_id if holder else None) != self._attempt_id:
@@ -253,7 +256,7 @@ class RemoteFolder:
             return None, version
 
     def _read(self, key: str, max_bytes: int, deadline_s: float | None) -> tuple[bytes | None, str | None]:
-        """At most `max_bytes` of an object, and its version; None where there is no object."""
+        """The first bytes of an object, at most `max_bytes`, and its version; (None, None) if there is no object."""
         try:
             found = self.store.stat(key, deadline_s=deadline_s)
             length = min(found.size_bytes, max_bytes)
@@ -264,7 +267,7 @@ class RemoteFolder:
     # ---- writing and deleting -------------------------------------------------------------------------------
 
     def mark(self, name: str, files: Mapping[str, int], *, deadline_s: float | None = None) -> None:
-        """Mark that Safepoint writes or deletes `files` below `name`. The mark keeps the files that it lists already.
+        """Add `files` to the mark of `name`: the list of the files that Safepoint has begun to write or delete.
 
         Args:
             name: of a checkpoint or model.
@@ -301,7 +304,7 @@ class RemoteFolder:
 
         Args:
             names: of checkpoints and models; None for all.
-            only: called with the path of each file; only those for which it returns True.
+            only: called with the path of each file; uploads of the files for which it returns True are aborted.
             begun_before_s: see `Store.sweep`.
             deadline_s: when to give up.
 
@@ -361,12 +364,12 @@ class RemoteFolder:
     def delete_marked(
         self, name: str, *, but: Collection[str] = (), keep_mark: bool = False, deadline_s: float | None = None
     ) -> int:
-        """Delete the files below `name` that its mark lists, and then the mark. Files of others stay.
+        """Delete the manifest of `name` and the files that its mark lists, and then the mark. Other files stay.
 
         Args:
             name: of a checkpoint or model.
-            but: paths of files to keep: those of the committed checkpoint. If it is empty, the mark is deleted only
-                when nothing is left below `name`.
+            but: paths of files to keep: those of the committed checkpoint. If `but` is empty, the mark is deleted
+                only when no file is left below `name`.
             keep_mark: keep the mark.
             deadline_s: when to give up.
 
@@ -382,7 +385,7 @@ class RemoteFolder:
         self.fence(deadline_s=deadline_s)
         for path in sorted(doomed):
             self.store.delete(f"{name}/{path}", deadline_s=deadline_s)
-        # Listed again: if another node has written files meanwhile, the next start deletes them.
+        # Listed again: if another node has written files meanwhile, the mark stays, and the next start deletes them.
         if not keep_mark and (but or not self.files_of(name, deadline_s=deadline_s)):
             self.forget(name, deadline_s)
         return len(doomed)
@@ -394,7 +397,7 @@ class RemoteFolder:
         self.store.delete(f"{UNFINISHED}/{name}", deadline_s=deadline_s)
 
     def note_commit(self, step: int) -> None:
-        """Record that this attempt has committed the step; what was known of an earlier commit of it is dropped."""
+        """Record that this attempt has committed the checkpoint of `step`; forget an earlier one of this step."""
         self._committed.add(step)
         self._candidates.pop(step, None)
         self._passed_over.discard(step)
@@ -416,7 +419,10 @@ class RemoteFolder:
         return True
 
     def written_files(self, name: str, *, deadline_s: float | None = None) -> Mapping[str, int]:
-        """The files of the committed checkpoint or model: path → size; all files, if its manifest is invalid."""
+        """The files that the manifest of `name` lists, and the manifest: path → size in bytes.
+
+        If the manifest is invalid, they are all files below `name`; if there is no manifest, none.
+        """
         files = self._files_of_manifest(name, deadline_s)
         found = {} if files else self.files_of(name, deadline_s=deadline_s)
         return found if MANIFEST_NAME in found else files

@@ -35,7 +35,7 @@ _SMALL_STREAM_BYTES = 4 << 20
 
 
 class StoreDestination:
-    """One name of a claimed location; see `safepoint.checkpoint.commit.Destination`.
+    """The place of one checkpoint or model in a claimed location; see `safepoint.checkpoint.commit.Destination`.
 
     Args:
         remote: the location.
@@ -93,8 +93,8 @@ class StoreDestination:
             files = {**self._remote.written_files(self._name, deadline_s=self._deadline_s), **files}
         self._remote.mark(self._name, files, deadline_s=self._deadline_s)
         if present is not None and not _extends(manifest, present):
-            # Several nodes may do this. None of them deletes the new commit, which is made only after all nodes have
-            # uploaded their parts.
+            # Several nodes may delete the old manifest. None of them deletes the new one, which is written only after
+            # all nodes have uploaded their parts.
             self._store.delete(f"{self._name}/{MANIFEST_NAME}", deadline_s=self._deadline_s)
         return True
 
@@ -102,7 +102,7 @@ class StoreDestination:
         if self._name in self._remote.unfinished(deadline_s=self._deadline_s):
             return
         found = next(iter(self._store.list(self._name, deadline_s=self._deadline_s)), None)
-        # Read again, because another node of this run may have begun in between.
+        # The mark is looked for again, because another node of this run may have begun in between.
         if found is not None and self._name not in self._remote.unfinished(deadline_s=self._deadline_s):
             raise StorageError(
                 f"{self._remote.where(self._name)} holds files that Safepoint has not written, such as "
@@ -155,7 +155,7 @@ class StoreDestination:
             put(file)
 
     def end_uploads(self, paths: Iterable[str]) -> None:
-        """Abort uploads of these files by replaced writers, and check that this writer was not replaced."""
+        """Abort the unfinished uploads of `paths` by replaced writers, and check that this writer is not replaced."""
         self._remote.sweep([self._name], only=set(paths).__contains__, deadline_s=self._deadline_s)
         self._remote.fence(deadline_s=self._deadline_s)
 
@@ -168,7 +168,8 @@ class StoreDestination:
         """
         if not isinstance(record, Manifest):
             raise TypeError("a store needs the manifest of a whole checkpoint")
-        # Aborts uploads of a replaced writer, then deletes files of an earlier checkpoint of this step.
+        # After this, no upload of a replaced writer can become visible. `delete_marked` below deletes the files of an
+        # earlier checkpoint of this step.
         self._remote.sweep([self._name], deadline_s=self._deadline_s)
         faults = compare_listing(record.files, self._remote.files_of(self._name, deadline_s=self._deadline_s))
         if faults:
@@ -183,7 +184,8 @@ class StoreDestination:
         """See `Destination`: write the manifest, on the condition that no other writer has written one meanwhile."""
         assert self._manifest is not None
         key, data, condition = f"{self._name}/{MANIFEST_NAME}", self._manifest.to_bytes(), ABSENT
-        with contextlib.suppress(ObjectNotFoundError):  # no manifest, or one of the same checkpoint with fewer files
+        # If there is a manifest, it is one of the same checkpoint with fewer files.
+        with contextlib.suppress(ObjectNotFoundError):
             condition = Condition(version=self._store.stat(key, deadline_s=self._deadline_s).version)
         self._remote.fence(deadline_s=self._deadline_s)
         try:
@@ -205,7 +207,7 @@ class StoreDestination:
 
 
 def _is_small(file: SourceFile) -> bool:
-    """Whether to send it in parallel with others. The limit for a stream is lower, because a stream needs memory."""
+    """Whether to send the file in parallel with others. Streams need memory, so the limit for them is lower."""
     return file.size_bytes <= (PART_BYTES if isinstance(file.source, Path) else _SMALL_STREAM_BYTES)
 
 

@@ -83,7 +83,7 @@ class Uploader:
         """The folder to upload next; None if nothing is left, or if other nodes have to upload their parts first.
 
         First come checkpoints that another node has begun (see `NodeUploaders`), then the newest checkpoint, then
-        older ones that were requested, then the final model. Other periodic checkpoints are superseded. So are
+        older ones that are not periodic, then the final model. Older periodic checkpoints are superseded. So are
         checkpoints that retention has deleted before they were uploaded.
         """
         committed = list(self._committed())
@@ -288,5 +288,5 @@ class Uploader:
 
 
 def _identity(record: Record) -> tuple[bool, Manifest]:
-    """Equal for records that lead to the same upload."""
+    """A value that is equal for records that lead to the same upload."""
     return isinstance(record, Manifest), manifest_of(record)

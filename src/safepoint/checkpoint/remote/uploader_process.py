@@ -1,4 +1,4 @@
-"""The uploader's process. The first rank starts it; it outlives that rank, and shares only the folder with it.
+"""The uploader's process. The first rank starts it. The process outlives that rank; they share only the folder.
 
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
@@ -137,7 +137,7 @@ class _Process:
         self._wake.clear()
 
     def _is_to_give_up(self, error: SafepointError) -> bool:
-        """Whether to give up: the request to finish has come, and the deadline or the patience is over."""
+        """Whether to give up: the uploader is to finish, and its deadline or the time `patience_s` has passed."""
         if not self._finishing.is_set():
             return False
         now_s, deadline_s = clock.monotonic_s(), self._uploader.deadline_s
@@ -189,8 +189,9 @@ class _Process:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the uploader that `arguments[0]`, an `UploaderPlan` as JSON, describes, until it is asked to finish."""
-    # Some platforms signal every process of a job. This one ends with its training, at the end of stdin.
+    """Run the uploader with the plan `arguments[0]`, an `UploaderPlan` as JSON, until it has finished or given up."""
+    # Some platforms signal every process of a job. This process must outlive the signal: it learns from the end of
+    # stdin that its training has ended.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     return _Process(UploaderPlan(**json.loads(arguments[0]))).run()

@@ -1,7 +1,7 @@
 """Uploads single files and digests them on the way, so that a file with unexpected content never becomes an object.
 
-Also the record of uploaded files, so that the same content is not uploaded twice, and how long failed uploads are
-retried.
+The module also has the record of uploaded files, which prevents that the same content is uploaded twice, and the
+times for which failed uploads are retried.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _PATIENCE_WITH_REFUSALS_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """The pause between two tries doubles from the first value up to the second."""
 _Result = Callable[[], FileDigest]
-"""Returns the digest after all bytes were read. For a file it may wait, and raise OSError."""
+"""Returns the digest. It is called after all bytes were sent. For a file, it may wait, or raise OSError."""
 
 
 class SourceFile(NamedTuple):
@@ -63,15 +63,16 @@ def upload_verified(
 ) -> FileEntry:
     """Upload one file. It becomes visible only if it matches its manifest entry.
 
-    A stream that does not match is read and sent again, up to three times: it may have been damaged in transit. Parts
-    that are in the store already are not sent again.
+    A stream that does not match may have been damaged on its way to this machine. So it is read and sent again, three
+    times in all. Parts that are in the store already are not sent again.
 
     Args:
-        store: receives it.
-        key: its key in the store.
+        store: the store that receives the file.
+        key: the file's key in the store.
         file: the file, with its manifest entry if there is one.
         fence: see `Store.upload`.
-        progress: receives the number of bytes that have reached the store; negative when they are sent again.
+        progress: receives the number of bytes that have reached the store since its last call; a negative number
+            withdraws bytes that are going to be sent again.
         deadline_s: when to give up.
 
     Returns:
@@ -183,7 +184,7 @@ class UploadRecord:
                 self._versions = {str(name): [str(text) for text in texts] for name, texts in noted.items()}
 
     def version_of(self, entry: FileEntry) -> str | None:
-        """The version of the file in the store; None if it was not uploaded with this content."""
+        """The version of the file in the store; None if the file was not uploaded with the content of `entry`."""
         digest, version = self._versions.get(entry.path, ["", ""])
         return version if digest == entry.digest else None
 

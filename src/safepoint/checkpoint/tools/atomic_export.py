@@ -56,7 +56,7 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
 
     Raises:
         ConflictError: there are files.
-        UsageError: it is inside of a checkpoint.
+        UsageError: the place is inside a checkpoint, a model that a run writes, or `.safepoint`.
         StorageError: the place cannot be read.
     """
     if target.is_remote:
@@ -74,10 +74,12 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
 
 
 def _refuse_inside(target: Location) -> None:
-    """Refuse a prefix below a checkpoint or a model that has a manifest or is being written, and `.safepoint`.
+    """Refuse a prefix inside `.safepoint`, or inside a checkpoint or model that is committed or still being written.
+
+    These prefixes themselves are refused too, except `final`.
 
     Raises:
-        UsageError: the prefix is inside of one.
+        UsageError: the prefix is refused.
     """
     place = target
     while place.path:
@@ -89,7 +91,7 @@ def _refuse_inside(target: Location) -> None:
             is_own = is_own or _has(open_store(place), MANIFEST_NAME)
         if is_own:
             raise UsageError(
-                f"{target} is inside of {place}, which Safepoint writes; nothing was exported",
+                f"{target} is inside {place}, which Safepoint writes; nothing was exported",
                 hint=f"name another location, such as {parent.child('model')}",
             )
         place = parent
@@ -111,7 +113,7 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
 
     Raises:
         StorageError: the folder cannot be created.
-        UsageError: the folder is inside of a checkpoint.
+        UsageError: the folder is inside a checkpoint or `.safepoint`.
         OSError: the disk is full or gone.
     """
     folder = target.folder.absolute()
@@ -151,7 +153,7 @@ def export_to_store(
         check: called immediately before the commit; its exceptions end the export.
 
     Raises:
-        CheckpointError: a file differs from its manifest entry; nothing is left.
+        CheckpointError: a file differs from its manifest entry. Nothing is left at the target.
         ConflictError: another writer uses the place.
         StorageError: the store cannot be used, or a source cannot be read.
     """
@@ -234,7 +236,7 @@ class _PrefixDestination:
             self._store.delete(MARK, deadline_s=deadline_s)
 
     def _delete(self, paths: Collection[str], deadline_s: float | None = None) -> None:
-        """Delete these files, and abort uploads of them and of this export's files."""
+        """Delete `paths`, and abort unfinished uploads of these files and of the files of this export."""
         keys = {*paths, *self._paths}
         self._store.sweep(only=keys.__contains__, keys=keys, deadline_s=deadline_s)
         for path in sorted(paths):
@@ -245,14 +247,15 @@ def clean_export(store: Store, *, before_s: float) -> int:
     """Delete the files of an interrupted export.
 
     Args:
-        store: at the place.
-        before_s: seconds since 1970; an export that has written a file later may still run, and is left alone.
+        store: the place of the export.
+        before_s: a time, seconds since 1970. An export that has written a file after this time may still run; its
+            files are not deleted.
 
     Returns:
         The number of deleted objects.
 
     Raises:
-        ConditionError: another export has just begun.
+        ConditionError: another export to the place has just begun.
         StorageError: the store cannot be used.
     """
     found = {item.key: item for item in store.list()}

@@ -42,7 +42,7 @@ _WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetens
 
 
 def is_whole(name: str) -> bool:
-    """Whether a file of this name holds a model, or a part of it, as `from_pretrained` reads it."""
+    """Whether a file called `name` holds weights that `from_pretrained` reads: a whole model, or a shard of one."""
     return _WEIGHTS.fullmatch(name) is not None and _TRAINING_ONLY.fullmatch(name) is None
 
 
@@ -56,7 +56,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
         progress: see `Progress`.
 
     Returns:
-        False when the same checkpoint is there already.
+        False when the same checkpoint is at the target already.
 
     Raises:
         CheckpointError: the checkpoint is not complete, or damaged.
@@ -79,7 +79,7 @@ def is_there(item: Item, target: Location) -> bool:
 
     Raises:
         CheckpointError: the checkpoint `item` is not complete.
-        ConflictError: something else has its name there.
+        ConflictError: something else at the target has the checkpoint's name.
         StorageError: the target cannot be read.
     """
     manifest = item.complete_manifest()

@@ -19,7 +19,7 @@ _SETTINGS = (
     *("samples_seen", "strategy", "zero_stage", "created"),
 )
 _MAX_HEADER_BYTES = 100_000_000
-"""The limit of the format's own library."""
+"""The limit of the safetensors library."""
 _BLOCK_BYTES = 16 << 20
 _SUFFIX = ".safetensors"
 
@@ -40,7 +40,7 @@ class _Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One difference.
+    """One difference between two checkpoints.
 
     Args:
         name: a setting, a path, or `path: tensor`.
@@ -55,10 +55,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """All differences.
+    """All differences between two checkpoints.
 
     Args:
-        settings: of the manifests, with versions and metrics.
+        settings: fields of the manifests that differ, with the versions of libraries and the metrics.
         files: added, removed and changed files.
         tensors: tensors that were added or removed, or that have another type or shape; with `deep`, also tensors
             with another content.

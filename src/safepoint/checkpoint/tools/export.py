@@ -56,12 +56,12 @@ def _place_of(folder: StorePath) -> StorePath | None:
 def export_pieces(store: Store, prefix: str, target: Location, *, progress: Progress | None = None) -> list[str]:
     """Write the model of a checkpoint for which `is_in_pieces` is true, in the layout that `from_pretrained` reads.
 
-    Before the first byte is written, all bytes that the export uses are compared with the manifest's digests. So the
-    weights are read twice.
+    If the checkpoint has a manifest, all bytes that the export uses are compared with its digests before the first
+    byte is written. So the weights are read twice.
 
     Args:
         store: where the checkpoint is, a folder or an object store.
-        prefix: its key; empty for the store's own location.
+        prefix: the checkpoint's key; empty for the store's own location.
         target: a folder or a prefix in which there is nothing yet.
         progress: see `copying.Progress`.
 
@@ -169,7 +169,7 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
     free = files.free_bytes(working)
     if free < size_bytes + _ROOM:
         raise StorageError(
-            f"{working.parent} has {format_bytes(free)} free, the model needs {format_bytes(size_bytes)}, with "
+            f"{working.parent} has {format_bytes(free)} free, and the model needs {format_bytes(size_bytes)} and "
             f"{format_bytes(_ROOM)} to spare; nothing was exported",
             hint="make room, or name another folder",
         )
@@ -181,7 +181,7 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
 def _check_windows(
     folder: StorePath, store: Store, prefix: str, manifest: Manifest, windows: Collection[tuple[str, int]]
 ) -> None:
-    """Compare the parts of objects that the export uses with the manifest's digests."""
+    """Compare parts of the checkpoint's files with the manifest's digests; `windows` are their paths and numbers."""
     entries = {entry.path: entry for entry in manifest.files}
     chosen: list[Window] = []
     for key in sorted({key for key, _ in windows}):

@@ -1,7 +1,7 @@
-"""The checkpoints at a location, a folder or an object store, for commands.
+"""Lists, verifies and deletes the checkpoints in a folder or an object store, for commands.
 
-Promises: listing changes nothing. A hostile name or manifest is reported and never used as a path. A complete
-checkpoint has all files at their sizes; only `verify` compares their contents too.
+Promises: listing changes nothing. A hostile name or manifest is reported and never used as a path. A checkpoint is
+complete if all files of its manifest exist and have the sizes in it; only `verify` also compares their contents.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +73,7 @@ class Item:
         size_bytes: the size of these files.
         modified_s: when something in it was last written, seconds since 1970.
         created_s: when it was saved, by its manifest; `modified_s` where there is none.
-        strays: paths of what the manifest does not name; they are no damage.
+        strays: paths that the manifest does not name. They are no faults.
         is_newer_format: whether a later release wrote it; then it is not deleted.
     """
 
@@ -92,7 +92,7 @@ class Item:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all files of the manifest are there at their sizes."""
+        """Whether all files of the manifest exist and have the sizes in it."""
         return self.kind is Kind.CHECKPOINT and self.manifest is not None and not self.faults
 
     def complete_manifest(self) -> Manifest:
@@ -212,7 +212,7 @@ class Inventory:
         deep: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Verdict:
-        """Compare what is there with its manifest; `deep` also reads the files of a folder."""
+        """Compare a checkpoint or part with its manifest or record. With `deep`, also read the files of a folder."""
         try:
             if self.folder is None:
                 manifest = RemoteFolder(self.store).manifest_of(prefix)
@@ -256,8 +256,8 @@ class Inventory:
     ) -> list[Item]:
         """The checkpoints that no policy keeps, oldest first; see `select_superseded`. Parts always stay.
 
-        A checkpoint is deleted only if a valid one stays. So all files of the newest one are read. If it is damaged,
-        those of the next one are read, until one is valid.
+        A checkpoint is deleted only if a valid one stays. So, if a checkpoint would be deleted, all files of the
+        newest complete checkpoint are read. If it is damaged, the files of the next older one are read, and so on.
         """
         by_step = {
             item.manifest.step: item
@@ -285,7 +285,7 @@ class Inventory:
         """Delete an item; readers see it completely or not at all.
 
         Returns:
-            False when a process is reading it, or a later release wrote it.
+            False when a process is reading it, or a later release wrote it; then it stays.
 
         Raises:
             ConflictError: a run has begun to use the object store meanwhile.
@@ -320,7 +320,7 @@ def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[In
 
 
 def _reachable(location: Location, options: StorageOptions | None) -> Store:
-    """The store at `location`, after a request with a short deadline: a person waits for the answer."""
+    """Open the store at `location`, and send a first request with a short deadline, because a person is waiting."""
     store = open_store(location, options)
     if location.is_remote:
         next(iter(store.list(deadline_s=clock.monotonic_s() + _ANSWER_WITHIN_S)), None)

@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What was found and, unless it was a dry run, done.
+    """What `repair` has found and, unless it was a dry run, done.
 
     Args:
         unfinished: checkpoints in an object store that Safepoint began and never committed; they are deleted. Empty
@@ -87,7 +87,8 @@ def repair(
     if not dry_run and inventory.folder is not None:
         moved_to, num_leftovers = _clean_folder(OutputFolder(inventory.folder), doomed)
     elif not dry_run:
-        num_leftovers = RemoteFolder(inventory.store).sweep(begun_before_s=before_s)  # before the marks are gone
+        # The sweep comes first, because it reads the marks, which are deleted below.
+        num_leftovers = RemoteFolder(inventory.store).sweep(begun_before_s=before_s)
         for item in [*unfinished, *doomed]:
             inventory.delete(item)
         num_leftovers += clean_export(inventory.store, before_s=before_s)

@@ -21,7 +21,7 @@ from safepoint.storage.read_ahead import map_reads
 
 METADATA = ".metadata"
 _MOST_RUNS = 1 << 24
-"""Of all weights; they take about 3 GB of memory."""
+"""The largest number of runs of all weights together. That many take about 3 GB of memory."""
 _MODEL = ("model", "state_dict", "module")
 _NOT_MODEL = {"optim", "optimizer", "optimizers", "scheduler", "lr_scheduler", "rng", "rng_state", "trainer_state"}
 _KNOWN: dict[tuple[str, str], Any] = {
@@ -33,10 +33,11 @@ _KNOWN: dict[tuple[str, str], Any] = {
 def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
     """The model's weights.
 
-    These are the tensors below the key `model`; without such a key, all tensors but those of an optimizer.
+    These are the tensors below a key `model`, `state_dict` or `module`. Without such a key, they are all tensors that
+    are not below a key of an optimizer, a scheduler, random numbers or the trainer (`_NOT_MODEL`).
 
     Args:
-        folder: with `.metadata`.
+        folder: the folder that contains `.metadata`.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or holds no weights.
@@ -69,7 +70,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
         runs: list[Run] = []
         stated = sum(math.prod(numbers_of(chunk.get("sizes"))) for chunk in entry.get("chunks"))
         if stated > math.prod(sizes):  # such as one part that is listed a million times
-            raise CheckpointError(f"the parts of {name} have {stated} elements, and it has {math.prod(sizes)}")
+            raise CheckpointError(f"the parts of {name} have {stated} elements, but {name} has {math.prod(sizes)}")
         for chunk in entry.get("chunks"):
             offsets, counts = numbers_of(chunk.get("offsets")), numbers_of(chunk.get("sizes"))
             tensor = tensors[key, offsets]

@@ -1,4 +1,4 @@
-"""Weights as ranges of files, and how they become the files that `from_pretrained` reads, a range at a time."""
+"""Weights as ranges of files. From them it streams the files that `from_pretrained` reads, one range at a time."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from safepoint.storage.read_ahead import stream_ahead
 from safepoint.storage.store import Content, Sink
 
 MAX_FILE_BYTES = 50 << 30
-"""As many as transformers puts into one file."""
+"""The limit at which transformers begins another file of weights."""
 _METADATA = {"format": "pt"}
 
 
@@ -20,10 +20,10 @@ class Run(NamedTuple):
     """A range of a weight's bytes that is contiguous in a file.
 
     Args:
-        begin: where the range begins in the weight.
+        begin: the position of its first byte in the weight.
         num_bytes: its length.
         path: the file.
-        offset: where the range begins in the file.
+        offset: the position of its first byte in the file.
     """
 
     begin: int
@@ -55,7 +55,7 @@ class StoredWeight:
             runs: in any order.
 
         Raises:
-            CheckpointError: bytes are missing, or safetensors has no such type.
+            CheckpointError: the name is not valid, safetensors has no such type, or bytes are missing.
         """
         if type(name) is not str or not name.isprintable() or name == "__metadata__":
             raise CheckpointError(f"a weight cannot be called {name!r}")
@@ -81,7 +81,7 @@ def gather(weights: Sequence[StoredWeight], *, max_file_bytes: int = MAX_FILE_BY
         max_file_bytes: the size of the tensors in one file. A larger tensor has a file of its own.
 
     Returns:
-        The content of each file, by its name. Reading one raises StorageError when a file of the checkpoint is
+        The content of each file, by its name. Reading a content raises StorageError if a file of the checkpoint is
         shorter than it should be, or cannot be read.
     """
     groups = _split(weights, max_file_bytes)

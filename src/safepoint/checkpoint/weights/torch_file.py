@@ -1,8 +1,8 @@
 """Reads files of `torch.save` without importing or calling anything that they name.
 
-Containers, numbers and strings are returned as they are. A tensor becomes a `StoredTensor`, which says where its
-bytes are.
-Every other object becomes an `Inert`, which keeps its arguments and its state and does nothing.
+Containers, numbers and strings are returned as they are. A tensor becomes a `StoredTensor`, which says where the
+tensor's bytes are. Every other object becomes an `Inert`, which keeps the object's arguments and state and does
+nothing.
 """
 
 import io
@@ -29,7 +29,7 @@ _MAX_KEY_PARTS = 64
 _MAX_DIMENSIONS = 64
 _MAX_SETS = 100_000
 _MAX_DIRECTORY_BYTES = 32 << 20
-"""Of an archive: a list of about 400,000 records."""
+"""The largest directory of an archive that is read. It lists about 400,000 records."""
 _NUMBER_BITS = 63
 _PLAIN_KEYS = {str, bytes, float, bool, type(None)}
 _PYTHON_PICKLE: Any = pickle
@@ -55,15 +55,15 @@ _STORAGES = {
     "UntypedStorage": "uint8",
 }
 _STATE_DICTS = ("model.pt", "pytorch_model_fsdp.bin", "lightning.ckpt", "model.ckpt")
-"""In this order: a session's model; Accelerate's model under FSDP, in one file; Lightning's checkpoint; Lightning's
-final model."""
+"""The files in which weights are looked for, in this order: a session's model; Accelerate's model under FSDP, in one
+file; Lightning's checkpoint; Lightning's final model."""
 _Path = TypeVar("_Path", bound=ReadablePath)
 
 
 class Inert:
     """An object of a class that is not loaded.
 
-    Its attributes are those of the pickled state; `args` are the arguments that it was made with.
+    `get` returns an attribute of the pickled state; `args` are the arguments that the object was made with.
     """
 
     module = ""
@@ -95,8 +95,8 @@ class Inert:
         """An attribute of the pickled state.
 
         Args:
-            name: its name.
-            default: returned when it is missing.
+            name: the attribute's name.
+            default: returned when the attribute is missing.
 
         Raises:
             CheckpointError: the attribute is missing.
@@ -110,7 +110,7 @@ class Inert:
 
 
 class _Unpickler(_BASE):
-    """Makes an `Inert` of each class that is not known; limits the number of instructions and names, and the keys."""
+    """Uses an `Inert` in place of each class that is not in `known`; limits the numbers of instructions and names."""
 
     def __init__(self, data: bytes, known: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any]) -> None:
         super().__init__(io.BytesIO(data))  # pyright: ignore[reportUnknownMemberType]
@@ -131,7 +131,7 @@ class _Unpickler(_BASE):
 
 
 class _Instructions:
-    """The instructions of `pickle`, which are counted, and whose keys are checked before they are hashed."""
+    """The table of `pickle`'s instructions. It counts them, and checks keys before pickle hashes them."""
 
     def __init__(self, unpickler: Any) -> None:
         self._unpickler = unpickler
@@ -159,7 +159,7 @@ class _Instructions:
                 if type(key) is not str:
                     self._check_key(key)
         elif code == pickle.BUILD[0] and not isinstance(self._unpickler.stack[-2], Inert | OrderedDict):
-            raise CheckpointError("it sets the state of something that has none")
+            raise CheckpointError("it sets the state of an object that has no state")
         return _INSTRUCTIONS[code]
 
     def _check_key(self, key: Any) -> None:
@@ -190,7 +190,7 @@ def read_inert(
 
     Args:
         data: the pickle.
-        known: (module, name) → the object to use in its place. If the pickle calls it, this object is called.
+        known: (module, name) of a function or class → the object that is used and called in its place.
         storage: returns the object for a persistent id.
 
     Raises:
@@ -225,7 +225,7 @@ class StoredTensor:
     offset: int
 
     def run(self, first: int, count: int, begin: int) -> Run:
-        """The run of `count` elements from element `first` on, which begin at byte `begin` of a weight.
+        """Elements `first` to `first + count` of this tensor, as a `Run` that begins at byte `begin` of a weight.
 
         Raises:
             CheckpointError: the tensor is not contiguous.
@@ -271,7 +271,10 @@ def read_torch_file(path: ReadablePath, *, begin: int = 0, length: int | None = 
 
 
 class _Records(RawReader):
-    """An archive, of which `zipfile` reads the directory and then the pickle in one piece each."""
+    """A file object over an archive. `most_bytes` limits how many bytes one call of `read` may request.
+
+    `zipfile` reads the directory with one call, and then the pickle with another.
+    """
 
     most_bytes = _MAX_DIRECTORY_BYTES
 
@@ -342,7 +345,7 @@ def _first(value: Any, *_: Any) -> Any:
 
 
 def _without_attributes(rebuild: Callable[..., Any], kind: Any, args: Any, state: Any) -> Any:
-    """A tensor that has attributes; they are dropped."""
+    """A tensor that was pickled with attributes, without these attributes."""
     return rebuild(*args)
 
 
@@ -350,7 +353,7 @@ def numbers_of(values: Any = ()) -> tuple[int, ...]:
     """A shape, strides or offsets as a tuple of numbers.
 
     Raises:
-        CheckpointError: `values` contains something else than numbers, or too many.
+        CheckpointError: `values` contains something else than numbers, or too many of them.
     """
     numbers: tuple[Any, ...] = tuple(itertools.islice(values, _MAX_DIMENSIONS + 1))
     if len(numbers) > _MAX_DIMENSIONS or not all(
@@ -371,12 +374,15 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) 
     Args:
         tensor: the part.
         offsets: where the part begins in the weight, in each dimension.
-        sizes: of the weight.
+        sizes: the sizes of the weight's dimensions.
+
+    Raises:
+        CheckpointError: the part would need more than `_MOST_RUNS` runs.
     """
     item = ITEM_BYTES[tensor.dtype]
     strides = strides_of(sizes)
-    # A run covers the inner dimensions: from the last one on, as long as the part has the whole dimension and its
-    # elements are contiguous.
+    # A run covers the innermost dimensions. The loop goes outwards from the last dimension, while the elements are
+    # contiguous. It ends with the first dimension of which the part has only a piece.
     inner, count = len(sizes), 1
     while inner and (tensor.sizes[inner - 1] == 1 or tensor.strides[inner - 1] == count):
         inner -= 1
@@ -395,7 +401,7 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) 
 
 
 def state_dict_file(folder: _Path) -> _Path | None:
-    """The file of the model; None when there is none."""
+    """The file in `folder` that has the model's weights; None if there is none."""
     return next((folder / name for name in _STATE_DICTS if (folder / name).is_file()), None)
 
 

@@ -1,7 +1,7 @@
-"""Weights in a checkpoint of DeepSpeed's ZeRO, in full precision, from the partitions of all ranks.
+"""Finds the weights, in full precision, in a checkpoint of DeepSpeed's ZeRO. Each rank stores a partition of them.
 
-Stages 1 and 2 concatenate the weights of an optimizer's group and cut the result into equal parts; stage 3 cuts each
-weight into equal parts. Layout as in DeepSpeed 0.19, `utils/zero_to_fp32.py`.
+Stages 1 and 2 concatenate the weights of one group of the optimizer and cut the result into one part for each rank.
+Stage 3 cuts each weight into one part for each rank. The layout is that of DeepSpeed 0.19, `utils/zero_to_fp32.py`.
 """
 
 import math
@@ -22,7 +22,7 @@ _OTHER_RANKS = re.compile(r".*_mp_rank_(?!00_)\d+_.*\.pt|.*mp_rank_(?!00_)\d+_mo
 
 
 def zero_folder(folder: _Path) -> _Path | None:
-    """The folder with the partitions: the one that the file `latest` names, or `folder`; None if neither has any."""
+    """The folder with the partitions: the one that the file `latest` names, or `folder`. None if neither has them."""
     latest = folder / "latest"
     named = [folder]
     if latest.is_file():
@@ -136,15 +136,16 @@ def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str,
 
 
 def _check_all_used(used: int, there: int, align: int) -> None:
-    """Check that the rest of a flat group is at most its alignment; more means an unknown layout."""
+    """Check that of the `there` elements of a flat group at most the padding to a multiple of `align` is unused."""
     if -(-used // align) != -(-there // align):
         raise CheckpointError(
-            f"{used} of {there} elements of a partition belong to a weight: the layout is not known"
+            f"the stated weights use {used} of {there} stored elements; the rest is more than padding, so the layout "
+            "is not known"
         )
 
 
 def _flat_runs(parts: Sequence[StoredTensor], first: int, count: int) -> list[Run]:
-    """The runs of `count` elements, from element `first` on, of the concatenation of flat tensors."""
+    """Where elements `first` to `first + count` of the concatenated flat tensors lie, as a `Run` for each tensor."""
     runs: list[Run] = []
     begin, done = 0, 0
     for part in parts:
@@ -167,7 +168,7 @@ def _frozen(models: Sequence[Mapping[str, Any]], stage: int) -> Iterator[StoredW
 
 
 def _others(model: Mapping[str, Any], stage: int) -> Iterator[StoredWeight]:
-    """Buffers. Below stage 3, where each rank has the whole model, also its other tensors."""
+    """The buffers. Below stage 3, where each rank has the whole model, also all other tensors of the model."""
     module: dict[str, Any] = model.get("module") or {}
     buffers: set[str] = {name for name in model.get("buffer_names") or () if type(name) is str}
     for name, tensor in module.items():
