@@ -13,7 +13,7 @@ SafepointError                 base of all of them
 │   ├── ConditionError       13   another writer was first
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
-├── CheckpointError      14   a checkpoint differs from its manifest
+├── CheckpointError      14   a checkpoint is damaged, or has a layout that Safepoint cannot read
 │   └── ManifestError    14   the manifest itself is unreadable or unacceptable
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   checkpoints exist, and none of them is valid
@@ -33,7 +33,7 @@ _ADDRESS = re.compile(
     r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}:/{1,2})"
     r"""(?:[^\s/?#"<>]{0,1000}@|[^\s/:@"<>]{0,100}:[^\s"<>]{0,1000}@)"""
 )
-"""The beginning of a URL with a user's name or password, also where these are not encoded as they should be."""
+"""The beginning of a URL with a user name or password, even if these have characters that should be encoded."""
 _PARAMETER = re.compile(
     r"(?P<name>[?&](?:x-amz-|x-goog-|sig|[\w-]{0,40}(?:token|secret|password|key|credential))[\w-]{0,40}=)"
     r"""[^\s&#"<>\\]+""",
@@ -78,7 +78,7 @@ class ExitCode(IntEnum):
     NOT_SUPPORTED = 16
     """Not supported on this machine or in this installation."""
     INTERRUPTED_SAVED = 75
-    """`EX_TEMPFAIL`: interrupted, the state is saved, run the same command again."""
+    """Interrupted, and the state is saved: run the same command again. The value is that of `EX_TEMPFAIL`."""
     SIGINT = 130
     TERMINATED_UNSAVED = 143
     """Terminated before a save was possible; older checkpoints are unchanged."""
@@ -150,7 +150,7 @@ class TransientError(StorageError):
 
 
 class CheckpointError(SafepointError):
-    """A checkpoint differs from its manifest."""
+    """A checkpoint is damaged, differs from its manifest, or has a layout that Safepoint cannot read."""
 
     exit_code = ExitCode.NOTHING_VALID
 

@@ -1,4 +1,7 @@
-"""Checks whether a save fits in the grace period, from earlier saves or from the size of a checkpoint."""
+"""Checks whether a save fits in the grace period.
+
+The duration of a save is that of earlier saves. Without them, it is estimated from the size of a checkpoint.
+"""
 
 import contextlib
 import math
@@ -15,7 +18,7 @@ from safepoint.progress.record import read_progress
 _TAIL_BYTES = 256 << 10
 _NUM_SAVES = 5
 _FIXED_S = 1.0
-"""The time of a save without the write: the vote, and the end of the processes."""
+"""The time that a save takes besides the write: for the vote, and until the processes have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
     Args:
         history: the records of the output folder.
         grace_s: the grace period.
-        margin_s: how long before its end all processes must have exited.
+        margin_s: how long before the end of the grace period all processes must have exited.
         bytes_per_s: the speed of the output folder's disk.
     """
     if history.save_s is not None:

@@ -1,4 +1,4 @@
-"""Runs all checks. Those that wait for other programs run at the same time."""
+"""Runs all checks. Checks that wait for other programs or for the object store run at the same time."""
 
 from pathlib import Path
 
@@ -22,10 +22,10 @@ def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> li
     Args:
         place: the output location; None skips the checks that need one.
         grace_s: the grace period.
-        margin_s: how long before its end all processes must have exited.
+        margin_s: how long before the end of the grace period all processes must have exited.
     """
     history, disk = History(), None
-    if place is not None:  # first and alone, because it measures a speed
+    if place is not None:  # this check runs first and alone, because it measures the speed of the disk
         history, disk = _look_at_place(place.folder)
     torch_work, gpu_work, criu_work = Work(look_at_torch), Work(look_at_gpus), Work(examine_criu)
     remote = place.remote if place is not None else None

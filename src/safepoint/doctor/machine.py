@@ -95,7 +95,7 @@ def judge_open_files() -> Finding:
 
 
 def judge_clock(ahead_s: float | None) -> Finding:
-    """Whether the clock of this machine is correct, as far as it is known.
+    """Whether the clock of this machine is correct. Only a difference from another clock is a warning.
 
     Args:
         ahead_s: the clock of the output location minus the clock of this machine; None if unknown.

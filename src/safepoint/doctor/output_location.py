@@ -43,7 +43,7 @@ class Disk:
 
 
 def look_at_folder(folder: Path) -> Disk:
-    """Write for about a second to a file without a name, which disappears with this process.
+    """Write for about a second to a file without a name, which disappears when it is closed.
 
     Raises:
         OSError: the folder cannot be written.
@@ -166,7 +166,7 @@ def judge_store(tried: Tried | StorageError | None, location: Location) -> Findi
     """Whether checkpoints can be kept in the object store.
 
     Args:
-        tried: the result of the test; None without an answer in time.
+        tried: the result of the test; None if there was no answer in time.
         location: the output location.
     """
     check, why = "object store", "committed checkpoints are uploaded to it, and another node resumes from it"

@@ -35,7 +35,7 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
 
 
 class Kind(enum.StrEnum):
-    """What breaks."""
+    """The kinds of faults."""
 
     STATUS = "status"
     """The request is read and not forwarded; the answer has the status `Fault.status`, and S3's XML as its body."""
@@ -48,13 +48,13 @@ class Kind(enum.StrEnum):
     TRUNCATED = "truncated"
     """The proxy sends half of the answer's body, then closes the connection."""
     WRONG_LENGTH = "wrong-length"
-    """The answer states seven bytes more than it has."""
+    """The answer's `Content-Length` is seven bytes more than its body has."""
     CUT_LIST = "cut-list"
     """The proxy sends half of the answer's body as if it were all: the XML of a listing ends in the middle."""
     FLIPPED = "flipped"
     """One bit of the request's body is changed on the way to the server."""
     STALL = "stall"
-    """No byte of the answer for `seconds`."""
+    """The proxy sends no byte of the answer for `Fault.seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class FaultProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def add(self, fault: Fault) -> None:
-        """From now on inject `fault`; the first fault that matches a request is used."""
+        """Inject `fault` from now on. If several faults apply to a request, the one that was added first is used."""
         with self._lock:
             self._faults.append(fault)
 
@@ -143,7 +143,7 @@ class FaultProxy:
             self._matched.clear()
 
     def choose(self, method: str, target: str) -> Fault | None:
-        """Count the request and pick its fault."""
+        """Count a request, and choose the fault for it; None for no fault."""
         with self._lock:
             self.requests[method] += 1
             for index, fault in enumerate(self._faults):
@@ -192,7 +192,7 @@ class _Server(socketserver.ThreadingTCPServer):
     proxy: FaultProxy
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect; that is what this proxy causes."""
+        """Ignore errors of clients that disconnect, because the faults of this proxy make them disconnect."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
