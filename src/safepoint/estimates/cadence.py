@@ -1,4 +1,4 @@
-"""At which steps a snapshot is taken in memory, besides those of saves."""
+"""At which steps a snapshot is taken in memory although no checkpoint is saved."""
 
 import math
 
@@ -9,10 +9,10 @@ _SHARE = 0.01
 class Cadence:
     """Decides at which steps to take snapshots.
 
-    All ranks pass durations that they have agreed on, so all get the same answer.
+    All ranks pass the same durations, on which they have agreed, so they get the same answer.
 
     Args:
-        setting: `--snapshot-steps`: a number of steps, or `auto`. None: no snapshots besides those of saves.
+        setting: `--snapshot-steps`: a number of steps, or `auto`. None: a snapshot is taken for each save only.
     """
 
     def __init__(self, setting: str | None) -> None:

@@ -1,15 +1,15 @@
 """The pace of an attempt: arithmetic on the times of its steps.
 
 A step is measured from the end of the boundary before it, so that evaluations and saves are not included. They are
-counted separately, as pauses. The first pause only begins the count: the mean is over the steps after it.
+counted separately, as pauses. The first pause is not counted: `pause_s` is the mean over the steps after it.
 """
 
 from collections import deque
 
 _MOST_STEPS = 64
-"""The number of last steps that count: enough for a steady mean, few enough to follow a change."""
+"""How many of the last steps the mean is over: enough for a steady value, few enough to follow a change."""
 _SHARE = 0.2
-"""A boundary that takes less than this part of a step belongs to the step: log lines, callbacks."""
+"""A boundary that takes at most this part of a step (log lines, callbacks) is counted as part of the step."""
 
 
 class Pace:
@@ -48,13 +48,13 @@ class Pace:
             self._first_s = took_s
 
     def boundary_ends(self, now_s: float) -> None:
-        """Log line, evaluation and save are done; may be called several times before the next step begins."""
+        """The log line, evaluation or save after a step is done. May be called several times between two steps."""
         if self._mark_s is None:
             return
         took_s = now_s - self._mark_s
         self._mark_s = now_s
         if not self._num_steps:
-            return  # work left over from an earlier attempt
+            return  # a boundary before the first step of this attempt is not counted
         if took_s <= _SHARE * (self.step_s or self._first_s):
             self._small_s += took_s
         elif self._first_pause is None:

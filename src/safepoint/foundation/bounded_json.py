@@ -1,4 +1,4 @@
-"""Reads JSON that others may have written: one object of bounded size and depth, or a ValueError."""
+"""Reads files that other users may have written: regular files only, and JSON of bounded size and depth."""
 
 import errno
 import json
@@ -25,12 +25,13 @@ def parse_object(
     """One JSON object without duplicate names.
 
     Args:
-        data: UTF-8.
+        data: the JSON text, or its bytes in UTF-8.
         max_bytes: longer data is refused before it is parsed.
-        constant: called with `NaN`, `Infinity` or `-Infinity`; returns the value to use. The default refuses them.
+        constant: called with `NaN`, `Infinity` or `-Infinity`; returns the value to use. The default refuses these
+            words.
 
     Raises:
-        ValueError: `data` is something else.
+        ValueError: `data` is not such an object.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def read_object(
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file holds something else.
+        ValueError: the file does not contain such an object.
     """
     return parse_object(read_regular(path, max_bytes), max_bytes=max_bytes, constant=constant)
 
@@ -91,8 +92,8 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
     A pipe is refused too, without waiting for the process at its other end.
 
-    A file that is to be written and has a second name (a hard link, as in a backup by `cp -al`) is replaced by a copy
-    first. The file under the other name stays as it is.
+    If `flags` allow writing and the file has a second name (a hard link, as in a backup by `cp -al`), a copy replaces
+    the file at `path` first. So a write does not change the file under the other name.
 
     Args:
         path: the file.
@@ -119,7 +120,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def open_shared(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Open a file as `open_file` does, but never replace it. The caller must not write to one with a second name.
+    """Open a file as `open_file` does, but never replace it. The caller must not write to a file with a second name.
 
     Raises:
         OSError: the file does not exist, or is not a regular file.

@@ -25,10 +25,11 @@ def exchange(
         context: which certificates are trusted; None for the system's.
 
     Raises:
-        PermissionError: the server refused the request.
+        PermissionError: the server refused the request, with a status from 400 to 499 but 408 and 429.
         OSError: there is no answer with a status from 200 to 299. The message shows nothing of the request.
     """
-    # An encrypted request goes through a proxy in a tunnel. Others must not, because the proxy could read them.
+    # An https request passes through a proxy in an encrypted tunnel. An http request must not use a proxy, which
+    # could read it.
     proxies = urllib.request.ProxyHandler(None if request.type == "https" else {})
     opener = urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=context), _NoRedirects())
     try:

@@ -37,7 +37,7 @@ class Setting:
 
     Args:
         file: its path, for messages.
-        line: its line, from 1; None if that is uncertain, such as for a value over several lines.
+        line: its line, from 1; None if the line is uncertain, for example because the value has several lines.
         table: the name of its table, split at the dots; in a pyproject.toml, without `tool.safepoint`.
         key: as it is written.
         value: as TOML reads it.
@@ -153,8 +153,8 @@ class Configuration:
                     tables.append(table)
                     continue
                 if below:
-                    why = f"it is not allowed, because [{kind}] takes values only"
-                    raise table.refuse(why, hint=f"write them below [{kind}]")
+                    why = f"[{kind}] may not contain tables"
+                    raise table.refuse(why, hint=f"write its settings below [{kind}]")
                 if kind == _LOCAL and path != paths[-1]:
                     why = "slots are a setting of the machine, and not of a project"
                     raise table.refuse(why, hint=f"move it to {paths[-1]}")
@@ -263,12 +263,12 @@ def _read(path: Path) -> str | None:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise _unreadable(path, "it is not a file")
             if is_planted(path):
-                raise _unreadable(path, "another user has put it where everyone may write")
+                raise _unreadable(path, "it belongs to another user and lies in a folder that everyone may write to")
             data = file.read(_MOST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        # A user without a home folder, as in many containers, may not be allowed to look for the file.
+        # In many containers the user has no home folder, and may not enter the folder in which the file would be.
         if isinstance(error, PermissionError) and not os.path.lexists(path):
             return None
         raise _unreadable(path, error.strerror or str(error)) from error
@@ -294,7 +294,7 @@ def _unreadable(path: Path, why: str) -> UsageError:
 
 
 def _lines(text: str) -> dict[tuple[str, ...], tuple[int, str]]:
-    """The probable lines of tables and keys, by their names; tomllib does not report them."""
+    """The number and the text of the line on which each table or key probably is. tomllib does not report lines."""
     found: dict[tuple[str, ...], tuple[int, str]] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
@@ -312,7 +312,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _confirmed(line: tuple[int, str] | None, key: str, value: object) -> int | None:
-    """The line's number, if that line alone gives the same value."""
+    """The number of the line, if the line alone is valid TOML that sets `key` to `value`; otherwise None."""
     import tomllib
 
     if line is None:
@@ -327,7 +327,7 @@ def _confirmed(line: tuple[int, str] | None, key: str, value: object) -> int | N
 
 
 def toml(value: object) -> str:
-    """A value as it is written in a file."""
+    """A value as TOML writes it, for messages."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

@@ -73,7 +73,7 @@ class Place:
 
 
 def is_launched(place: Place) -> bool:
-    """Whether a launcher has started this rank: torchrun for any number of ranks, others for several."""
+    """Whether a launcher has started this rank. If it is the only rank, only torchrun and `safepoint run` count."""
     return place.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -95,18 +95,18 @@ def current_folder() -> str:
 
 
 def home_folder() -> str:
-    """The user's home folder; for a user without one, as in many containers, a folder among the temporary ones."""
-    import tempfile  # not at the top: few need it, and every command reads its settings
+    """The user's home folder. For a user without one, as in many containers, a folder in the temporary folder."""
+    import tempfile  # here, because every command imports this module, and few call this function
 
     home = os.path.expanduser("~")
     return home if os.path.isabs(home) else os.path.join(tempfile.gettempdir(), f"safepoint-home-{os.geteuid()}")
 
 
 def is_planted(path: str | os.PathLike[str]) -> bool:
-    """Whether another user has put `path`, or a folder above it, where everyone may, such as in /tmp.
+    """Whether `path`, or a folder above it, belongs to another user and lies in a folder that everyone may write to.
 
-    The rule is that of the kernel's `protected_symlinks`: in a sticky folder that everyone may write to, only what
-    belongs to this user, to root, or to the folder's owner counts.
+    The rule is that of the kernel's `protected_symlinks`: in a sticky folder that everyone may write to, such as
+    /tmp, a file or folder is accepted only if it belongs to this user, to root, or to the owner of the sticky folder.
     """
     path = os.path.abspath(path)
     return any(_is_planted(one) for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents))

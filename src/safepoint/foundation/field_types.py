@@ -1,7 +1,7 @@
 """Checks the fields of an object against a table of the kinds of values that they take.
 
 A value that does not fit raises a ValueError that names the field and, where it cannot be a secret, the value.
-Nothing is converted: `"3"` for a count is a mistake.
+Nothing is converted: `"3"` is not a whole number.
 """
 
 import math
@@ -13,15 +13,15 @@ from typing import Any, cast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a field takes.
+    """Which values a field takes.
 
     Args:
-        words: for the message: `a whole number`.
+        words: what the message calls such a value: `a whole number`.
         fits: whether a value of any type is of this kind.
         least: the smallest valid number; None for no limit.
         most: the greatest valid number; None for no limit.
-        is_optional: whether it may be None.
-        usual: a type of which every value passes `fits`; comparing the type is cheaper.
+        is_optional: whether the field may be None.
+        usual: a type all of whose values pass `fits`. `check_fields` compares the type, which is faster than `fits`.
     """
 
     words: str
@@ -33,7 +33,7 @@ class Kind:
 
     @property
     def optional(self) -> "Kind":
-        """This kind, or None."""
+        """This kind, for a field that may also be None."""
         return replace(self, is_optional=True)
 
     def check(self, name: str, value: object) -> None:
@@ -42,7 +42,7 @@ class Kind:
         if value is None and self.is_optional:
             return
         if not self.fits(value):
-            # What is in a list or mapping may be a secret.
+            # A list or a mapping is not shown, because it may contain a secret.
             is_plain = value is None or isinstance(value, bool | int | float | str)
             shown = repr(value) if is_plain else f"a value of type {type(value).__name__}"
             raise ValueError(f"{name} must be {self.words}{' or None' if self.is_optional else ''}, not {shown}")
@@ -52,12 +52,12 @@ class Kind:
 
 
 def whole(least: int | None = None, most: int | None = None) -> Kind:
-    """A whole number; True is not one."""
+    """A whole number. True and False are not whole numbers."""
     return Kind(words="a whole number", fits=_is_whole, usual=int, least=least, most=most)
 
 
 def texts(words: str = "a list of strings") -> Kind:
-    """A list or tuple of strings; a single string is not one."""
+    """A list or tuple of strings. A single string is refused."""
     return Kind(words=words, fits=_are_texts)
 
 
@@ -101,6 +101,6 @@ def check_fields(value: object, kinds: Mapping[str, Kind]) -> None:
     """
     for name, kind in kinds.items():
         given = getattr(value, name)
-        # For most values this fast comparison suffices. A list of a thousand jobs checks sixteen thousand fields.
+        # For most values this fast comparison suffices: to list a thousand jobs, sixteen thousand fields are checked.
         if type(given) is not kind.usual or kind.least is not None:
             kind.check(name, given)

@@ -32,7 +32,8 @@ _FLOCK = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
 _SET_LOCK = fcntl.F_OFD_SETLK, fcntl.F_SETLK
 _GET_LOCK = fcntl.F_OFD_GETLK, fcntl.F_GETLK
-"""Each pair: the command for locks of an open file; and for locks of a process, on kernels that lack the former."""
+"""Two commands each: for a lock that belongs to the open file; and, on kernels without such locks, for a lock that
+belongs to the process."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
@@ -44,16 +45,16 @@ _CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and those above it that are missing; their names survive a power loss.
+    """Create a folder, and the missing folders above it. The names of the new folders survive a power loss.
 
     Raises:
-        OSError: the folder cannot be created, or `path` is something else.
+        OSError: the folder cannot be created, or `path` is not a folder.
     """
     path = path.absolute()
     made = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
     for folder in made:
-        with contextlib.suppress(PermissionError):  # a folder that may be written but not opened
+        with contextlib.suppress(PermissionError):  # this user may create names in the folder, and not open it
             fsync_folder(folder.parent)
 
 
@@ -99,7 +100,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
 
 
 def write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of `data` from byte `offset` of the file, however little the system takes at a time."""
+    """Write all of `data` from byte `offset` of the file, with as many system calls as that needs."""
     while data:
         count = os.pwrite(descriptor, data, offset)
         data, offset = data[count:], offset + count
@@ -136,21 +137,21 @@ def _exchange(source: Path, target: Path, trash: Path) -> None:
         error = ctypes.get_errno()
         if error not in _CANNOT_EXCHANGE:
             raise OSError(error, os.strerror(error), str(target))
-    # Network file systems cannot exchange two names. For a moment the name is missing, and a reader that comes then
-    # uses the next older checkpoint.
+    # Network file systems cannot exchange two names. For a moment the name is missing; a reader that looks for it
+    # then uses the next older checkpoint.
     _replace(source, target, trash)
 
 
 def _replace(source: Path, target: Path, trash: Path) -> None:
-    # Until `source` has the name, the replaced folder's name in the trash contains it, so that `restore_replaced` can
-    # give it back after a crash.
+    # Until `source` has its new name, the replaced folder's name in the trash begins with its old name. So after a
+    # crash `restore_replaced` can give the old name back.
     doomed = trash / uuid.uuid4().hex
     replaced = trash / f"{target.name}.{doomed.name}"
     target.rename(replaced)
     try:
         source.rename(target)
     except OSError:
-        replaced.rename(target)  # a save that fails must not remove the checkpoint that it should replace
+        replaced.rename(target)  # a failed save must not remove the checkpoint that it was to replace
         raise
     replaced.rename(doomed)
 
@@ -160,8 +161,8 @@ def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool
 
     Args:
         folder: the parent of the `target` of `replace_folder`.
-        trash: the same as for `replace_folder`. It may also contain folders that were replaced elsewhere.
-        is_name: whether a folder in the trash, which has this name, belongs into `folder`.
+        trash: as for `replace_folder`. It may also contain folders that were replaced in other places than `folder`.
+        is_name: whether a replaced folder with this name was in `folder`.
     """
     for path in trash.glob("*.????????????????????????????????"):
         target = folder / path.stem
@@ -173,8 +174,8 @@ def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool
 def refresh(folder: Path) -> None:
     """Ask the server of a network file system whether another node has changed the names in `folder`.
 
-    An NFS client remembers for half a minute which names are missing, unless the folder is opened. A caller that
-    waits for another node's file calls this before each look.
+    An NFS client remembers for half a minute that a name did not exist, unless the folder is opened. A caller that
+    waits for another node's file calls this function each time before it looks for the file.
     """
     with contextlib.suppress(OSError):
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -202,15 +203,16 @@ def delete_tree(path: Path) -> None:
 
 
 def delete_entries(root: Path, *below: str, pattern: str) -> int:
-    """Delete entries of a folder, and nothing elsewhere, even if another process puts links in the way meanwhile.
+    """Delete entries of a folder, and nothing outside it, even if another process replaces folders by links.
 
     Args:
-        root: a folder, by any path.
-        below: names of folders from `root` down to the folder; a link is refused. A missing one is not an error.
+        root: where `below` begins. Its own path may contain links.
+        below: names of folders from `root` down to the folder; a link is refused. If one is missing, nothing is
+            deleted.
         pattern: of the entries' names, as for `fnmatch`.
 
     Returns:
-        The number of entries.
+        The number of entries whose names match.
 
     Raises:
         OSError: a folder cannot be read, or is a link.
@@ -252,7 +254,10 @@ def _delete_entry(name: str | Path, parent: int | None = None) -> None:
 
 
 def _delete_deep(path: str | Path, parent: int | None) -> None:
-    """Delete a folder that is too deep for recursion: move what is below its folders up, one level at a time."""
+    """Delete a folder whose tree is too deep for recursion.
+
+    Until no sub-folder is left, the folders in each sub-folder are moved up, and the sub-folder is deleted.
+    """
     with _opened(path, os.O_NOFOLLOW, parent=parent) as top:
         while folders := [entry.name for entry in os.scandir(top) if entry.is_dir(follow_symlinks=False)]:
             for folder in folders:
@@ -267,7 +272,7 @@ def _delete_deep(path: str | Path, parent: int | None) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """The free space for this user; without limit where the file system reports no size, such as ramfs."""
+    """The free space for this user; 2^62 bytes if the file system reports no size, as ramfs does."""
     usage = shutil.disk_usage(folder)
     return usage.free if usage.total else _UNKNOWN_BYTES
 
@@ -328,8 +333,8 @@ class FolderLock:
     """A lock that makes this process the only writer of a folder, until `release` or the end of the process.
 
     The lock belongs to the open file, so user code that opens and closes the same file does not release it. A forked
-    child closes its copy: a data loader that outlives its parent does not hold the folder. File systems without locks
-    make `acquire` return None.
+    child closes its copy, so a data loader that outlives its parent does not keep the lock. On file systems without
+    locks, `acquire` returns None.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -338,18 +343,18 @@ class FolderLock:
 
     @classmethod
     def acquire(cls, path: Path, owner: dict[str, Any]) -> "FolderLock | None":
-        """Take the lock, and write `owner` into its file. The message of a process that is refused names the owner.
+        """Take the lock, and write `owner` into its file. A process that is refused the lock can name the owner.
 
         Returns:
             The lock, or None where the file system has no locks.
 
         Raises:
-            BlockingIOError: another process, or this one, holds it.
+            BlockingIOError: another process, or this one, holds the lock.
             OSError: the file cannot be opened, see `open_shared`.
         """
         for _ in range(_NUM_LOCK_TRIES):
             file = os.fdopen(open_shared(path, os.O_RDWR | os.O_CREAT, 0o622), "r+b", buffering=0)
-            _let_writers_only_read(file)
+            _let_only_writers_read(file)
             try:
                 _call_lock(file, _SET_LOCK, fcntl.F_WRLCK)
             except OSError as error:
@@ -365,18 +370,22 @@ class FolderLock:
         else:
             raise BlockingIOError(errno.EAGAIN, "replaced again and again by another process", str(path))
         with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
-            # Overwritten, then cut to the new length: a file that is cut first may get no block back on a full disk.
+            # The file is overwritten, then set to the new length. If it were emptied first, a full disk might have no
+            # block left for the new content.
             os.ftruncate(file.fileno(), os.pwrite(file.fileno(), json.dumps(owner).encode(), 0))
         return cls(file)
 
     @staticmethod
     def _is_own(file: IO[bytes], path: Path) -> bool:
-        """Whether the locked file is still at `path`, without a second name. If it has one, it is replaced there."""
+        """Whether the locked file is still the one at `path`, and has no second name.
+
+        If it has a second name, a new file replaces it at `path`, and the result is False.
+        """
         status = os.fstat(file.fileno())
         with contextlib.suppress(FileNotFoundError):
             if not os.path.samestat(status, path.lstat()):
                 return False
-            if status.st_nlink > 1:  # only the process that holds the lock may replace it
+            if status.st_nlink > 1:  # this process may replace the file, because it holds the lock
                 write_atomic(path, b"", durable=False)
                 return False
             return True
@@ -390,8 +399,8 @@ class FolderLock:
             self._file.close()
 
 
-def _let_writers_only_read(file: IO[bytes]) -> None:
-    """Take read access from users who may not write: they could hold a shared lock, which keeps writers out."""
+def _let_only_writers_read(file: IO[bytes]) -> None:
+    """Remove the read permission of users who may not write. A reader could take a shared lock and keep writers out."""
     status = os.fstat(file.fileno())
     mode = stat.S_IMODE(status.st_mode) & 0o622
     mode |= (mode & 0o022) << 1
@@ -433,9 +442,10 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Hold a shared lease on the file `path`. A process that would delete the file calls `is_being_read` first.
+    """Hold a shared lease on the file `path` while the `with` block runs. A process that would delete the file calls `is_being_read` first.
 
-    Every user who can read the file can lock it. So this function waits only as long as `is_being_read` may take.
+    Every user who can read the file can lock it for any time. So this function waits half a second at most, which is
+    longer than `is_being_read` holds its lock. After that, and on file systems without locks, there is no lease.
     """
     with open_regular(path) as file:
         close_in_children(file)
@@ -449,7 +459,7 @@ def reading(path: Path) -> Generator[None]:
 
 
 def is_being_read(path: Path) -> bool:
-    """Whether a process of this user or of root holds a `reading` lease on `path`; False without locks.
+    """Whether a process of this user or of root holds a `reading` lease on `path`; False if files cannot be locked.
 
     The file is opened for writing, because NFS grants an exclusive lock only on a file that is open for writing. To
     see the leases of other nodes, this function has to request such a lock.
@@ -460,7 +470,7 @@ def is_being_read(path: Path) -> bool:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 users = set(_users_with_lock(os.fstat(file.fileno())))
-                # If no process here holds it, another machine or another container does.
+                # If no process is listed, one on another machine or in another container holds the lock.
                 return not users or not users.isdisjoint({os.getuid(), 0, None})
     except OSError:
         return False

@@ -1,10 +1,10 @@
 """Lowers the priority of a background process, and raises it again while another process waits for it.
 
 Linux puts each session of processes into a group of its own (autogroup), and shares the processors between these
-groups by their niceness. In a control group, such as that of a pod, the niceness of the process itself counts
+groups by the niceness of the groups. In a control group, such as that of a pod, the niceness of the process counts
 instead. So this module sets both. Without privileges, a process cannot reduce its own niceness again, but it can
-reduce that of its group. So the process keeps a moderate niceness, and the group has the highest one while the
-priority is low.
+reduce its group's niceness. So the process keeps a niceness of 5, and the group has a niceness of 19 while the
+priority is low, and 0 otherwise.
 """
 
 import contextlib

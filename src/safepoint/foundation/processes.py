@@ -67,7 +67,8 @@ def boot_id() -> str:
 def processes_of(folder: Path) -> list[int]:
     """The pids of a job's processes, without the calling process. `folder` is the job's folder.
 
-    Only processes of this user count: root can read everyone's variables, and anyone can set this one.
+    Only processes of this user count: any user can set the variable, and root can read the variables of all users'
+    processes.
     """
     variable = f"{JOB_VARIABLE}={folder}".encode()
     found: list[int] = []
@@ -100,7 +101,7 @@ _not_for_children: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def close_in_children(connection: Any) -> None:
-    """Close `connection` in forked processes: a data loader's worker would keep it open after its parent has died."""
+    """Close `connection` in forked processes: a data loader's worker would keep it open when the rank has died."""
     _not_for_children.add(connection)
 
 

@@ -30,7 +30,7 @@ def parse_flag(variable: str, text: str) -> bool:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90s`, `10m`, `1h30m`, `1.5h` or `2d`.
+    """The seconds in a time such as `90s`, `10m`, `1h30m`, `1.5h` or `2d`.
 
     Raises:
         ValueError: `text` is not a time, or has no unit.

@@ -19,7 +19,7 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`; `0.00 s` between two times of a clock that was set back."""
+    """`0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`. If a clock was set back, `seconds` may be negative: `0.00 s`."""
     seconds = max(0.0, seconds)
     if seconds < 10:
         return f"{seconds:.2f} s"
@@ -60,8 +60,8 @@ class ByteCounter:
     """Counts bytes for a progress line.
 
     Args:
-        progress: called with bytes done and bytes in all; may be None.
-        total_bytes: bytes in all.
+        progress: called with the bytes done and `total_bytes`; may be None.
+        total_bytes: how many bytes there are.
     """
 
     def __init__(self, progress: Callable[[int, int], None] | None, total_bytes: int) -> None:
@@ -70,7 +70,7 @@ class ByteCounter:
         self.done_bytes = 0
 
     def add(self, count: int) -> None:
-        """Count `count` more bytes; not from several threads at once."""
+        """Count `count` more bytes. Only one thread at a time may call this."""
         self.done_bytes += count
         if self._progress is not None:
             self._progress(self.done_bytes, self._total_bytes)

@@ -1,7 +1,7 @@
 """Keeps small files up to date on a thread of its own, at most twice a second.
 
-A caller only reports that the content has changed, so it never waits for a slow folder, and the last change before a
-long pause is written too. The files are not fsynced. A failed write, as on a full disk, is dropped.
+A caller only reports that the content has changed, so the caller never waits for a slow folder. The thread also
+writes the last change before a long pause. The files are not fsynced. A failed write, as on a full disk, is dropped.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class ProgressFile:
 
     def update(self) -> None:
         """Report a change; cheap enough for every step."""
-        # Without the lock: the writer sets `_is_idle` before it reads `_has_changed`.
+        # No lock is needed: the writer sets `_is_idle` before it reads `_has_changed`, so it cannot miss the change.
         self._has_changed = True
         if self._is_idle:
             with self._changed:
@@ -55,7 +55,7 @@ class ProgressFile:
             return self._changed.wait_for(lambda: self._num_flushed >= number, limit_s)
 
     def close(self) -> None:
-        """Stop writing."""
+        """End the thread. A change that is not written yet is dropped; see `flush`."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -52,7 +52,7 @@ class MetricsServer:
 
 
 def default_host(environ: Mapping[str, str] | None = None) -> str:
-    """In a pod, all addresses, because the controller connects from another pod; elsewhere only 127.0.0.1."""
+    """The default `host`: all addresses in a pod, because the controller is in another pod; elsewhere 127.0.0.1."""
     environ = os.environ if environ is None else environ
     return "" if environ.get("KUBERNETES_SERVICE_HOST") else "127.0.0.1"
 
@@ -60,7 +60,8 @@ def default_host(environ: Mapping[str, str] | None = None) -> str:
 class _Server(http.server.ThreadingHTTPServer):
     """An HTTP server that bounds its connections.
 
-    At `_MAX_CONNECTIONS`, a new connection interrupts the oldest one. After `_REQUEST_S`, every one is interrupted.
+    If there are more than `_MAX_CONNECTIONS`, the oldest ones are interrupted. So is each one that lasts longer than
+    `_REQUEST_S`.
     """
 
     daemon_threads = True
@@ -79,7 +80,7 @@ class _Server(http.server.ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # A thread that was just interrupted still needs a moment to close its connection.
+        # An interrupted connection counts until its thread has closed it, so there may be more than the limit.
         if len(self._connections) >= 2 * _MAX_CONNECTIONS:
             super().shutdown_request(request)
             return
@@ -101,13 +102,13 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6 and self.server_address[0] == "::":
-            # A pod may have an address of either kind.
+            # Accept IPv4 on this socket too: a pod may have only an IPv4 address.
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         socketserver.TCPServer.server_bind(self)  # HTTPServer.server_bind would wait for a name server
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore errors of clients that have disconnected."""
+        """Ignore errors of a request. Most are of clients that have disconnected."""
 
 
 class _Server6(_Server):

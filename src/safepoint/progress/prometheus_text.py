@@ -15,7 +15,7 @@ def render(progress: Progress, *, now_s: float) -> str:
 
     Args:
         progress: the record of the first rank.
-        now_s: the wall clock, seconds since 1970, for ages.
+        now_s: the current time, in seconds since 1970; ages are relative to it.
     """
     saves = progress.saves
     safe_s, written_s = _seconds(progress.safe_time), _seconds(progress.time)
@@ -32,8 +32,8 @@ def render(progress: Progress, *, now_s: float) -> str:
         ),
         ("remaining_seconds", "gauge", "Time left, at the pace of this attempt.", progress.remaining_s),
         ("step_seconds", "gauge", "Duration of a step, without evaluations and saves.", progress.step_s),
-        ("samples_per_second", "gauge", "Samples of all ranks.", progress.samples_per_s),
-        ("world_size", "gauge", "Ranks.", progress.world_size),
+        ("samples_per_second", "gauge", "Samples per second, of all ranks together.", progress.samples_per_s),
+        ("world_size", "gauge", "Number of ranks.", progress.world_size),
         ("attempt", "gauge", "Which start of the run this is, from 1.", progress.attempt or None),
         ("restarts", "gauge", "How often the ranks of this attempt were restarted.", progress.restart),
         ("safe_point_step", "gauge", "Step of the newest durable checkpoint.", progress.safe_step),
@@ -50,8 +50,8 @@ def render(progress: Progress, *, now_s: float) -> str:
             None if safe_s is None else max(0.0, now_s - safe_s),
         ),
         ("snapshot_step", "gauge", "Step of the newest snapshot in memory.", progress.snapshot_step),
-        ("saves_total", "counter", "Checkpoints of this start that became durable.", saves.count),
-        ("saves_unsaved_total", "counter", "Saves of this start that did not become durable.", saves.unsaved),
+        ("saves_total", "counter", "Checkpoints that became durable since the ranks started.", saves.count),
+        ("saves_unsaved_total", "counter", "Failed and superseded saves since the ranks started.", saves.unsaved),
         ("save_stall_seconds", "gauge", "How long training waited for the last save.", saves.last_stall_s),
         (
             "save_durable_seconds",
@@ -73,7 +73,7 @@ def render(progress: Progress, *, now_s: float) -> str:
     lines += _metrics("train_metric", "Metrics of the training.", {"loss": progress.loss, **progress.train_metrics})
     lines += _metrics("eval_metric", "Metrics of evaluations.", progress.eval_metrics)
     labels = f'run_id="{_label(progress.run_id)}",output_dir="{_label(progress.output_dir)}"'
-    lines += [*_head("run_info", "gauge", "Which run this is."), f"safepoint_run_info{{{labels}}} 1"]
+    lines += [*_head("run_info", "gauge", "The run: id and output folder."), f"safepoint_run_info{{{labels}}} 1"]
     return "\n".join(lines) + "\n"
 
 

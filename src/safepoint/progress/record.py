@@ -101,7 +101,7 @@ class Progress:
         output_dir: the folder of the checkpoints on the first node, absolute.
         location: the location in an object store that the checkpoints are published to; empty if there is none.
         safe_step: the step of the newest durable checkpoint; None when there is none.
-        safe_time: when training reached that state.
+        safe_time: when training reached `safe_step`.
         snapshot_step: the step of the newest snapshot in memory; None when there is none.
         saves: see `SaveStatistics`.
         grace_s: seconds that the platform grants between SIGTERM and SIGKILL.
@@ -212,7 +212,7 @@ def read_progress(path: Path) -> Progress | None:
         return None
 
 
-# A list of jobs reads a thousand records with thirty fields each, so these functions are kept short.
+# To list a thousand jobs, a thousand records with thirty fields each are read. So these functions must be fast.
 
 
 def _of(kind: type[_Kind], value: Any) -> _Kind:

@@ -1,7 +1,7 @@
 """Tracks the progress of this process's training; the first rank writes it (docs/progress.md).
 
-Loop and engine report to it on every rank, so that they need not know which rank they are on; only the first rank's
-record is written. A report is cheap enough for every step.
+The loop and the engine report to a `ProgressTracker` on every rank, so that they need not know which rank they are
+on. Only the first rank writes its record to a file. A report is cheap enough for every step.
 """
 
 import contextlib
@@ -75,14 +75,15 @@ class ProgressTracker:
 
         Args:
             path: the file of the record in the output folder. If it already has a record of this run,
-                the total steps and epochs of that record are used until the loop reports its own.
+                and the run resumes, the epoch, total steps and total epochs of that record are used until the loop
+                reports its own.
             location: see `Progress`.
             run_id: likewise.
             attempt: likewise.
             samples_per_step: likewise.
             resumed_step: the step of the checkpoint or snapshot that the run resumes from; None for step 0.
-            resumed_time: when it was made; None for a snapshot, which is not durable.
-            resumed_bytes: its size.
+            resumed_time: when that checkpoint was made; None for a snapshot, which is not durable.
+            resumed_bytes: the size of that checkpoint or snapshot; None if it is not known.
         """
         with self._lock:
             self._state = State.STARTING
@@ -122,7 +123,7 @@ class ProgressTracker:
         return self._state
 
     def end(self, state: State, message: str = "", *, limit_s: float = 5.0) -> None:
-        """Record the end of the training; returns when it is written, or after `limit_s` seconds."""
+        """Record the end of the training. Returns when the record is written, or after `limit_s` seconds."""
         with self._lock:
             self._state = state
             self._known["message"] = message
@@ -131,7 +132,7 @@ class ProgressTracker:
 
     @contextlib.contextmanager
     def during(self, state: State) -> Generator[None]:
-        """Report `state` while the block runs."""
+        """Report `state` while the `with` block runs, and then the state before it."""
         before = self._state
         self.change(before, state)
         try:
@@ -140,7 +141,7 @@ class ProgressTracker:
             self.change(state, before)
 
     def change(self, before: State, state: State) -> None:
-        """Report `state`, if the state is still `before`."""
+        """Report `state`, if the reported state is still `before`."""
         with self._changing():
             if self._state is before:  # the end of a training is final
                 self._state = state
@@ -174,7 +175,7 @@ class ProgressTracker:
         return True
 
     def measured(self, metrics: Mapping[str, Any]) -> None:
-        """Report metrics of the program; those of evaluations begin with `eval_`, `val_` or `test_`."""
+        """Report metrics of the program. The names of an evaluation's metrics begin with a prefix of `_EVAL`."""
         if not self._is_first:
             return
         with self._changing():
@@ -204,7 +205,7 @@ class ProgressTracker:
             self._snapshot_time = clock.utc_now()
 
     def became_durable(self, step: int) -> None:
-        """Report that the snapshot of this step is durable; its duration and size are unknown."""
+        """Report that the snapshot of this step is durable, if the duration and size of the save are not known."""
         with self._changing():
             time = self._snapshot_time if self._known.get("snapshot_step") == step else clock.utc_now()
             self._known |= {"safe_step": step, "safe_time": time}
@@ -213,11 +214,11 @@ class ProgressTracker:
         """Report that a checkpoint is durable.
 
         Args:
-            step: of which step.
+            step: the step of the checkpoint.
             time: when that step ended.
-            stall_s: how long training waited for it.
-            durable_s: from the step's end until now.
-            size_bytes: of its files.
+            stall_s: how long training waited for the checkpoint.
+            durable_s: how long it took from the step's end until the checkpoint was durable.
+            size_bytes: the size of the checkpoint's files.
         """
         with self._changing():
             self._known |= {"safe_step": step, "safe_time": time}

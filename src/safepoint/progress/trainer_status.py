@@ -1,7 +1,7 @@
-"""A run's progress in the two formats of Kubeflow's controllers.
+"""A run's progress in two formats: for OpenShift AI's controller, and for Kubeflow (KEP-2779).
 
-`to_bytes` is what OpenShift AI's controller polls from the first pod and reads from its termination message. The
-controller refuses the whole record when a field has another type, such as a fraction instead of a whole number.
+OpenShift AI's controller polls `to_bytes` from the first pod, and reads the same record from the pod's termination
+message. It refuses the whole record when a field has another type, such as a fraction instead of a whole number.
 `to_request` is the body of a status update of KEP-2779, in which every metric is a string.
 """
 
@@ -23,7 +23,7 @@ TERMINATION_LOG = Path("/dev/termination-log")
 _MOST_S = 2**31 - 1
 """The controllers count in 32 bits."""
 _MOST_METRICS = 256
-"""A request with more is refused (KEP-2779)."""
+"""A request with more metrics is refused (KEP-2779)."""
 _MOST_TERMINATION_BYTES = 4000
 """The kubelet cuts a termination message off at 4096 bytes, and a record that is cut off is not valid JSON."""
 
@@ -88,7 +88,7 @@ class TrainerStatus:
         return json.dumps(self._record(), allow_nan=False).encode()
 
     def to_termination_message(self) -> bytes:
-        """The same, without metrics where it would be too long with them."""
+        """The document as `to_bytes` makes it, but without metrics if they would make it too long."""
         data = self.to_bytes()
         if len(data) <= _MOST_TERMINATION_BYTES:
             return data
@@ -98,7 +98,7 @@ class TrainerStatus:
         """Write the termination message.
 
         Args:
-            path: a file that the platform has created; it is written in place, because it is mounted.
+            path: a file that the platform has created. It is overwritten in place: a mounted file cannot be replaced.
 
         Returns:
             Whether the file exists and was written.
@@ -150,7 +150,7 @@ def _below_hundred(percent: float | None) -> int | None:
 
 
 def _left(progress: Progress) -> int | None:
-    """Never 0, which the controllers take for a complete job."""
+    """The seconds left; never 0, which the controllers take for a complete job."""
     if progress.state is State.FAILED or progress.remaining_s is None:
         return None
     return min(_MOST_S, max(1, math.ceil(progress.remaining_s)))

@@ -44,7 +44,7 @@ class RunSettings:
     """Which checkpoints stay in the folder, besides those that `save_total_limit` keeps:
     `newest=2,every=1000,best=1:eval_loss`."""
     store_keep: str | None = None
-    """Which checkpoints stay in the object store, written like `keep`; None keeps all."""
+    """Which checkpoints stay in the object store, in the syntax of `keep`; None keeps all."""
     on_upload_failure: str = "continue"
     """When uploads fail: `continue` the training, or save and `stop` it."""
     verify_access: bool = True
@@ -54,14 +54,14 @@ class RunSettings:
     resume: str = "auto"
     """`auto`: the newest valid checkpoint; `never`; or the path of one checkpoint."""
     from_scratch: bool = False
-    """Start a new run, and move the checkpoints in the folder aside. Restarts do not repeat this."""
+    """Start a new run, and move the checkpoints in the folder aside. A restart of the ranks does not repeat this."""
     allow_batch_change: bool = False
     """Resume with another number of samples per step than the checkpoint's."""
     peer_timeout_s: float = 1800.0
-    """How long a rank waits for another one that is running but does not answer."""
+    """How long, in seconds, a rank waits for another rank that is running but does not answer."""
     snapshot_steps: str | None = None
-    """Optimizer steps between snapshots in memory. `auto` takes them as often as possible while they cost at most 1 %
-    of the time. None takes one with each save only."""
+    """Optimizer steps between snapshots in memory. With `auto`, snapshots are as frequent as possible while they cost
+    at most 1 % of the time. With None, there is a snapshot for each save only."""
     snapshot_slots: int | None = None
     """How many snapshots host memory may hold; 0 makes saves synchronous, None chooses by the size of the state."""
     metrics_port: int | None = None
@@ -77,7 +77,7 @@ class RunSettings:
     record_folder: str | None = None
     """The folder in which ranks record for their launcher how they ended; set by the launcher."""
     launcher_pid: int | None = None
-    """The process whose death ends the rank; set by the launcher."""
+    """The pid of the launcher, whose death ends the rank; set by the launcher."""
     keeper: str | None = None
     """The name of the socket of the node's keeper; set by the launcher."""
     has_begun: bool = False
@@ -164,7 +164,7 @@ class RunSettings:
 
     @property
     def margin_s(self) -> float:
-        """How long before the platform's SIGKILL every rank has exited: a fifth of the grace period, at most 3 s."""
+        """Every rank has exited this many seconds before the platform's SIGKILL: a fifth of `grace_s`, at most 3."""
         return min(3.0, 0.2 * self.grace_s)
 
     @classmethod
@@ -183,7 +183,7 @@ class RunSettings:
         return cls(**values)  # pyright: ignore[reportArgumentType]
 
     def to_environment(self) -> dict[str, str]:
-        """The variables from which `from_environment` reads an equal value; an empty string unsets a setting."""
+        """The variables from which `from_environment` reads equal settings. An empty string stands for None."""
         texts: dict[str, str] = {}
         for setting in fields(self):
             value = getattr(self, setting.name)
@@ -240,7 +240,7 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
         text: a path, `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
         local_dir: with an object store, the folder that checkpoints are written to before they are uploaded; None
             chooses one below the user's cache folder, always the same one for the same location.
-        environ: the variables that name claims and cache folders; the process's own when None.
+        environ: the environment with the variables for claims and the cache folder; the process's own when None.
 
     Raises:
         UsageError: `text` is invalid, names a claim that has no folder on this machine, or names a place inside a
@@ -257,7 +257,7 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
 
     if any(step_of(Path(name)) is not None for name in location.path.split("/")):
         raise UsageError(
-            f"{text} is inside of a checkpoint, which further objects would make invalid; nothing was written",
+            f"{text} is inside a checkpoint, and further objects there would make it invalid; nothing was written",
             hint="name the location that contains the checkpoint",
         )
     return OutputPlace(folder=Path(local_dir) if local_dir else _cache_folder(location, environ), remote=location)

@@ -1,8 +1,8 @@
 """`save` and `load` for a plain PyTorch loop of one process. The loop continues during a save.
 
 Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot that the
-keeper writes, commits and prunes. Without memory for a snapshot, `save` fails. `safepoint.session` has no
-such limit, and also handles several ranks, signals and object stores.
+keeper writes, commits and prunes. Without memory for a snapshot, `save` fails. `safepoint.session` saves
+synchronously in that case, and also handles several ranks, signals and object stores.
 """
 
 import dataclasses
@@ -50,8 +50,9 @@ class Saving:
     Args:
         step: of the checkpoint.
         path: the checkpoint's folder, once it is committed.
-        snapshotter: holds the snapshot.
-        torn: steps whose snapshots were discarded, because parameters changed during the copy.
+        snapshotter: copies the state, and hands the snapshot to the keeper.
+        torn: steps whose snapshots were discarded, because parameters changed during the copy. The checkpointer adds
+            to it.
     """
 
     def __init__(self, step: int, path: Path, snapshotter: Snapshotter, torn: set[int]) -> None:
@@ -60,7 +61,7 @@ class Saving:
         self._outcome: Outcome | None = None
 
     def wait_staged(self) -> None:
-        """Wait until the state has been copied; from then on it may be changed in any way."""
+        """Wait until the state has been copied. Afterwards any code may change the state."""
         self._snapshotter.wait_staged()
 
     @property
@@ -94,7 +95,7 @@ class Checkpointer:
     """Checkpoints of one process.
 
     The state of models and optimizers is copied during the next forward and backward; an optimizer's step waits for
-    the end of the copy. Call `Saving.wait_staged` before changing parameters anywhere else.
+    the end of the copy. Call `Saving.wait_staged` before any code but an optimizer's step changes parameters.
 
     Args:
         folder: where checkpoints go; claimed for this process until `close`.
@@ -176,7 +177,8 @@ class Checkpointer:
         """Allocate the memory for snapshots of `state`, in the background.
 
         Args:
-            state: as for `save`. An optimizer counts as two moments for each parameter, also before its first step.
+            state: as for `save`. For an optimizer, two moments are counted for each parameter, even if its first step
+                has not created them yet.
             is_waiting: whether to wait until the memory is allocated.
 
         Raises:
@@ -235,7 +237,7 @@ class Checkpointer:
         return Saving(step, self._output.root / checkpoint_name(step), self._snapshotter, self._torn)
 
     def _replace_keeper(self) -> None:
-        self._log.warning("the keeper died, and what it had not written is lost; a new keeper is started")
+        self._log.warning("the keeper died, and the snapshots it had not written are lost; a new keeper is started")
         self._snapshotter.close()
         self._snapshotter.keeper.close()
         self._host.ensure()
@@ -267,7 +269,7 @@ class Checkpointer:
         Raises:
             KeyError: the checkpoint has no file for one of the names.
             NothingValidError: there are checkpoints, and none of them is valid.
-            TypeError: a value is neither a dictionary nor has `load_state_dict`.
+            TypeError: a value is not a dictionary and has no `load_state_dict`.
         """
         found = newest_valid(
             self._output.root, rejected=lambda path, fault: self._log.warning("%s is not used: %s", path, fault)
@@ -328,7 +330,7 @@ class StateImages:
             return Image.of_bytes(images.path, content.getvalue())
 
     def _state_of(self, name: str, value: Any) -> tuple[Any, bool]:
-        """What is saved of a value, and whether it surely has the same tensors as the last time."""
+        """The object to save for a value, and whether it certainly holds the same tensors as at the last call."""
         if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
             known, state = self._states.get(name, (None, None))
             if state is None or known is not value:
@@ -338,7 +340,7 @@ class StateImages:
         return (value.state_dict() if hasattr(value, "state_dict") else value), False
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Release the layouts of these files, and with them their tensors, which were created for one save only."""
+        """Release the layouts of these files. The layouts hold tensors that were created for one save only."""
         for path in paths:
             self._images.pop(path.removesuffix(".pt"), None)
 
@@ -352,7 +354,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
 
     Raises:
         KeyError: the checkpoint has no file for one of the names.
-        TypeError: a value cannot be loaded into.
+        TypeError: a value is not a dictionary and has no `load_state_dict`.
     """
     for key, value in state.items():
         path = folder / f"{key}.pt"
@@ -370,7 +372,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors as large as those that saving `value` writes, and on the same devices."""
+    """Tensors with the sizes and devices of those that a save of `value` copies; used to estimate memory."""
     if isinstance(value, torch.nn.Module):
         yield from {id(tensor): tensor for tensor in value.state_dict(keep_vars=True).values()}.values()
     elif isinstance(value, torch.optim.Optimizer):

@@ -97,7 +97,7 @@ def test_the_users_file_is_where_xdg_says() -> None:
         ("[local]\ngpu_slots = -1\n", ["gpu_slots = -1"]),
         ("[local]\ncpu_slot = 1\n", ["cpu_slot = 1", "did you mean cpu-slots?"]),
         ("[local.deeper]\nx = 1\n", ["line 1", "[local.deeper]"]),
-        ("[pvc]\nmy.claim = '/x'\n", ["[pvc.my]", "write them below [pvc]"]),
+        ("[pvc]\nmy.claim = '/x'\n", ["[pvc.my]", "write its settings below [pvc]"]),
         ("[pvc]\ndata = 3\n", ["line 2", "data = 3", "folder"]),
         ("[pvc]\ndata = ' '\n", ["data = "]),
         ("[pvc]\ndata = '/a,b'\n", ["comma"]),

@@ -1,6 +1,6 @@
 """Lines for a person, on stderr: one per event, coloured on a terminal, plain elsewhere.
 
-NO_COLOR and CI are honoured. stdout belongs to the user's program.
+The environment variables NO_COLOR and CI turn colours off. stdout is left to the user's program.
 """
 
 import logging
@@ -34,7 +34,7 @@ class _Line(logging.Formatter):
 
 
 class _CurrentStderr(logging.Handler):
-    """Writes to the current `sys.stderr`, in one write per line, so that lines of ranks do not mix."""
+    """Writes to the current `sys.stderr`, with one call per line, so that lines of several ranks do not mix."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
@@ -63,7 +63,7 @@ def _write_beside_bars(text: str) -> bool:
 
 
 def is_interactive() -> bool:
-    """Whether stderr is a terminal and not a CI system."""
+    """Whether stderr is a terminal, and the variable CI is not set."""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
@@ -72,7 +72,7 @@ class ProgressLine:
 
     Args:
         what: what is being done, such as `verifying`.
-        least_bytes: smaller work shows no line.
+        least_bytes: no line is shown for fewer bytes in total.
     """
 
     def __init__(self, what: str, *, least_bytes: int = 256 << 20) -> None:
@@ -101,7 +101,7 @@ class ProgressLine:
 
 
 def set_up(verbosity: int) -> logging.Logger:
-    """Give the logger `safepoint` its one handler.
+    """Make the logger `safepoint` write to stderr, through one handler.
 
     Args:
         verbosity: 0 shows events, 1 and more also details.

@@ -171,7 +171,7 @@ class Repartitioned(Event):
 
 
 class StopRequested(Event, cause="signal"):
-    """All ranks agreed to stop here because at least one received a signal."""
+    """All ranks agreed to stop at `step`, because at least one of them received a signal."""
 
     signal: str
     rank: int
@@ -197,10 +197,10 @@ class StepGivenUp(Event):
 
 
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
-    """The state of a step is in memory, or is being copied there. If `is_wanted`, it will become a checkpoint.
+    """The state of a step is in memory, or is being copied there. With `is_wanted`, it is to become a checkpoint.
 
-    Snapshots that will not become checkpoints are reported at most every ten seconds; `count` is their number since
-    the last report.
+    Other snapshots are reported at most every ten seconds. `count` is the number of snapshots since the last report,
+    with this one.
     """
 
     step: int
@@ -264,7 +264,7 @@ class Resealed(Event):
     files: tuple[str, ...]
 
     def _sentence(self) -> str:
-        return f"checkpoint of step {self.step} now also names {', '.join(self.files)}, added by a callback"
+        return f"a callback added {', '.join(self.files)} to checkpoint {self.step}; its manifest lists them now"
 
 
 class Pruned(Event, cause="reason"):

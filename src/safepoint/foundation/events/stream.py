@@ -1,7 +1,8 @@
 """The stream of events: JSON lines for programs, sentences for people.
 
-One line per event, with RFC 3339 UTC times. Releases add fields and remove none. A failed write, as on a full disk,
-loses the event and does not stop the training. Values that change every step are in `safepoint.progress.record`.
+One line per event, with RFC 3339 UTC times. Later releases may add fields, and remove none. A failed write, as on a
+full disk, loses the event and does not stop the training. Values that change every step are in
+`safepoint.progress.record`.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ class Event(ABC):
     """Base of every event; the class name in snake case is the event's name in JSON. Subclasses become dataclasses.
 
     Args:
-        is_warning: whether it is a warning on the console.
-        is_quiet: whether it is written to the stream, and to the console only with `-v`.
+        is_warning: whether the console shows the event as a warning.
+        is_quiet: whether the console shows the event only with `-v`. The stream has it in any case.
         cause: the name of the field that is also written as `cause`: the trigger, the signal or the reason.
     """
 
@@ -51,7 +52,7 @@ class Event(ABC):
 
     @property
     def cause(self) -> str:
-        """Why it happened; empty where the event has no such field."""
+        """Why the event happened; empty for an event without a field for that."""
         return str(getattr(self, self._cause_field)) if self._cause_field else ""
 
     @abstractmethod
@@ -62,7 +63,7 @@ class EventLog:
     """Appends events as JSON lines to files; several processes may append to the same one.
 
     Args:
-        paths: the files. None is ignored.
+        paths: the files. A path that is None is left out.
         actor: who writes: `rank 3`, `launcher`, `keeper`, or `mover` for the uploader.
     """
 

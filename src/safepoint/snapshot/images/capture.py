@@ -158,7 +158,7 @@ class Capture:
             self._dcp_images.pop(path, None)
 
     def collect(self, captured: Captured) -> list[Image]:
-        """The images of everything that the routine has saved or written.
+        """One image for each file: the captured ones, and those of files that were written as usual.
 
         Raises:
             OSError: a file that the routine wrote cannot be read.
@@ -183,17 +183,17 @@ class Capture:
 
 
 def _are_usual(options: Mapping[str, Any]) -> bool:
-    """Whether these options of `torch.save` have their default values; the layout of an image assumes them."""
+    """Whether these options of `torch.save` have their default values, which the layout of an image assumes."""
     return all(name in _USUAL and _USUAL[name] == value for name, value in options.items())
 
 
 def _originals() -> list[Function]:
-    """`torch.save`, and safetensors' function where that library is loaded."""
+    """`torch.save`, and safetensors' `save_file` if that library is imported."""
     safetensors: Any = sys.modules.get("safetensors.torch")
     return [torch.save] if safetensors is None else [torch.save, safetensors.save_file]
 
 
 def _dcp_writer() -> Any:
-    """The class whose `write_data` writes files, where DCP is loaded."""
+    """The class of torch.distributed.checkpoint (DCP) that writes files; None if that package is not imported."""
     module: Any = sys.modules.get("torch.distributed.checkpoint.filesystem")
     return None if module is None else module._FileSystemWriter

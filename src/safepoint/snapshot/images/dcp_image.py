@@ -1,8 +1,8 @@
 """The image of a file that the file system writer of torch.distributed.checkpoint writes.
 
-The format is DCP's: the items of one rank, one after the other, each as `torch.save` would write it to a file of its
-own; the metadata say where each begins. In an image the tensors come first, so that their
-offsets do not depend on the length of the other items, such as numbers.
+The format is that of torch.distributed.checkpoint (DCP): the items of one rank, one after the other, each as
+`torch.save` would write it to a file of its own. The checkpoint's metadata file says where each item begins. In an
+image the tensors come first, so that their offsets do not depend on the length of the other items, such as numbers.
 """
 
 import functools
@@ -21,11 +21,12 @@ from safepoint.snapshot.images.torch_image import UncomposableError, pickle_lone
 
 _ALIGNMENT = 64
 _PREFIX = "archive"
-"""The folder in an archive that `torch.save` writes to a buffer. In a file, the folder has the file's name."""
+"""The name of the folder inside an archive that `torch.save` writes to a buffer. (In an archive that it writes to a
+file, the folder has the file's name.)"""
 
 
 class _Lone(NamedTuple):
-    """The archive of one tensor: the bytes before its data and behind it."""
+    """The archive of one tensor: the bytes before and behind the tensor's data; and see `Archive`."""
 
     head: bytes
     tail: bytes
@@ -57,7 +58,7 @@ class DcpImages:
         self._tensors = _Tensors([], [])
 
     def compose(self, items: Sequence[tuple[WriteItem, Any]]) -> tuple[Image, list[WriteResult]]:
-        """The image of what the writer writes now, and the results that it returns.
+        """The image of the file that DCP's writer would write now, and the results that the writer would return.
 
         Args:
             items: each item to write, with the tensor or the `io.BytesIO` to which the planner resolves it.
@@ -96,7 +97,7 @@ class DcpImages:
 
 
 class _Tensors:
-    """The part of a file that holds tensors; valid while their addresses and shapes stay the same."""
+    """The part of a file that holds tensors. It is valid while the tensors keep their addresses and shapes."""
 
     def __init__(self, items: Sequence[_Item], tensors: Sequence[torch.Tensor]) -> None:
         literals: list[tuple[int, bytes]] = []

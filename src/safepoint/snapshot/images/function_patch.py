@@ -10,7 +10,7 @@ Function = Callable[..., Any]
 
 
 class FunctionPatch:
-    """Remembers which modules have the functions, and under which names: a search takes longer than a save."""
+    """Remembers under which names modules have imported the functions, because a search takes longer than a save."""
 
     def __init__(self) -> None:
         self._places: list[tuple[dict[str, Any], str, Function]] = []
@@ -30,7 +30,7 @@ class FunctionPatch:
 
     @contextlib.contextmanager
     def exchanged(self, replacements: Mapping[Function, Function]) -> Generator[None]:
-        """Replace each key of `replacements` by its value, while the block runs."""
+        """Replace each key of `replacements` by its value, while the `with` block runs."""
         self.find(list(replacements))
         replaced: list[tuple[dict[str, Any], str, Function]] = []
         for namespace, name, function in self._places:

@@ -37,9 +37,9 @@ class Image:
         path: relative to the checkpoint, with `/`.
         size_bytes: of the finished file.
         literals: (offset, content) of the bytes that are known already.
-        fixed: more literals; the same object as in the last image when none of them has changed.
+        fixed: more literals; the same object as in the last image of the file if none of them has changed.
         pieces: the bytes that are still to be copied, in the order of their offsets; the same object as in the last
-            image when nothing but their content has changed.
+            image of the file if nothing but the content of the pieces has changed.
         archives: the archives in the file, in their order.
     """
 
@@ -72,7 +72,7 @@ class Placed:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but dense bytes of a storage with a shape."""
+    """Whether the elements of a tensor are stored as they are, in a storage on a CPU or a CUDA device."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type in {"cpu", "cuda"}

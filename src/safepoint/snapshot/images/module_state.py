@@ -15,9 +15,9 @@ import torch
 class ModuleState:
     """The state of one module over many saves.
 
-    `state_dict` makes new tensors and walks the whole tree, which takes longer than all else at a boundary. As long
-    as every submodule has the same parameters and buffers, the last state dict is still valid: its tensors share the
-    memory of the module's tensors.
+    torch's own `state_dict` makes new tensors and walks the whole tree, which takes longer than all else at a
+    boundary. As long as every submodule has the same parameters and buffers, the last state dict is still valid: its
+    tensors share the memory of the module's tensors.
 
     Args:
         module: the module.
@@ -26,7 +26,7 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.is_sure = False
-        """Whether the last call returned the state dict of the call before, with unmoved tensors."""
+        """Whether the last call of `state_dict` returned the same object as the call before: no tensor has moved."""
         self._last: Any = None
         self._tables: list[Sized] = []
         self._counts: list[int] = []
@@ -80,7 +80,7 @@ class OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.is_sure = False
-        """Whether the last call returned the `state` of the call before, with unmoved tensors."""
+        """Whether the last call of `state_dict` returned the same `state` as the call before: no tensor has moved."""
         self._last: dict[Any, Any] | None = None
         self._indices: list[Any] = []
         self._objects: list[Any] = []
@@ -89,7 +89,10 @@ class OptimizerState:
         self._places = TensorPlaces([])
 
     def state_dict(self) -> dict[str, Any]:
-        """What `optimizer.state_dict()` returns; `state` is the same object as in the last call while it is valid."""
+        """What `optimizer.state_dict()` returns.
+
+        `state` in it is the same object as in the last call, if nothing but the content of tensors has changed.
+        """
         self.is_sure = _packs_as_torch(self.optimizer) and self._last is not None and self._holds()
         if not _packs_as_torch(self.optimizer):
             self._last = None
@@ -155,7 +158,7 @@ _PLAIN = {torch.Tensor, int, float, bool, str, type(None)}
 
 
 def _packs_as_torch(optimizer: Any) -> bool:
-    """Whether torch's own `state_dict` makes the saved state, without hooks."""
+    """Whether the optimizer has torch's own method `state_dict`, and no hooks that change its result."""
     return (
         optimizer.__class__.state_dict is _base_state_dict
         and "state_dict" not in optimizer.__dict__
@@ -187,7 +190,7 @@ class TensorPlaces:
     """Remembers the addresses, types, shapes and strides of tensors, all of which can change in place.
 
     `TensorGuards`, which torch uses for compiled functions, compares types, shapes and strides of all tensors in one
-    call. Without this class, they are compared in lists.
+    call. If torch has no such class, they are compared as Python lists.
 
     Args:
         values: tensors; other values are ignored.

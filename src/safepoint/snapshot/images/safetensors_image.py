@@ -21,8 +21,8 @@ def compose_safetensors(
         metadata: strings for the header.
 
     Returns:
-        The image, or None when the library itself must write the file, or refuse to: for tensors whose type or
-        layout this function does not support, that share memory, or whose names are invalid.
+        The image. None when the library itself must write the file or raise its error: this function does not support
+        a tensor's type or layout, tensors share memory, or a name or the metadata are invalid.
     """
     if metadata is not None and not all(type(k) is str and type(v) is str for k, v in metadata.items()):
         return None

@@ -1,8 +1,8 @@
 """The archive that `torch.save` writes: laid out from the sizes of its content, checksums filled in later.
 
 The format is torch's: a zip archive without compression, one record for the pickle and one for each storage, each
-record's data at a multiple of 64 bytes, checksums behind the data. The pickle comes last, so that its length does not
-change the place of a storage; readers use the archive's directory.
+record's data at a multiple of 64 bytes, checksums behind the data. Here the pickle comes behind the storages, so that
+its length does not change the place of a storage. Readers find each record through the archive's directory.
 """
 
 import struct
@@ -41,7 +41,7 @@ class StorageRecords:
     """The records of all storages, which come first.
 
     Args:
-        prefix: the archive's name inside itself.
+        prefix: the name of the archive's top folder.
         sizes: of the storages, in bytes.
     """
 
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
 
     Args:
         size_bytes: of the file.
-        literals: everything in it besides the storages and their records.
+        literals: (offset, content) of all bytes but the records of the storages.
         archive: see `Archive`.
     """
 
@@ -160,7 +160,7 @@ class Record(NamedTuple):
     Args:
         data: where its data begins.
         size: of the data, in bytes.
-        end: of its descriptor, which stands behind the data.
+        end: where the record ends, behind the descriptor that follows the data.
         checksums: the two offsets at which its CRC-32 is stored, 4 bytes each.
     """
 
@@ -187,12 +187,12 @@ def records_of(archive: Archive, view: Callable[[int, int], memoryview]) -> Iter
         header = _LOCAL.unpack(view(start, _LOCAL.size))
         data = start + _LOCAL.size + header[9] + header[10]
         end = data + size + (24 if size >= _WIDE else 16)
-        yield Record(data, size, end, (data + size + 4, entry + 16))  # behind the descriptor's signature
+        yield Record(data, size, end, (data + size + 4, entry + 16))  # the first is behind the descriptor's signature
         entry = extra + extra_bytes + comment_bytes
 
 
 def _wide(size: int, start: int, extra: memoryview) -> tuple[int, int]:
-    """The size and the offset of a record; values of 4 GiB and more are read from its extra field."""
+    """The size and the offset of a record. A value of 4 GiB or more is read from the record's extra field."""
     if size < _WIDE and start < _WIDE:
         return size, start
     values = list(struct.unpack(f"<{(len(extra) - 4) // 8}Q", extra[4:]))

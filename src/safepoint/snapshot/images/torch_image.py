@@ -67,7 +67,7 @@ class _Storages:
         return number
 
     def borrow(self, before: "_Storages") -> bool:
-        """Begin with all storages of `before`, which is left unchanged; False if this object already has storages."""
+        """Start with all storages of `before`, which later additions do not change; False if this object has some."""
         if self.entries:
             return False
         self.numbers, self.entries = before.numbers, before.entries
@@ -86,7 +86,7 @@ class _Storages:
             self._are_borrowed = False
 
     def take_back(self, count: int) -> None:
-        """Remove all but the first `count`."""
+        """Remove all storages but the first `count`."""
         self._make_own()
         for entry in self.entries[count:]:
             del self.numbers[entry.data]
@@ -173,7 +173,7 @@ class _Seen:
         self.meta = _meta(tensor)
 
     def is_still(self, tensor: torch.Tensor, storages: _Storages) -> bool:
-        """Whether `tensor` is pickled to the same bytes; if so, its storage is added to `storages`."""
+        """Whether `tensor` would be pickled to the same bytes. If so, `storages` has its storage afterwards."""
         # The same object is compared too: its shape, its strides and requires_grad can be changed in place.
         if tensor.data_ptr() != self.address or _meta(tensor) != self.meta:
             return False
@@ -194,7 +194,7 @@ class _Seen:
 
 
 class _Chunk:
-    """The pickle of one value, and the value's outline at that time."""
+    """The pickle of one value, and everything that it depends on (`_outline`), as it was then."""
 
     def __init__(self, value: Any, storages: _Storages) -> None:
         buffer = io.BytesIO()
@@ -248,7 +248,7 @@ def _outline(value: Any, found: list[Any]) -> bool:
         return all(type(key) in _SCALARS for key in keys) and all(_outline(item, found) for item in value.values())
     if kind in {list, tuple}:
         found.extend((kind, len(value)))
-        if all(type(item) in _SCALARS for item in value):  # fast for an optimizer's parameter numbers
+        if all(type(item) in _SCALARS for item in value):  # fast for the many numbers of an optimizer's parameters
             found.extend(value)
             return True
         return all(_outline(item, found) for item in value)
@@ -277,8 +277,8 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether the caller guarantees that `value`, and each value of the outermost dictionary, holds the
-                same tensors as in the last call if it is the same object.
+            trusts: whether the caller guarantees this: if `value`, or a value of the outermost dictionary, is the
+                same object as in the last call, it also holds the same tensors.
 
         Raises:
             UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.

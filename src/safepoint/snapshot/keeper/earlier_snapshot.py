@@ -1,4 +1,4 @@
-"""The newest snapshot of the ranks before a restart, as a folder of links that the restarted ranks load."""
+"""The newest snapshot from before a restart of the ranks, as a folder of links that the restarted ranks load."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ from safepoint.snapshot.protocol.messages import CheckpointFacts, EarlierSnapsho
 
 
 class EarlierSnapshotLinks:
-    """Finds the newest snapshot of the earlier ranks, and makes the links to its files.
+    """Finds the newest snapshot of the earlier ranks (those before the restart), and makes the links to its files.
 
     Args:
         state: of the keeper.
@@ -40,7 +40,8 @@ class EarlierSnapshotLinks:
         earlier = self._state.earlier
         if earlier is None:
             return None
-        # Also if no snapshot is complete: the calling rank will clean the folder, so no write may be in progress.
+        # This waits even if no snapshot is complete: the rank that asks will clean the output folder, so the keeper
+        # must not be writing there.
         self._state.changed.wait_for(lambda: self._state.is_done(earlier))
         newest = earlier.registry.newest_complete
         if newest is None or newest.facts is None or newest.facts.num_nodes > 1:
@@ -68,7 +69,7 @@ class EarlierSnapshotLinks:
 
 
 def _saved_files(facts: CheckpointFacts) -> dict[str, FileEntry]:
-    """The files of the checkpoint, by path; empty if its manifest cannot be read."""
+    """The files of the checkpoint that a snapshot has become, by path; empty if its manifest cannot be read."""
     try:
         manifest = read_manifest(facts.output.root / checkpoint_name(facts.manifest.step))
     except ManifestError:
@@ -77,18 +78,18 @@ def _saved_files(facts: CheckpointFacts) -> dict[str, FileEntry]:
 
 
 def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
-    """Make a file of a complete snapshot: a link to its block in this process, or a copy if it shares the block.
+    """Make one file of a complete snapshot: a link to its block in this process, or a copy if it shares the block.
 
     Args:
         source: the file.
         folder: in which the file is made.
-        saved: the file's entry in the manifest of the checkpoint that the snapshot has become.
+        saved: the file's entry in the manifest of the checkpoint that the snapshot has become; None if there is none.
 
     Returns:
         The file's entry in the manifest.
 
     Raises:
-        SaveError: the memory has changed since the snapshot.
+        SaveError: the file in memory differs from the file in the checkpoint.
         OSError: the folder cannot be written.
     """
     content = source.view(0, source.size_bytes)
@@ -96,7 +97,7 @@ def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
         digester = FileDigester()
         digester.update(content)
         if digester.result().digest != saved.digest:
-            raise SaveError(f"the digest of {source.path} in memory differs from the saved one")
+            raise SaveError(f"{source.path} in memory has another digest than in the checkpoint")
     entry = saved or digest_source(source)
     place = folder / source.path
     place.parent.mkdir(parents=True, exist_ok=True)

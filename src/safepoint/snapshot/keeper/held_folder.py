@@ -16,7 +16,7 @@ _WARN_EVERY_S = 60.0
 
 
 class Reporter:
-    """Writes events into the folder's file and the job's, and onto the console.
+    """Writes events to the output folder's event file, to the job's event file, and to the console.
 
     Args:
         verbosity: of the console.
@@ -30,7 +30,7 @@ class Reporter:
         self.write_to(None)
 
     def write_to(self, path: Path | None) -> None:
-        """From now on write events into this file too; None for the job's file only."""
+        """From now on write events to the file `path` and to the job's file; None for the job's file only."""
         self._events = EventLog(path, self._job_events, actor="keeper")
 
     def report(self, event: Event) -> None:
@@ -39,7 +39,7 @@ class Reporter:
         (self.log.warning if event.is_warning else self.log.info)("%s", event.line)
 
     def report_superseded(self, event: Event) -> None:
-        """Write every event, but a warning only once a minute, because there may be an event at every step."""
+        """Report an event that may occur at every step: the console shows it at most once a minute."""
         self._events.write(event)
         is_due = clock.monotonic_s() - self._warned_s > _WARN_EVERY_S
         self.log.log(logging.WARNING if is_due else logging.DEBUG, "%s", event.line)
@@ -57,13 +57,13 @@ class HeldFolder:
     def __init__(self, reporter: Reporter) -> None:
         self.path: Path | None = None
         self.identity = uuid.uuid4().hex
-        """Identifies this keeper in the lock and to its ranks. Another PID namespace may have the same pid."""
+        """Identifies this keeper in the lock and to its ranks. A process in another container may have its pid."""
         self._lock: FolderLock | None = None
         self._reporter = reporter
 
     def open(self, path: Path, *, is_committer: bool) -> None:
-        """Close the previous folder, and open this one. The keeper that commits locks the folder, and deletes the
-        unfinished files of a keeper that died.
+        """Close the previous folder, and open `path`. The keeper that commits locks the folder, and deletes the files
+        that an earlier keeper has left unfinished there.
 
         Args:
             path: the output folder.
@@ -92,7 +92,7 @@ class HeldFolder:
         self._reporter.write_to(output.events)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock. Further events are written to the job's file only."""
         if self._lock is not None:
             self._lock.release()
         self._lock = self.path = None

@@ -1,7 +1,7 @@
 """What the threads of a keeper share: the ranks, their memory and snapshots, and the output folder.
 
-A thread changes this state while it holds `KeeperState.changed`, and calls `notify` afterwards. The lock is not
-needed to read a single flag, or to use `reporter` or `priority`.
+A thread holds `KeeperState.changed` while it changes this state, and then calls `notify`. The lock is not needed to
+read a single flag, or to use `reporter` or `priority`.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ URGENT = frozenset({Trigger.JIT, Trigger.FAILURE})
 """Triggers of saves that ranks wait for."""
 _SLOW_BYTES_PER_S = 100e6
 OTHER_NODES_S = 15.0
-"""How long after a failure other nodes may take to notice it too."""
+"""How long other nodes may take to notice a failure of this node's ranks."""
 
 
 class Rank:
@@ -53,7 +53,7 @@ class Rank:
         self.requests: BoundedDict[int, int] = BoundedDict()
         """Step → the number of this rank's last request for it."""
         self.scratch: str | None = None
-        """A temporary folder of the rank, which is removed when it has ended."""
+        """A temporary folder of the rank. The keeper removes it when the rank has ended."""
 
     def num_copied(self, block: int) -> int:
         """How many bytes of a block have been copied."""
@@ -112,7 +112,7 @@ class RankGroup:
         return not any(rank.is_connected for rank in self.ranks.values())
 
     def has_waited_enough(self, num_bytes: int = 0) -> bool:
-        """Whether the time to wait for other nodes after a failure is over; each of them writes about `num_bytes`."""
+        """Whether ranks have failed, and the other nodes had time to notice it and to write `num_bytes` each."""
         patience_s = OTHER_NODES_S + num_bytes / _SLOW_BYTES_PER_S
         return self.failed_s is not None and clock.monotonic_s() > self.failed_s + patience_s
 
@@ -175,7 +175,8 @@ class KeeperState:
         """Whether a rank waits until everything is written."""
 
     def admit(self, channel: Channel, hello: Hello) -> tuple[RankGroup, Rank]:
-        """Register a rank. The first one after a restart waits until the saves of the earlier ranks are written."""
+        """Register a rank. The first rank after a restart makes the ranks before it `earlier`. If there are `earlier`
+        ranks already, it first waits until their saves are written."""
         with self.changed:
             while (group := self.current) is None or hello.restart > group.restart or group.is_over:
                 self.forget_earlier()
@@ -198,7 +199,7 @@ class KeeperState:
                 self.earlier = None
 
     def next_to_write(self) -> tuple[RankGroup, Snapshot, CheckpointFacts] | None:
-        """The next snapshot to write, with its ranks and facts; those of earlier ranks come first."""
+        """The next snapshot to write, with its ranks and facts; snapshots of earlier ranks come first."""
         for group in (self.earlier, self.current):
             snapshot = group.registry.next_to_write() if group is not None else None
             if group is not None and snapshot is not None and snapshot.facts is not None:
@@ -206,7 +207,7 @@ class KeeperState:
         return None
 
     def is_idle(self, group: RankGroup) -> bool:
-        """Whether nothing of these ranks is being written, or waits to be."""
+        """Whether nothing is being written, and no snapshot of these ranks waits to be written."""
         return not self.is_writing and group.registry.next_to_write() is None
 
     def is_done(self, group: RankGroup) -> bool:

@@ -1,4 +1,4 @@
-"""What the keeper does when a rank sends a message, or when its connection is closed."""
+"""What the keeper does when a rank sends a message, or when the rank's connection is closed."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from safepoint.snapshot.protocol.messages import Answer, Outcome, decode_rank_me
 class MessageHandler:
     """Carries out the messages of ranks.
 
-    The thread that receives from a rank calls it, without holding `KeeperState.changed`.
+    For each rank, the thread that receives its messages calls the methods, without holding `KeeperState.changed`.
 
     Args:
         state: of the keeper.
@@ -73,7 +73,8 @@ class MessageHandler:
                     raise ProtocolError(f"block {message.number} was not lent")
                 threading.Thread(target=block.populate, daemon=True).start()
             case messages.ReturnBlock():
-                # The block is unmapped with its last reference: a write that was given up may still read it.
+                # Not closed here: a write that was given up may still read the block. It is unmapped when the last
+                # reference to it is gone.
                 rank.blocks.pop(message.number, None)
             case messages.OverwriteBlocks():
                 group.registry.overwrite(rank.number, set(message.numbers))
@@ -99,7 +100,7 @@ class MessageHandler:
                 self._state.forget_earlier()
             case messages.AbandonStep():
                 group.waits_to_leave = True
-                # On another thread, because it may wait for this rank's next message.
+                # On another thread, because it may wait for a message that only this thread can receive.
                 arguments = [self._state, group, message.step, message.reason]
                 threading.Thread(target=leave_with_newest, args=arguments, daemon=True).start()
             case messages.RemoveAtExit():
@@ -126,11 +127,11 @@ class MessageHandler:
     # ---- the folder ---------------------------------------------------------------------------------------------
 
     def _open_folder(self, group: RankGroup, message: messages.OpenFolder) -> str:
-        """Hold the folder. Returns why that is impossible; empty if the keeper holds it."""
+        """Open and lock the folder. Returns why that is impossible; empty if the keeper holds the folder."""
         path = Path(message.folder)
         if self._state.folder.path == path:
             return ""
-        # A training that ended with an error did not close its folder. Its snapshots do not belong into the new one.
+        # A training that ended with an error did not close its folder. Its snapshots must not be written to this one.
         group.registry.clear()
         try:
             self._state.folder.open(path, is_committer=message.is_committer)
@@ -156,7 +157,7 @@ class MessageHandler:
             block = rank.blocks.get(file.block)
             # Reading memory beyond the end of the block would kill this process.
             if block is None or file.offset + file.size_bytes > _readable_bytes(block):
-                raise ProtocolError(f"{file.path} does not lie in block {file.block}, or the block was not lent")
+                raise ProtocolError(f"{file.path} does not fit into block {file.block}, or the block was not lent")
         rank.requests[message.step] = message.request
         if message.step not in group.begun_s:  # this rank is the first to begin the step
             group.begun_s[message.step] = clock.monotonic_s()

@@ -15,10 +15,11 @@ _COPYING_S = 2.0
 
 
 def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
-    """With `KeeperState.changed` held: request the newest complete snapshot that all nodes have.
+    """With `KeeperState.changed` held: request a checkpoint of the newest complete snapshot that all nodes have.
 
     Returns:
-        The snapshot; None with several nodes, whose keepers agree on a snapshot in a thread.
+        The snapshot; None if no snapshot is complete. With several nodes always None: a thread makes the request when
+        the keepers have agreed on a snapshot.
     """
     facts = next((one.facts for one in group.registry.snapshots if one.facts is not None), None)
     if facts is not None and facts.num_nodes > 1:
@@ -40,7 +41,7 @@ def rescue_newer(state: KeeperState, group: RankGroup, step: int) -> None:
 
 
 def watch_others(state: KeeperState, group: RankGroup, facts: CheckpointFacts) -> None:
-    """On a thread: rescue when the ranks of another node have failed. Those of this node may not notice that."""
+    """On a thread: rescue when another node's ranks have failed or must end. This node's ranks may not notice it."""
     while not group.is_over and not group.is_rescued:
         if nodes_of(facts).is_called():
             with state.changed:
@@ -60,7 +61,7 @@ def leave_with_newest(state: KeeperState, group: RankGroup, abandoned_step: int,
     """
     with state.changed:
         registry = group.registry
-        # A snapshot that is being copied is newer, and complete in a moment.
+        # A snapshot that ranks are still copying is the newest one, and will be complete in a moment.
         state.changed.wait_for(lambda: all(one.is_complete for one in registry.snapshots), _COPYING_S)
         newest = rescue(state, group)
         if group.is_rescuing or group.is_rescued:
@@ -79,7 +80,7 @@ def _rescue_with_others(state: KeeperState, group: RankGroup, facts: CheckpointF
     nodes = nodes_of(facts)
     try:
         with state.changed:
-            # Ranks that are still connected may complete a copy soon; without their peers they end soon.
+            # Ranks that are still connected may complete a copy. They end soon, because other ranks have failed.
             state.changed.wait_for(lambda: group.is_over, OTHER_NODES_S / 3 if group.has_failed else 0)
             steps = [one.step for one in group.registry.snapshots if one.is_complete]
             group.failed_s = group.failed_s or clock.monotonic_s()

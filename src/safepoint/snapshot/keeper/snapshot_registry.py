@@ -1,7 +1,7 @@
 """Which snapshots there are, which one is written next, and which memory may be overwritten.
 
-It uses no sockets, files or threads. A snapshot is *complete* when every rank has staged its part. The newest
-complete one stays in memory until it is durable, or until writing it has failed.
+This module uses no sockets, files or threads. A snapshot is *complete* when every rank has staged its part. The
+newest complete snapshot stays in memory until it is durable, or until its write has failed.
 """
 
 import enum
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """One step's snapshot, over all ranks of the node."""
+    """The snapshot of one step: the parts of all ranks of the node."""
 
     step: int
     parts: dict[int, Part] = field(default_factory=dict[int, Part])
@@ -49,7 +49,7 @@ class Snapshot:
     """False once a rank has begun to overwrite its part in memory, or will not stage it."""
     num_ranks: int = 1
     number: int = 0
-    """Increases each time the snapshot of this step is started over."""
+    """The number in `BeginSnapshot`. If the ranks begin the snapshot of this step again, it is higher."""
 
     @property
     def has_begun(self) -> bool:
@@ -89,6 +89,7 @@ class SnapshotRegistry:
         self._reported_free: set[tuple[int, int]] = set()
         """(rank, block) of each block that was reported to its rank as free, or is newly lent."""
         self._in_use: set[tuple[int, int]] = set()
+        """(rank, block) of each block that its rank is about to overwrite for a snapshot that has not begun."""
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -105,7 +106,7 @@ class SnapshotRegistry:
         return self._snapshots.get(step)
 
     def add_block(self, rank: int, block: int) -> None:
-        """Register a new block that a rank has lent. It is free: the rank may use it without a notification."""
+        """Register a new block that a rank has lent. It is free, and the rank knows that without `BlocksFree`."""
         self._reported_free.add((rank, block))
 
     def clear(self) -> None:
@@ -127,7 +128,8 @@ class SnapshotRegistry:
         """Register that a rank begins its part of a snapshot; the arguments are those of `BeginSnapshot`.
 
         Returns:
-            The snapshot. If another rank has cancelled it, a new one that is neither registered nor intact.
+            The snapshot. If a rank has cancelled it, or has begun a later snapshot of the step, a new object that is
+            neither registered nor intact.
         """
         part = Part(files=files)
         self._overwrite(rank, part.blocks)
@@ -136,7 +138,7 @@ class SnapshotRegistry:
         if (step, number) in self._cancelled or (snapshot is not None and number < snapshot.number):
             return Snapshot(step=step, num_ranks=self.num_ranks, is_intact=False)
         if snapshot is not None and (number > snapshot.number or rank in snapshot.parts):
-            # This rank begins the step again. The other ranks will do the same.
+            # This rank begins the snapshot of the step again. The other ranks will do so too.
             if snapshot.progress == Progress.WRITING:
                 self._replaced.append(snapshot)
             snapshot = None
@@ -175,11 +177,11 @@ class SnapshotRegistry:
             snapshot.parts[rank].is_staged = True
 
     def cancel(self, step: int, number: int | None = None) -> None:
-        """Register that a rank will not stage its part. Other ranks may still begin theirs.
+        """Register that a rank will not stage its part. Other ranks may still begin their parts.
 
         Args:
             step: of the snapshot.
-            number: of the snapshot; None for the registered one.
+            number: of the snapshot; None for the snapshot of this step that is registered now.
         """
         snapshot = self._snapshots.get(step)
         if number is not None:
@@ -215,7 +217,10 @@ class SnapshotRegistry:
         return True
 
     def next_to_write(self) -> Snapshot | None:
-        """The newest requested snapshot that all ranks have begun, if it has neither failed nor been written."""
+        """The newest requested snapshot that all ranks have begun, that is intact, and whose write has not failed.
+
+        None if there is no such snapshot, or if it is durable or being written already.
+        """
         for snapshot in self.snapshots:
             is_open = snapshot.is_requested and snapshot.has_begun and snapshot.is_intact
             if is_open and snapshot.progress != Progress.FAILED:

@@ -31,7 +31,7 @@ def write_snapshots(state: KeeperState) -> None:
         with state.changed:
             state.is_writing = False
             is_current = group.registry.written(snapshot, is_durable=outcome.is_durable)
-            # Before the outcome is sent: ranks that have received it may need the blocks that are free now.
+            # Reports free blocks before the outcome: a rank that receives the outcome may need the blocks at once.
             state.notify(group)
             if is_current:
                 group.last_outcome = outcome
@@ -50,7 +50,7 @@ def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts
         group, snapshot, _ = found
         snapshot.progress = Progress.WRITING
         state.is_writing = True
-        # At a low priority, a thread may wait long even for the little processor time that a small snapshot needs.
+        # A small snapshot needs little processor time, but at a low priority the thread may wait long for it.
         if state.is_urgent(group) or snapshot.num_bytes < _SMALL_BYTES:
             state.priority.restore()
         else:
@@ -59,7 +59,7 @@ def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts
 
 
 def _save(state: KeeperState, group: RankGroup, snapshot: Snapshot, facts: CheckpointFacts) -> Outcome:
-    """Write a snapshot and commit it as a checkpoint. Report `Saved` or `SaveFailed`."""
+    """Write a snapshot and commit it as a checkpoint. Report `Saved` or `SaveFailed`; nothing if it was given up."""
     began_s = clock.monotonic_s()
     step, trigger = snapshot.step, snapshot.trigger
     try:

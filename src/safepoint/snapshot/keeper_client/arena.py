@@ -13,7 +13,7 @@ from safepoint.snapshot.protocol.messages import BlockPopulated, ReturnBlock
 from safepoint.snapshot.staging.device_copy import pin
 
 _SMALL_STATE_BYTES = 256 << 20
-"""If three snapshots together are at most this large, three slots are used."""
+"""If three snapshots together are at most this large, three slots are used, each for one snapshot; otherwise one."""
 _MAX_SLOTS = 3
 _SLACK_BYTES = 16 << 20
 
@@ -60,7 +60,7 @@ class Arena:
         Args:
             sizes: bytes.
             still_to_come: bytes that the training itself is going to take.
-            device: the CUDA device that will write to the blocks, whose pages are locked for it; None without one.
+            device: the CUDA device that will write to the blocks, if any; their pages are locked for this device.
 
         Raises:
             NoRoomError: there is not enough memory; nothing was allocated.
@@ -93,8 +93,8 @@ class Arena:
         least_bytes = _least(sizes)
         if self.most_bytes is not None and least_bytes > self.most_bytes:
             raise NoRoomError(
-                f"a snapshot needs {format_bytes(least_bytes)} of host memory, and a rank may take "
-                f"{format_bytes(self.most_bytes)}"
+                f"a snapshot needs {format_bytes(least_bytes)} of host memory, and this rank's share of "
+                f"--snapshot-memory is {format_bytes(self.most_bytes)}"
             )
 
     def _check_room(self, num_bytes: int) -> None:
@@ -103,23 +103,23 @@ class Arena:
             raise NoRoomError(
                 f"a snapshot needs {format_bytes(num_bytes)} of host memory; {format_bytes(room.available_bytes)} of "
                 f"{format_bytes(room.limit_bytes)} are available ({room.limited_by}), "
-                f"{format_bytes(room.spare_bytes)} of which stay free"
+                f"and Safepoint must leave {format_bytes(room.spare_bytes)} free"
             )
 
     def _allocate(self, size_bytes: int) -> Block:
         try:
             block = Block.allocate(self._keeper.new_block_number(), size_bytes)
         except OSError as error:
-            raise NoRoomError(f"the system has no {format_bytes(size_bytes)} of shared memory: {error}") from error
+            raise NoRoomError(f"{format_bytes(size_bytes)} of shared memory cannot be allocated: {error}") from error
         self._blocks.append(block)
         self._keeper.lend(block)
         self._keeper.mark_free([block])
         return block
 
     def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
-        """Whether `take` would find enough free memory for images of these sizes."""
+        """Whether `take` would return blocks for images of these sizes, or raise; False if it would return None."""
         if self.most_bytes is not None and _least(sizes) > self.most_bytes:
-            return True  # `take` raises; waiting would not help
+            return True  # `take` raises: no wait makes the memory suffice
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
         return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, more_slots)
 
@@ -133,7 +133,7 @@ class Arena:
 
         Args:
             sizes: bytes.
-            more_slots: how many slots more than usual may be used, because this snapshot cannot wait.
+            more_slots: how many snapshots more than usual memory may hold, because this snapshot cannot wait.
 
         Returns:
             The blocks, which are no longer free; None while too many blocks are busy.
@@ -141,7 +141,8 @@ class Arena:
         Raises:
             NoRoomError: there is not enough memory.
         """
-        if self._is_pinning:  # until the thread has locked all pages, no block may be written or cut
+        if self._is_pinning:
+            # Until the thread has locked all pages, no block may be written or shortened (`Block.fit`).
             self.wait_prepared()
         self._check_bound(sizes)
         allowed = self._allowed(sizes, more_slots)
@@ -163,7 +164,8 @@ class Arena:
         while free and self.num_bytes + needed > allowed:
             self._give_back(free.pop(0))
         if self.num_bytes + needed > allowed and len(taken) == len(self._blocks):
-            # No block is busy, so waiting would not help: the blocks that fit leave no room for the others.
+            # No block is busy, so waiting would not help. The fitting blocks are so large that the other images have
+            # no room. So blocks of the right sizes replace them.
             for block in taken.values():
                 self._give_back(block)
             taken.clear()
@@ -191,5 +193,5 @@ class Arena:
 
 
 def _least(sizes: Sequence[int]) -> int:
-    """Bytes of blocks for images of these sizes."""
+    """How many bytes the blocks for images of these sizes take at most."""
     return sum(sizes) + PAGE_BYTES * len(sizes)

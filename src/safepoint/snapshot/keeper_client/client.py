@@ -42,7 +42,7 @@ class KeeperClient:
         self.pid = 0
         """The pid of the keeper; 0 until it has answered."""
         self.identity = ""
-        """The keeper's name for itself; see `HeldFolder`."""
+        """Identifies the keeper; see `HeldFolder`. Empty until it has answered."""
         self.write_bytes_per_s: float | None = None
         """How fast the last save was written; None before the first."""
         self._channel = channel
@@ -186,7 +186,7 @@ class KeeperClient:
         facts: CheckpointFacts | None,
         number: int,
     ) -> None:
-        """Describe what is being staged; see `BeginSnapshot`."""
+        """Announce to the keeper which files are being staged; see `BeginSnapshot`."""
         message = messages.BeginSnapshot(
             step=step,
             number=number,
@@ -222,7 +222,7 @@ class KeeperClient:
         if outcome is not None:
             return outcome
         if step not in self._requests:
-            return Outcome(step=step, error="it was not requested, or too long ago")
+            return Outcome(step=step, error="its save was not requested, or so long ago that the outcome is not kept")
         return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the deadline passed first")
 
     # ---- the job ----------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class KeeperClient:
         return self._ask(messages.OpenFolder(folder=folder, is_committer=is_committer)).error
 
     def close_folder(self) -> None:
-        """Wait until everything is written, and the keeper has released the folder."""
+        """Wait until the keeper has written all requested snapshots and has released the folder."""
         self._ask(messages.CloseFolder())
 
     def find_earlier_snapshot(self) -> EarlierSnapshot | None:

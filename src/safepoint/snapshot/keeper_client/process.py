@@ -83,9 +83,10 @@ class KeeperProcess:
 
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
-    # Listening begins here: another user who reads the name in the keeper's command line could take it first.
+    # This process opens the socket. Otherwise another user could read the name in the keeper's command line, and
+    # listen under it first.
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # another keeper of this user has the name, and this one says so
+        with contextlib.suppress(OSError):  # another keeper of this user has the name; the new process reports that
             plan = dataclasses.replace(plan, listening=stack.enter_context(listen(plan.name)).fileno())
         # In a session of its own: a signal to the process group of a rank or a launcher does not reach the keeper.
         process = subprocess.Popen(

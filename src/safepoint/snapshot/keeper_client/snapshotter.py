@@ -1,4 +1,4 @@
-"""One rank's snapshots: places images in memory, has them staged, and hands them to the keeper."""
+"""One rank's snapshots: reserves memory for images, has their tensors copied, and hands the result to the keeper."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -39,7 +39,7 @@ class Snapshotter:
         self.arena = Arena(keeper, slots=slots)
         self.passing: frozenset[str] = frozenset()
         """The files of the last snapshot whose tensors may have been created for that snapshot only. Do not keep
-        their layouts: these would keep the tensors in memory."""
+        the layouts of these files: they would keep the tensors in memory."""
         self._on_torn = on_torn
         self._stager = Stager(keeper.set_num_copied)
         self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)
@@ -74,7 +74,7 @@ class Snapshotter:
             more_slots: see `Arena.take`.
 
         Returns:
-            Whether the snapshot has begun; False while the memory is busy.
+            Whether the snapshot has begun; False while earlier snapshots occupy the memory.
 
         Raises:
             NoRoomError: there is not enough memory.
@@ -152,7 +152,7 @@ class Snapshotter:
         self._stager.wait()
 
     def close(self) -> None:
-        """End the copying. The keeper still writes what was staged."""
+        """Complete the copy in progress, and end the copying thread. The keeper still writes staged snapshots."""
         self._stager.close()
         self._leave_guard()
         self.arena.close()

@@ -1,6 +1,6 @@
 """Blocks of shared memory without a name: the system frees them when the last process that holds them has ended.
 
-A block is a memfd. The rank that allocates it sends it to the keeper over a Unix socket; both map it.
+A block is a memfd. The rank that allocates it sends the descriptor to the keeper over a Unix socket; both map it.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ CONTROL_NUMBER = 0
 """The number of the block that holds the watermarks: how many bytes of each other block have been copied."""
 NUM_MARKS = PAGE_BYTES // 8
 SMALL_BYTES = 1 << 20
-"""Smaller files share one block and are written in one call; larger ones get aligned blocks of their own."""
+"""Smaller files share one block, and each is written in one call. A larger file has a block of its own."""
 _POPULATE_STEP_BYTES = 32 << 20
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23
 _PROT_READ_WRITE, _MAP_SHARED = 3, 1
@@ -41,7 +41,7 @@ _LIBC = _library()
 
 
 def are_available() -> bool:
-    """Whether this system supports such blocks."""
+    """Whether this system supports blocks."""
     return sys.platform.startswith("linux") and hasattr(os, "memfd_create")
 
 
@@ -66,14 +66,14 @@ class Block:
             os.close(descriptor)
             raise OSError(ctypes.get_errno(), f"{capacity_bytes} bytes of shared memory cannot be mapped")
         self.address: int = address
-        self._length_bytes = -1  # not known: another process may have cut it
+        self._length_bytes = -1  # not known: another process may have changed the length
         self.pinned_bytes = 0
-        """How many bytes from the start a device may write to directly, because their pages stay where they are."""
+        """How many bytes from the start are locked in memory (pinned), so that a device may write to them."""
         self._unpin: Callable[[], None] | None = None
 
     @classmethod
     def allocate(cls, number: int, size_bytes: int) -> "Block":
-        """A new block of at least `size_bytes`, without pages.
+        """A new block of at least `size_bytes`, whose pages are not allocated yet.
 
         Raises:
             OSError: the memory cannot be allocated.
@@ -92,13 +92,13 @@ class Block:
         return block
 
     def populate(self, may_go_on: Callable[[int], bool] = lambda _: True) -> bool:
-        """Fault every page in, so that the first copy is as fast as a later one.
+        """Allocate every page, so that the first copy into the block is as fast as a later one.
 
         Args:
             may_go_on: called before each piece with the number of bytes that are left; False ends this call.
 
         Returns:
-            Whether all pages were faulted in; False on systems older than Linux 5.14.
+            Whether all pages were allocated. Always False on systems older than Linux 5.14.
         """
         done = 0
         while done < self.capacity_bytes:
@@ -116,7 +116,7 @@ class Block:
             raise ValueError(f"{size_bytes} bytes do not fit into a block of {self.capacity_bytes}")
         if size_bytes == self._length_bytes:
             return
-        # Returned pages are replaced by new ones, and a device would write to the old ones.
+        # A block that was shortened and grows again gets new pages there. A device would write to the old ones.
         if self.pinned_bytes < _whole_pages(size_bytes):
             self.unpin()
         os.ftruncate(self.descriptor, size_bytes)
@@ -143,7 +143,7 @@ class Block:
             unpin()
 
     def view(self, start: int, length: int) -> memoryview:
-        """`length` bytes from `start`, uncopied; valid until `close`."""
+        """`length` bytes from `start`, without a copy; valid until `close`."""
         if not 0 <= start <= start + length <= self.capacity_bytes:
             raise ValueError(f"{length} bytes from {start} are not in a block of {self.capacity_bytes}")
         return memoryview((ctypes.c_char * length).from_address(self.address + start)).cast("B")

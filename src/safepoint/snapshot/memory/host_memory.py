@@ -1,6 +1,7 @@
-"""How much memory this process may still allocate before the kernel kills a process for it.
+"""How much memory this process may still allocate before the kernel kills a process for lack of memory.
 
-That is the least of what the machine and each control group of this process (version 1 and 2) allow.
+The machine and each control group of this process (version 1 or 2) have a limit. The one with the least free memory
+counts.
 """
 
 import contextlib
@@ -12,12 +13,13 @@ _UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Memory that may be taken.
+    """How much memory may still be allocated.
 
     Args:
-        available_bytes: before the limit is reached; clean page cache counts as available.
-        limit_bytes: the limit that leaves the least room.
-        limited_by: what sets the limit: `the machine`, or a control group's file.
+        available_bytes: how much may be allocated before the limit is reached. Page cache that the kernel can drop
+            counts as available.
+        limit_bytes: the limit of the machine or the control group that has the least memory available.
+        limited_by: what sets this limit: `the machine`, or a control group's file.
     """
 
     available_bytes: int
@@ -26,16 +28,16 @@ class Room:
 
     @property
     def spare_bytes(self) -> int:
-        """What to leave for others: a twentieth of the limit, at least 64 MiB."""
+        """What must stay available for other allocations: a twentieth of the limit, at least 64 MiB."""
         return max(64 << 20, self.limit_bytes // 20)
 
     def has(self, num_bytes: int) -> bool:
-        """Whether `num_bytes` can be taken, and enough is left for others."""
+        """Whether `spare_bytes` stay available after an allocation of `num_bytes`."""
         return num_bytes + self.spare_bytes <= self.available_bytes
 
 
 def look(proc: Path = Path("/proc")) -> Room | None:
-    """The room there is now, or None where the system does not report it.
+    """The memory that may be allocated now, or None where the system does not report it.
 
     Args:
         proc: where the proc file system is mounted.
@@ -72,7 +74,7 @@ def _of_group(folder: Path, limit_name: str, usage_name: str, cache_name: str) -
 
 
 def _group_folders(proc: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """The memory control groups of this process, from its own up to the root of what is mounted."""
+    """The folders of this process's memory control group and of the groups above it, with their files' names."""
     folders: list[tuple[Path, tuple[str, str, str]]] = []
     mounts = _mounts(proc)
     for line in _lines(proc / "self" / "cgroup"):
@@ -91,7 +93,7 @@ def _group_folders(proc: Path) -> list[tuple[Path, tuple[str, str, str]]]:
 
 
 def _mounts(proc: Path) -> list[tuple[str, str, str]]:
-    """(kind, root within the hierarchy, where it is mounted) of the memory hierarchies."""
+    """(kind, root within the hierarchy, mount point) of each mounted hierarchy of memory control groups."""
     found: list[tuple[str, str, str]] = []
     for line in _lines(proc / "self" / "mountinfo"):
         first, _, second = line.partition(" - ")

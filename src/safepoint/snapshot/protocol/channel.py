@@ -1,7 +1,7 @@
 """The connection between a rank and its keeper: frames of bytes over a Unix socket, with descriptors of memory.
 
-The socket is in the abstract namespace: it has no file that would have to be removed. Any user may take such a
-name, so both sides check that the other one is a process of the same user.
+The socket is in the abstract namespace: it has no file that would have to be removed. Any user may listen under such
+a name, so rank and keeper each check that the process at the other end belongs to the same user.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ MAX_FRAME_BYTES = 64 << 20
 _MAX_DESCRIPTORS = 2
 """A message has at most one descriptor. A second one is received too, so that the message can be refused."""
 _MAX_NAMES = 400
-"""How many names are tried. Strangers can take any number, and one that does not answer takes a millisecond."""
+"""How many names are tried at most. Other users can listen under any number of names, and a name that does not answer
+costs a millisecond."""
 _CREDENTIALS = struct.Struct("3i")
 _TIME = struct.Struct("ll")
 _SOCKETS = Path("/proc/net/unix")
@@ -145,7 +146,7 @@ def connect(name: str) -> Channel:
 def _similar_names(name: str) -> list[str]:
     """The names of listening sockets on this machine that begin like those that `listen` uses instead of `name`.
 
-    Connections that are not accepted yet have a line with their server's name too.
+    The file also has a line with the server's name for each connection that is not accepted yet. These are left out.
     """
     with contextlib.suppress(OSError):
         lines = [line.partition(" @") for line in _SOCKETS.read_text(errors="replace").splitlines()]

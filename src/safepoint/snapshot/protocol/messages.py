@@ -19,7 +19,7 @@ from safepoint.snapshot.protocol.codec import ProtocolError
 VERSION = 3
 """Changes with every change of a message. All ranks of a node and their keeper must have the same version."""
 SCRATCH_PREFIX = "scratch-"
-"""A keeper removes only folders whose names begin with this; `RemoveAtExit` accepts no other folder."""
+"""The prefix of the folder names that `RemoveAtExit` accepts. A rank cannot make its keeper remove other folders."""
 
 
 def _check_folder(folder: str) -> None:
@@ -29,12 +29,12 @@ def _check_folder(folder: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedFile:
-    """A file of a snapshot: its place in a rank's memory.
+    """A file of a snapshot, and where its image lies in a rank's memory.
 
     Args:
         path: relative to the checkpoint.
         block: the number of the rank's block.
-        offset: in the block, in bytes; a multiple of the page size for large files.
+        offset: where the image begins in the block, in bytes; a multiple of the page size for large files.
         size_bytes: of the file.
         archives: see `Image`.
     """
@@ -53,7 +53,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """How a snapshot becomes a checkpoint; the first rank of a node sends it.
+    """How a snapshot becomes a checkpoint. The first rank of each node sends these facts.
 
     Args:
         manifest: what the manifest says.
@@ -121,7 +121,7 @@ class EarlierSnapshot:
     """The newest snapshot that the ranks left in memory before their restart.
 
     Args:
-        folder: a folder with its files, which are links into the keeper's memory.
+        folder: a folder with its files. Large files are links into the keeper's memory, small ones are copies.
         manifest: its manifest, as JSON.
         is_durable: whether it is a checkpoint too.
     """
@@ -136,11 +136,12 @@ class KeeperPlan:
     """What a keeper needs to start: the command-line argument of its process, as JSON.
 
     Args:
-        name: under which ranks connect to the keeper; see `channel.new_keeper_name`.
-        listening: the descriptor of a socket that listens under this name.
+        name: the name under which ranks connect to the keeper; see `channel.new_keeper_name`.
+        listening: the descriptor of a socket that listens under this name already; None if the keeper is to listen.
         owner_pid: the keeper runs at least as long as this process; None: as long as its own stdin is open.
         verbosity: of the console.
-        scratch: a temporary folder of the owner, which the keeper uses too, and removes if the owner is killed.
+        scratch: a temporary folder of the owner, in which the keeper makes folders too. The keeper removes it if the
+            owner is killed, which it notices only without `owner_pid`.
         events: a file for the job's events, besides the one in the output folder.
     """
 
@@ -195,7 +196,7 @@ class LendBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPopulated:
-    """All pages of a block are allocated: the keeper can map them without a need for more memory."""
+    """All pages of a block are allocated: the keeper can map and touch them without using more memory."""
 
     number: int
 
@@ -247,7 +248,7 @@ class SnapshotStaged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelSnapshot:
-    """The rank's part of a snapshot will not be complete."""
+    """The rank's part of a snapshot will never be complete."""
 
     step: int
     number: int
@@ -308,7 +309,7 @@ class AbandonStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveAtExit:
-    """Remove a temporary folder of this rank when the rank has ended; its name begins with `SCRATCH_PREFIX`."""
+    """Remove a temporary folder of this rank when the rank has ended. Its name must begin with `SCRATCH_PREFIX`."""
 
     folder: str
 
@@ -361,8 +362,8 @@ class Answer:
     """The answer to `OpenFolder`, `CloseFolder` or `FindEarlierSnapshot`.
 
     Args:
-        error: why the keeper cannot hold the folder; empty if it holds the folder.
-        snapshot: the snapshot that was found; None if no snapshot is complete.
+        error: for `OpenFolder`: why the keeper cannot hold the folder; empty if it holds the folder.
+        snapshot: for `FindEarlierSnapshot`: the snapshot that was found; None if no snapshot is complete.
     """
 
     error: str = ""
@@ -374,7 +375,7 @@ class Leave:
     """All ranks end now.
 
     Args:
-        step: of the newest checkpoint; None if no snapshot was made durable.
+        step: of the snapshot that is now a checkpoint; None if no snapshot could be made durable.
         abandoned_step: the step that the ranks do not finish.
         reason: why, for people.
     """

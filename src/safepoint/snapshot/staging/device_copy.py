@@ -1,11 +1,11 @@
 """Copies from CUDA devices into pinned memory, on separate streams while training continues.
 
-The copies begin after the work that the training's current stream has queued so far. Changes by the next step wait
-for the copies on the device; the host does not wait. Work on other streams is waited for only where the training's
-current stream itself waits for it.
+The copies begin after the work that is queued in the training's current stream (the computing stream). The work of
+the next optimizer step waits for the copies, on the device; the host does not wait. The copies do not wait for work
+on other streams, unless the computing stream waits for that work.
 
-Code on a thread of this module names its device: a thread begins on device 0, and its first call there would allocate
-half a gigabyte of that device for a context, in every rank.
+Code that runs on a thread of this module selects its device explicitly. A new thread uses device 0, where its first
+call would create a context. In every rank, that would take half a gigabyte of the memory of device 0.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
 
 class DeviceCopier:
-    """Copies the CUDA tensors of one snapshot after the other; does nothing for a snapshot without any."""
+    """Copies the CUDA tensors of one snapshot after the other; does nothing for a snapshot without CUDA tensors."""
 
     def __init__(self) -> None:
         self._streams: dict[int, Any] = {}
@@ -56,7 +56,7 @@ class DeviceCopier:
             try:
                 done.append((index, self._begin_on(index, sources, guard)))
             except BaseException:
-                # The caller reuses the memory, and copies into it may still be running.
+                # The caller reuses the memory, into which copies may still be running.
                 for stream in self._streams.values():
                     with contextlib.suppress(RuntimeError):
                         stream.synchronize()
@@ -76,14 +76,14 @@ class DeviceCopier:
             (unowned if guard is None or guard.owner_of(one[1]) is None else owned).append(one)
         event: Any = None
         with _cuda.stream(stream):
-            # First the copies that the computing stream waits for now.
+            # The unowned pieces come first, because the computing stream waits for their copies.
             for these in (unowned, owned):
                 for place, piece in these:
                     source = _bytes_of(piece.owner, piece.address, piece.num_bytes)
                     target = _host_bytes(place.block, place.offset + piece.offset, piece.num_bytes)
                     target.copy_(source, non_blocking=True)
                 if these:
-                    # A thread that waits for a blocking event sleeps, and leaves the processor to others.
+                    # With `blocking`, a thread that waits for the event sleeps, and uses no processor time.
                     event = _cuda.Event(blocking=True)
                     event.record(stream)
                     if these is unowned:
@@ -138,13 +138,13 @@ def pin(block: Block, index: int) -> bool:
             codes.append(int(cudart.cudaHostRegister(address, num_bytes, _PORTABLE)))
 
     def unregister() -> None:
-        # A forked child has the memory and not the device; when the interpreter ends, the driver releases all.
+        # A forked child cannot use the device. When the interpreter ends, the driver unlocks all pages.
         if os.getpid() == pid and not sys.is_finalizing():
             with _cuda.device(index):
                 cudart.cudaHostUnregister(address)
 
-    # On another thread: CUDA keeps an error for the thread that made the call, whose next kernel launch would raise
-    # it.
+    # On another thread: CUDA stores an error in the thread that made the call, and the next kernel launch on that
+    # thread would raise it.
     thread = threading.Thread(target=register, name="safepoint-pin")
     thread.start()
     thread.join()
@@ -155,7 +155,7 @@ def pin(block: Block, index: int) -> bool:
 
 
 def _bytes_of(owner: Any, address: int, num_bytes: int) -> torch.Tensor:
-    """The bytes of a device's storage or tensor as uint8."""
+    """`num_bytes` at `address` in the storage of `owner`, on its device, as a uint8 tensor."""
     storage: Any = owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner
     view = torch.empty(0, dtype=torch.uint8, device=storage.device)
     view.set_(storage, address - storage.data_ptr(), (num_bytes,), (1,))  # pyright: ignore[reportUnknownMemberType]

@@ -75,7 +75,7 @@ class Guard:
         self._objects: list[Any] = []
         self._ids: list[int] = []
         self.epoch = next(_epochs)
-        """Replaced by a new, unique number whenever the results of `owner_of` may have changed."""
+        """A number, unique in the process, that changes whenever the results of `owner_of` may have changed."""
         self._owners: dict[int, Owner | None] = {}
         self._answers: dict[tuple[int, int], Owner | None] = {}
         self._is_fresh = True
@@ -100,7 +100,7 @@ class Guard:
         if are_there and ids == self._ids and not self._is_fresh:
             return
         self._is_fresh = False
-        self._objects, self._ids = objects, ids  # references too, so that no new object gets one of these ids
+        self._objects, self._ids = objects, ids  # while an object is referenced, no new object gets its id
         self.epoch = next(_epochs)
         self._tensors.clear()
         self._addresses.clear()
@@ -109,7 +109,7 @@ class Guard:
         for number, optimizer in enumerate(self.optimizers):
             for one in _objects_of(optimizer):
                 if isinstance(one, torch.Tensor):
-                    self._add(getattr(one, "_local_tensor", one), number)  # what this rank has of a DTensor
+                    self._add(getattr(one, "_local_tensor", one), number)  # this rank's part of a DTensor
 
     def _add(self, tensor: torch.Tensor, number: int) -> None:
         try:
@@ -149,11 +149,12 @@ def before_changes(call: Callable[[torch.optim.Optimizer], None]) -> RemovableHa
     """Call `call` with each optimizer of the process when it steps, before anything is changed.
 
     An optimizer that is given a closure runs forward and backward inside of its step. Optimizers of torch change
-    nothing before the closure has returned, so `call` runs when it returns. Other optimizers may change something
-    earlier, and so may a pre-hook of any optimizer: then `call` runs at the beginning of the step.
+    nothing before the closure has returned, so `call` runs when the closure returns. For other optimizers, and for
+    optimizers that have a pre-hook, `call` runs at the beginning of the step, because they may change something
+    before.
 
     Args:
-        call: gets the optimizer. If it raises, the step is not done.
+        call: receives the optimizer. If it raises, the optimizer does not step.
 
     Returns:
         A handle, whose `remove()` ends the calls.

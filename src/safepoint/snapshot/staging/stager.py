@@ -2,7 +2,7 @@
 
 A thread that waits for the copy helps to copy. Each copy is one `memmove`, during which other threads run Python
 code. The watermark of a block is the number of bytes, from the start of the block, that have been copied. The keeper
-may write these bytes already.
+may write these bytes to disk already.
 """
 
 import contextlib
@@ -120,12 +120,14 @@ class Work:
         default_factory=dict[int, list[tuple[list[torch.Tensor], list[int]]]]
     )
     unmarked: set[int] = field(default_factory=set[int])
+    """The numbers of the blocks whose watermark stays 0, because a device copies into them."""
     is_torn: bool = False
     thread: int = field(default_factory=threading.get_ident)
     """The number of the training's thread."""
     began_s: float = field(default_factory=clock.monotonic_s)
     head: int = 0
     tail: int = 0
+    """The copies from `head` to `tail` have not begun. The copying thread takes the first, helpers the last."""
     pending: Counter[int | None] = field(default_factory=Counter[int | None])
     is_ended: bool = False
 
@@ -199,7 +201,7 @@ class Stager:
         return plan
 
     def _is_lasting(self, path: str, plan: _Plan) -> bool:
-        """Whether the tensors that no optimizer owns existed at the last save already.
+        """Whether the tensors that no optimizer owns existed at the last save already, or are small in total.
 
         Weights that are not trained keep their storages between saves. A tensor that was made for a save has a new
         storage.
@@ -217,8 +219,8 @@ class Stager:
             return
         plan = self._plan_of(placed.image, guard)
         if not plan.is_on_host:
-            # How far the copies from a device have come is known only when they end. Until then the watermark stays
-            # 0, and the keeper does not read the block.
+            # The progress of copies from a device is not known before their end. Until then the watermark stays 0,
+            # and the keeper does not read the block.
             work.unmarked.add(placed.block.number)
         begin = placed.block.address + placed.offset
         for offset, address, num_bytes in plan.at_once:
@@ -353,7 +355,7 @@ class Stager:
         literals = image.literals
         if placed.offset or self._fixed.get(block.number) is not image.fixed:
             literals += image.fixed
-        # An archive has hundreds of fixed parts. Those that the block holds from its last image are not rewritten.
+        # An archive has hundreds of fixed literals. If the block's last image had the same, the block contains them.
         self._fixed[block.number] = image.fixed if placed.offset == 0 else ()
         for offset, content in literals:
             block.write(placed.offset + offset, content)
@@ -373,7 +375,7 @@ class Stager:
                 self._changed.notify_all()
 
     def _mark(self, work: Work, marked: int) -> int:
-        """Set the watermarks up to the first copy that is not done. Returns how many copies are done before it."""
+        """Set the watermarks up to the first copy that is not done. Returns the index of this copy."""
         copies = work.copies
         while marked < len(copies) and work.is_done[marked]:
             placed = copies[marked][0]
@@ -414,7 +416,7 @@ def _arrived(number: int | None) -> int:
 
 
 def when_between_operations(thread: int, call: Callable[[], None]) -> None:
-    """Call `call` on `thread` when it next goes from one Python instruction to another.
+    """Call `call` on `thread` when that thread next goes from one Python instruction to another.
 
     If that is impossible, `call` is never called.
 

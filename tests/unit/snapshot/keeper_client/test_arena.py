@@ -119,7 +119,7 @@ def test_a_bound_is_never_passed() -> None:
     assert arena.num_bytes <= arena.most_bytes
     book.mark_free(blocks)
     assert arena.could_take([151 * MB]), "or a save would be postponed for ever"
-    with pytest.raises(NoRoomError, match=r"158 MB of host memory, and a rank may take 157 MB"):
+    with pytest.raises(NoRoomError, match=r"158 MB of host memory, and this rank's share of .* is 157 MB"):
         arena.take([151 * MB])
     with pytest.raises(NoRoomError):
         arena.prepare([80 * MB, 80 * MB])
@@ -168,13 +168,13 @@ def test_no_room_is_said_with_the_figures() -> None:
     with pytest.raises(NoRoomError) as error:
         arena.take([100 * MB])
     assert str(error.value) == (
-        "a snapshot needs 105 MB of host memory; 157 MB of 4.2 GB are available (the machine), 210 MB of which "
-        "stay free"
+        "a snapshot needs 105 MB of host memory; 157 MB of 4.2 GB are available (the machine), and "
+        "Safepoint must leave 210 MB free"
     )
     with pytest.raises(NoRoomError, match="needs 105 MB"):
         arena.prepare([60 * MB], still_to_come=40 * MB)
     assert not book.lent
-    with pytest.raises(NoRoomError, match="the system has no"):
+    with pytest.raises(NoRoomError, match="of shared memory cannot be allocated"):
         arena_with()[0].take([1 << 62])
 
 

@@ -1,8 +1,8 @@
 """Writes images in memory to durable files: one thread computes checksums and digest, another writes.
 
-The threads follow the watermark of the copy into the image, so they begin before the copy has ended. Writes bypass
-the page cache where the file system allows that: a checkpoint is not read again soon, and would displace
-the training's data from the cache.
+Both threads process the bytes below the watermark, so they begin before the copy into the image has ended. Writes
+bypass the page cache where the file system allows that: a checkpoint is not read again soon, and would displace the
+training's data from the cache.
 """
 
 import errno
@@ -24,7 +24,7 @@ from safepoint.snapshot.images.torch_archive import Archive, records_of
 from safepoint.snapshot.memory.block import PAGE_BYTES, SMALL_BYTES, Block
 
 STAGED = 1 << 62
-"""The result of `Source.available` when all bytes are there."""
+"""The result of `Source.available` when the rank has staged its part."""
 _WRITE_BYTES = 4 << 20
 _POLL_S = 0.0005
 _NUM_SMALL_WRITERS = 8
@@ -96,7 +96,7 @@ def write_files(sources: list[Source], folder: Path) -> list[FileEntry]:
     small = [source for source in sources if source.size_bytes < SMALL_BYTES]
     large = [source for source in sources if source.size_bytes >= SMALL_BYTES]
     with ThreadPoolExecutor(_NUM_SMALL_WRITERS, "safepoint-small-files") as pool:
-        # An fsync waits for the disk: eight at once take as long as one.
+        # A thread in fsync only waits for the disk, so eight calls at once take about as long as one.
         waiting = [pool.submit(_write_small, source, folder / source.path) for source in small]
         entries = [_write_large(source, folder / source.path) for source in large]
         entries += [result.result() for result in waiting]
@@ -137,7 +137,7 @@ def _write_large(source: Source, target: Path) -> FileEntry:
 
 
 class _Writer:
-    """One file being written, without the page cache while the file system allows that."""
+    """One file being written. The page cache is bypassed until the file system refuses that."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -156,7 +156,7 @@ class _Writer:
     def write(self, source: Source, start: int, length: int) -> None:
         """Write `length` bytes of the image from `start`, a multiple of the page size."""
         if self._is_direct:
-            # The rest of the image's last page is zeros; the file is cut to its length at the end.
+            # Only whole pages can be written, so the last write is longer than the file. `finish` sets the length.
             whole = -(-length // PAGE_BYTES) * PAGE_BYTES
             try:
                 if source.offset % PAGE_BYTES == 0 and start % PAGE_BYTES == 0:
@@ -188,7 +188,7 @@ class _Writer:
 
 
 class Preparing:
-    """Reads an image once, while it is filled, and computes an archive's checksums and the file's digest.
+    """Reads an image once, while it is filled, and computes the checksums of its archives and the file's digest.
 
     Args:
         source: the image.
@@ -242,7 +242,7 @@ class Preparing:
 
 
 def digest_source(source: Source) -> FileEntry:
-    """The manifest's entry of a complete image, without writing the image."""
+    """The manifest's entry for a complete image, without writing the file. Fills in the checksums in memory."""
     preparing = Preparing(source)
     preparing.run()
     preparing.wait_for(source.size_bytes)
@@ -250,14 +250,14 @@ def digest_source(source: Source) -> FileEntry:
 
 
 def seal_archive(source: Source) -> None:
-    """Fill in the checksums of a completely copied archive."""
+    """Fill in the checksums of the archives in a completely copied image."""
     if source.archives:
         for _ in _steps(source):
             pass
 
 
 def _steps(source: Source) -> Iterator[tuple[int, int]]:
-    """(start, length) of each part of the file in order; a part is final when it is yielded, with its checksums."""
+    """Yield (start, length) of each part of the file, in order, when its bytes and its checksums are final."""
     if not source.archives:
         for start in range(0, source.size_bytes, _WRITE_BYTES):
             length = min(_WRITE_BYTES, source.size_bytes - start)
@@ -267,7 +267,6 @@ def _steps(source: Source) -> Iterator[tuple[int, int]]:
     place = 0
     for record in itertools.chain.from_iterable(records_of(archive, source.view) for archive in source.archives):
         checksum = 0
-        # Short records are combined: handling hundreds of tiny parts would take longer than reading their bytes.
         for at in range(record.data, record.data + record.size, _WRITE_BYTES):
             length = min(_WRITE_BYTES, record.data + record.size - at)
             source.wait_for(at + length)
@@ -278,6 +277,7 @@ def _steps(source: Source) -> Iterator[tuple[int, int]]:
         value = struct.pack("<I", checksum)
         for at in record.checksums:
             source.view(at, len(value))[:] = value
+        # Short records form one part together: handling hundreds of tiny parts takes longer than reading them.
         if record.end - place >= SMALL_BYTES:
             yield place, record.end - place
             place = record.end

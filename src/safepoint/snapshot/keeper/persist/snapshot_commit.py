@@ -70,7 +70,8 @@ class Nodes:
             is_over: whether to stop waiting.
 
         Returns:
-            One part for each of these nodes. If a node's part did not arrive in time, it has an error.
+            One part for each other node. It has an error if the node has not published its part before the wait
+            ended: at `is_over`, or when one node has published an error.
         """
         others = range(1, self.count)
         found = self._wait_for(f"{save}/part", others, is_over)
@@ -157,7 +158,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 
 def nodes_of(facts: CheckpointFacts) -> Nodes:
-    """This node among those that save together."""
+    """The `Nodes` of the save that has these facts."""
     return Nodes(facts.output.work / facts.attempt_id, index=facts.node, count=facts.num_nodes)
 
 
@@ -167,24 +168,24 @@ def commit_snapshot(
     report: Callable[[Event], None],
     is_over: Callable[[], bool],
 ) -> Manifest:
-    """Write, digest, fsync and commit; then prune.
+    """Write, digest, fsync and commit a snapshot; then prune older checkpoints.
 
-    Each node writes its part. Node 0 commits when it has all parts; the others wait for its outcome.
+    Each node writes its part. Node 0 commits when it has all parts; the other nodes wait for node 0's outcome.
 
     Args:
         snapshot: the snapshot, with the facts that the first rank has sent.
-        sources: its files, by rank.
+        sources: the snapshot's files, by rank.
         report: receives the events of the pruning.
         is_over: whether to stop waiting for other nodes.
 
     Raises:
         GivenUpError: a rank will not stage its part.
-        SafepointError, OSError: the snapshot cannot be committed; its working folder is deleted.
+        SafepointError, OSError: the snapshot cannot be committed. Node 0 deletes the working folder.
     """
     facts = snapshot.facts
     assert facts is not None
     nodes = nodes_of(facts)
-    # Each save has its own folder: files that an earlier save of the same step has left are not in it.
+    # Each save has a working folder of its own, so it does not contain files of an earlier save of the same step.
     working = WorkingCheckpoint(facts.output, attempt_id=f"{facts.attempt_id}/{facts.save}", step=snapshot.step)
     manifest: Manifest | None = None
     try:
@@ -200,7 +201,7 @@ def commit_snapshot(
     finally:
         if facts.node == 0:
             working.discard()
-            with contextlib.suppress(OSError):  # other nodes may have left their files in it
+            with contextlib.suppress(OSError):  # the folder may still contain files of other nodes
                 (facts.output.work / facts.attempt_id / str(facts.save)).rmdir()
     if manifest is None:
         problem = nodes.outcome(facts.save, is_over)
