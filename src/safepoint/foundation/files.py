@@ -400,7 +400,7 @@ class FolderLock:
 
 
 def _let_only_writers_read(file: IO[bytes]) -> None:
-    """Remove the read permission of users who may not write. A reader could take a shared lock and keep writers out."""
+    """Remove the read permission of users who may not write: with a shared lock, a reader could keep writers out."""
     status = os.fstat(file.fileno())
     mode = stat.S_IMODE(status.st_mode) & 0o622
     mode |= (mode & 0o022) << 1
@@ -442,10 +442,11 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Hold a shared lease on the file `path` while the `with` block runs. A process that would delete the file calls `is_being_read` first.
+    """Hold a shared lease on the file `path` while the `with` block runs.
 
-    Every user who can read the file can lock it for any time. So this function waits half a second at most, which is
-    longer than `is_being_read` holds its lock. After that, and on file systems without locks, there is no lease.
+    A process that would delete the file calls `is_being_read` first. Every user who can read the file can lock it for
+    any time. So this function waits half a second at most, which is longer than `is_being_read` holds its lock. After
+    that, and on file systems without locks, there is no lease.
     """
     with open_regular(path) as file:
         close_in_children(file)

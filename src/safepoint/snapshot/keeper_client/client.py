@@ -222,7 +222,7 @@ class KeeperClient:
         if outcome is not None:
             return outcome
         if step not in self._requests:
-            return Outcome(step=step, error="its save was not requested, or so long ago that the outcome is not kept")
+            return Outcome(step=step, error="its save was not requested, or too long ago to be remembered")
         return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the deadline passed first")
 
     # ---- the job ----------------------------------------------------------------------------------------------
