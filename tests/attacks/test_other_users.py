@@ -131,7 +131,7 @@ class TestPlantedFiles:
         (shared / name).write_text(f'[{prefix}]\noutput-dir = "/tmp/evil"\n')
         assert Configuration.load(shared).tables
         give_away(shared / name)
-        with pytest.raises(UsageError, match="another user has put it"):
+        with pytest.raises(UsageError, match="belongs to another user"):
             Configuration.load(shared)
 
     @pytest.mark.parametrize("kind", ["folder", "folder above", "link"])
