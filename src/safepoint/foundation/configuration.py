@@ -263,7 +263,7 @@ def _read(path: Path) -> str | None:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise _unreadable(path, "it is not a file")
             if is_planted(path):
-                why = "it, or a folder above it, belongs to another user and is in a folder that everyone may write to"
+                why = "it, or a folder above it, belongs to another user in a folder that everyone may write to"
                 raise _unreadable(path, why)
             data = file.read(_MOST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
