@@ -372,7 +372,7 @@ class UploadSuperseded(Event):
 
 
 class UploadUnfinished(Event, is_warning=True):
-    """The run has ended, and its newest checkpoint is not in the object store."""
+    """The run has ended before its newest checkpoint was uploaded to the object store."""
 
     location: str
     folder: str

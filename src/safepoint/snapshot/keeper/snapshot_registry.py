@@ -242,7 +242,7 @@ class SnapshotRegistry:
         return found
 
     def written(self, snapshot: Snapshot, *, is_durable: bool) -> bool:
-        """Register that writing a snapshot has ended; returns False if it was started over during the write."""
+        """Register that the write of a snapshot has ended; False if a rank has begun the step again meanwhile."""
         snapshot.progress = Progress.DURABLE if is_durable else Progress.FAILED
         if snapshot in self._replaced:
             self._replaced.remove(snapshot)

@@ -26,7 +26,7 @@ class KeeperClient:
         rank: the number of this rank in the job.
         num_ranks: how many ranks this node has.
         restart: how often the ranks have been restarted.
-        on_leave: called on the receiving thread when the keeper sends `Leave`; it ends this rank.
+        on_leave: called on the receiving thread when the keeper sends `Leave`. It has to end this rank.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class KeeperProcess:
     def ensure(self) -> None:
         """Start a new keeper if the last one has died.
 
-        After three keepers in a row that each lived for a few seconds only, no new one is started.
+        If three keepers in a row have died within five seconds of their start, no new one is started.
         """
         if self._process.poll() is None or self._has_given_up:
             return
@@ -49,7 +49,10 @@ class KeeperProcess:
         self._num_short = self._num_short + 1 if lived_s < _SHORT_S else 0
         if self._num_short >= _MAX_SHORT:
             self._has_given_up = True
-            _log.warning("the keeper ends as soon as it is started: saves are synchronous from now on")
+            _log.warning(
+                "the keeper has died three times within five seconds of its start: it is not started again, and "
+                "saves do not run in the background any more"
+            )
             return
         self._say_goodbye()
         self._process = _start(self._plan)

@@ -8,7 +8,7 @@ _MAX_ENTRIES = 256
 
 
 class BoundedDict(dict[_Key, _Value]):
-    """Holds the 256 entries that were set last: a training has millions of steps."""
+    """Holds the 256 entries that were set last, so that a dictionary by step does not grow for the whole training."""
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
         self.pop(key, None)
