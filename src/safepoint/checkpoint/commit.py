@@ -86,7 +86,7 @@ def commit(
 
 @contextlib.contextmanager
 def discarding(destination: Destination) -> Generator[None]:
-    """When the block fails, discard what it wrote to `destination`, unless another writer has claimed the place."""
+    """If the `with` block fails, discard the files at `destination`, unless another writer has claimed the place."""
     try:
         yield
     except ConflictError:

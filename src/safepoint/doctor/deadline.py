@@ -1,6 +1,7 @@
 """Checks whether a save fits in the grace period.
 
-The duration of a save is that of earlier saves. Without them, it is estimated from the size of a checkpoint.
+The duration of a save is the longest of the last saves. Without earlier saves, it is estimated from the size of a
+checkpoint and the speed of the disk.
 """
 
 import contextlib

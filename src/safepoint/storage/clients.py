@@ -74,8 +74,9 @@ def make_client(
 def _only_to(options: StorageOptions, *, has_keys: bool) -> dict[str, Any]:
     """Options with which obstore sends the session token to no other host, and unencrypted only to an http endpoint.
 
-    obstore follows redirects. Two kinds of hosts are allowed: the store, and the hosts that issue credentials. The
-    options name a proxy address at which nothing listens for requests to all other hosts, so these requests fail.
+    obstore follows redirects. It may send requests to the store, and to the hosts that issue credentials. For all
+    other hosts the options name a proxy address at which nothing listens, so that requests to them fail.
+
     Exception: if the environment names a proxy for https, and the endpoint is encrypted, all requests go through that
     proxy. It passes them on in a TLS tunnel, so it cannot read the token.
     """

@@ -30,8 +30,8 @@ _WRONG_KEY_WORDS = (
     "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
 )
 _NO_PERMISSION_WORDS = (
-    "these credentials may not do this",
-    "grant them reading, writing, listing and deleting below the location",
+    "these credentials do not permit it",
+    "grant them permission to read, write, list and delete below the location",
 )
 _REDIRECT_HINT = "check the endpoint, AWS_ENDPOINT_URL_S3, and AWS_REGION"
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeTooSkewed"}

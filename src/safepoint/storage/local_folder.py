@@ -125,7 +125,7 @@ class LocalStore:
         condition: Condition | None = None,
         fence: Callable[[], None] | None = None,
     ) -> str:
-        """Make an object durable and visible, and return its version; `fill` writes its content to a descriptor."""
+        """Create or replace an object durably, and return its version. `fill` writes its content to a descriptor."""
         path = self._path(key)
         with _translating(path):
             working = _create_working(path)

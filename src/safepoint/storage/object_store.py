@@ -69,7 +69,7 @@ class ObjectStore:
         self._keys_of_clients: Keys | None = None
         self._keys = find_keys(options, os.environ) if location.scheme is Scheme.S3 else None
         self._lock = threading.Lock()
-        # The value that a conditional write compares: Google's stores require the object's generation.
+        # The name of the value that a conditional write compares. Google's stores require the object's generation.
         self._version_field = "version" if location.scheme is Scheme.GS else "e_tag"
         self._requests = S3Requests(location.bucket, options, self._keys) if self._keys is not None else None
 

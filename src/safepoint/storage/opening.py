@@ -1,4 +1,4 @@
-"""Opens the store at a location, and checks that it can be used before a model is loaded."""
+"""Opens the store at a location, and checks, before a model is loaded, that the store can be used."""
 
 import contextlib
 import re

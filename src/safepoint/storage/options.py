@@ -29,8 +29,9 @@ class StorageOptions:
     Args:
         endpoint: URL of an S3-compatible server; None for AWS itself.
         region: region of the bucket.
-        access_key_id: None: see `safepoint.storage.s3.credentials`.
-        secret_access_key: in no message and no `repr`.
+        access_key_id: the public name of the secret key; None if the keys come from another source
+            (`safepoint.storage.s3.credentials`).
+        secret_access_key: the secret key. It is in no message and no `repr`.
         session_token: for temporary credentials.
         ca_bundle: PEM file with the certificates to trust instead of the system's.
         verify_tls: False accepts any certificate.

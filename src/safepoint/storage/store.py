@@ -154,8 +154,8 @@ class Store(Protocol):
         missing parts. With an instance's role, and on the other object stores, a repeated upload sends everything
         again.
 
-        A stream is not written to a disk of this machine. At most 32 MiB of it are in memory. In streams of more than
-        300 GB, each part is larger than 32 MiB, because S3 limits their number. Then one part at a time is in memory.
+        A stream is not written to a disk of this machine. At most 32 MiB of it are in memory. S3 limits the number of
+        parts, so a stream of more than 300 GB has parts of more than 32 MiB; then one part at a time is in memory.
 
         Args:
             key: of the object.

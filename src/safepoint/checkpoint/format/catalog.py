@@ -22,7 +22,7 @@ _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 
 
 def checkpoint_name(step: int) -> str:
-    """The Trainer's own name for the checkpoint of `step`."""
+    """The name of the checkpoint of `step`; the Trainer uses the same."""
     return f"checkpoint-{step}"
 
 
@@ -53,7 +53,7 @@ def refuse_inside_checkpoint(folder: Path) -> None:
         if is_committed or place.name == ".safepoint":
             what = "a checkpoint" if is_committed else "Safepoint's own folder"
             raise UsageError(
-                f"{folder} is inside of {what}, {place}; nothing was written",
+                f"{folder} belongs to {what}, {place}; nothing was written",
                 hint=f"name a folder outside of it; for a run, use --output-dir {place.parent}",
             )
 

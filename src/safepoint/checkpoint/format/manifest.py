@@ -200,7 +200,7 @@ class ManifestFacts:
         check_fields(self, _FACT_KINDS)
 
     def to_manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
-        """The manifest with these facts, of a checkpoint whose `files` are written; its `created` is the present."""
+        """The manifest of a checkpoint with these facts and `files`, which are written. Its `created` is now."""
         known = {one.name: getattr(self, one.name) for one in fields(ManifestFacts)}
         return Manifest(**known, trigger=trigger, created=clock.utc_now(), files=files)
 
@@ -211,7 +211,7 @@ class Manifest(ManifestFacts):
 
     Args:
         trigger: why the checkpoint exists.
-        created: RFC 3339 UTC.
+        created: when the manifest was made, RFC 3339 UTC.
         files: every file but the manifest, sorted by path.
     """
 

@@ -28,7 +28,7 @@ KINDS = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-"""Names of torch's types → the format's."""
+"""Torch's name of a type → its name in safetensors."""
 # The library sorts types by the size of an element; among types of equal size, in the order of its list of types.
 SIZES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),

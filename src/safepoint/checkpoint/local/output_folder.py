@@ -135,7 +135,7 @@ class OutputFolder:
         Args:
             wait_s: how long to wait for another run.
             waiting: called once, when the wait begins, with a description of the process that holds the folder.
-            keeper: the identity of this run's keeper, which may hold the folder from an earlier start.
+            keeper: the identity of this run's keeper, which may hold the folder since an earlier start of this run.
 
         Returns:
             Whether the file system has locks. Without locks, `clean` must not be called.

@@ -72,7 +72,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeepNewest(Policy):
-    """The newest `count` checkpoints. Protected checkpoints count as a part of `count`, as in the Trainer."""
+    """The newest checkpoints. The number `count` includes the protected checkpoints, as in the Trainer."""
 
     count: int
 

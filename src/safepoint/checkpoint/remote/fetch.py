@@ -1,7 +1,8 @@
 """Fetches a checkpoint from a store into a working folder: parallel ranged reads, each checked when it is complete.
 
-Promises: only a part with a wrong digest is fetched again; nothing is written outside the working folder; memory is
-bounded by the parts in flight; the disk's free space is checked before the first byte is fetched. The caller commits.
+Promises: only a part with a wrong digest is fetched again; nothing is written outside the working folder; the used
+memory does not grow with the size of the checkpoint; the disk's free space is checked before the first byte is
+fetched. The caller commits.
 """
 
 import contextlib

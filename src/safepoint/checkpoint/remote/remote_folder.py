@@ -300,7 +300,7 @@ class RemoteFolder:
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Abort unfinished uploads of files that a mark or a manifest lists; those of other tools stay.
+        """Abort the unfinished uploads of files that a mark or a manifest lists. Uploads of other tools stay.
 
         Args:
             names: of checkpoints and models; None for all.

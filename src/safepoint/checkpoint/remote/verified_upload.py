@@ -1,7 +1,7 @@
 """Uploads single files and digests them on the way, so that a file with unexpected content never becomes an object.
 
-The module also has the record of uploaded files, which prevents that the same content is uploaded twice, and the
-times for which failed uploads are retried.
+`UploadRecord` records which files were uploaded, so that the same content is not uploaded twice. `patience_s` says
+how long failed uploads are retried.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Copies of checkpoints and of models, from any location to any other, verified on the way.
+"""Copies checkpoints and models from any location to any other, and verifies them on the way.
 
 Promises: the copy appears whole or not at all, with the content that the manifest names. Nothing at the target is
 replaced.

@@ -1,9 +1,9 @@
-"""Exports the model of checkpoints that `from_pretrained` cannot read.
+"""Exports models from checkpoints whose layout `from_pretrained` cannot read.
 
-These are the sharded layouts of torch.distributed.checkpoint and DeepSpeed's ZeRO, and the files that sessions and
-Lightning write with `torch.save`. The checkpoint may be Safepoint's or another tool's, in a folder or in an object
-store. No tensor is loaded: ranges of bytes are copied from file to file. Between stores, nothing is written to a disk
-of this machine.
+These layouts are the sharded ones of torch.distributed.checkpoint and DeepSpeed's ZeRO, and the files that sessions
+and Lightning write with `torch.save`. The checkpoint may be Safepoint's or another tool's, in a folder or an object
+store. No tensor is loaded: ranges of bytes are copied from file to file. An export from one object store to another
+writes nothing to a disk of this machine.
 """
 
 import contextlib

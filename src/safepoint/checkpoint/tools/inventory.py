@@ -65,10 +65,10 @@ class Item:
     Args:
         name: `checkpoint-<step>` or `final`.
         prefix: its key in the store.
-        where: its location, for people.
+        where: its location, for messages.
         manifest: its manifest; None when it cannot be read.
         faults: what is wrong with it; contents are not compared.
-        kind: whether it is a checkpoint at all.
+        kind: whether it is a checkpoint, or what else.
         num_files: the number of files, without the manifest.
         size_bytes: the size of these files.
         modified_s: when something in it was last written, seconds since 1970.

@@ -1,4 +1,4 @@
-"""Weights as ranges of files. From them it streams the files that `from_pretrained` reads, one range at a time."""
+"""Weights as ranges of files, and a stream of these ranges for each file that `from_pretrained` reads."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -61,7 +61,7 @@ _Path = TypeVar("_Path", bound=ReadablePath)
 
 
 class Inert:
-    """An object of a class that is not loaded.
+    """Stands for an object whose class is not loaded.
 
     `get` returns an attribute of the pickled state; `args` are the arguments that the object was made with.
     """

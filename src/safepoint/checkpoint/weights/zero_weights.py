@@ -136,7 +136,7 @@ def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str,
 
 
 def _check_all_used(used: int, there: int, align: int) -> None:
-    """Check that of the `there` elements of a flat group at most the padding to a multiple of `align` is unused."""
+    """Check that the unused rest of a flat group of `there` elements is only padding to a multiple of `align`."""
     if -(-used // align) != -(-there // align):
         raise CheckpointError(
             f"the stated weights use {used} of {there} stored elements; the rest is more than padding, so the layout "

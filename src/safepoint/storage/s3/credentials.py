@@ -36,7 +36,7 @@ class Keys:
 
     Args:
         access_key_id: the public name of the secret key.
-        secret_access_key: in no message and no `repr`.
+        secret_access_key: the secret key. It is in no message and no `repr`.
         session_token: of temporary keys.
         expires_s: seconds since 1970; infinite for keys that do not expire.
     """
@@ -52,7 +52,7 @@ class KeySource:
 
     Args:
         fetch: returns the newest keys. It raises OSError or ValueError when there are none.
-        origin: where they come from, for people.
+        origin: the name of the source of the keys, for messages.
     """
 
     def __init__(self, fetch: Callable[[], Keys], origin: str) -> None:
@@ -107,8 +107,8 @@ class KeySource:
 
     def _no_keys(self, kind: type[StorageError], reason: str) -> StorageError:
         return kind(
-            f"there are no keys for the object store from {self._origin}: {reason}",
-            hint="renew them there, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            f"no keys for the object store were obtained from {self._origin}: {reason}",
+            hint="renew the keys there, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         )
 
 
