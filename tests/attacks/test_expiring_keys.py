@@ -23,7 +23,7 @@ from tests.support.moto_server import MotoServer
 
 
 class Issuer:
-    """Issues a new session token for each request: a token service, and the endpoint of a container."""
+    """Issues a new session token for each request: a token service, the endpoint of a container, and an instance."""
 
     def __init__(self) -> None:
         self.num_issued = 0
@@ -35,7 +35,12 @@ class Issuer:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-                issuer.asked.append(f"{body} {self.headers.get('Authorization')}")
+                word = self.headers.get("Authorization") or self.headers.get("X-aws-ec2-metadata-token")
+                if self.path.startswith("/latest/") and not self.path.endswith("/train"):
+                    assert word == (None if self.command == "PUT" else "let-me-in")
+                    self.answer("let-me-in" if self.command == "PUT" else "train\n")
+                    return
+                issuer.asked.append(f"{body} {word}")
                 issuer.num_issued += 1
                 number = issuer.num_issued
                 until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + issuer.lives_s))
@@ -51,12 +56,15 @@ class Issuer:
                         f'{{"AccessKeyId": "key{number}", "SecretAccessKey": "secret", '
                         f'"Token": "token-{number}-", "Expiration": "{until}"}}'
                     )
+                self.answer(text)
+
+            def answer(self, text: str) -> None:
                 self.send_response(issuer.status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text.encode())
 
-            do_GET = do_POST  # noqa: N815
+            do_GET = do_PUT = do_POST  # noqa: N815
 
             def log_message(self, *args: object) -> None:
                 """Write no log of requests."""
@@ -98,6 +106,8 @@ class Place:
             monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{issuer.url}/keys")
             (folder / "word").write_text("let-me-in")
             monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(folder / "word"))
+        elif kind == "instance":
+            monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", issuer.url)
         elif kind == "file":
             monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(self.path))
             self.write_keys()
@@ -142,7 +152,7 @@ WORK: dict[str, Callable[[ObjectStore], object]] = {
 }
 
 
-@pytest.mark.parametrize("place", ["role", "container", "file"], indirect=True)
+@pytest.mark.parametrize("place", ["role", "container", "instance", "file"], indirect=True)
 def test_each_request_goes_on_with_new_keys(place: Place) -> None:
     store = place.open()
     store.write("key", b"content")
@@ -152,11 +162,11 @@ def test_each_request_goes_on_with_new_keys(place: Place) -> None:
         work(store)
     if place.kind == "role":
         assert all("who-i-am" in asked for asked in place.issuer.asked)
-    if place.kind == "container":
+    if place.kind in {"container", "instance"}:
         assert all("let-me-in" in asked for asked in place.issuer.asked)
 
 
-@pytest.mark.parametrize("place", ["role", "container", "file"], indirect=True)
+@pytest.mark.parametrize("place", ["role", "container", "instance", "file"], indirect=True)
 def test_an_upload_goes_on_with_new_keys(place: Place, tmp_path: Path) -> None:
     """Its parts that have arrived are not sent again."""
     source, moved = tmp_path / "model", list[int]()
@@ -174,7 +184,7 @@ def test_an_upload_goes_on_with_new_keys(place: Place, tmp_path: Path) -> None:
     assert store.sweep() == 0
 
 
-@pytest.mark.parametrize("place", ["role", "container"], indirect=True)
+@pytest.mark.parametrize("place", ["role", "container", "instance"], indirect=True)
 def test_keys_are_fetched_before_they_expire(place: Place) -> None:
     place.issuer.lives_s = 200.0  # less than the 300 seconds before which they are renewed
     store = place.open()
@@ -185,7 +195,7 @@ def test_keys_are_fetched_before_they_expire(place: Place) -> None:
     store.write("key", b"content")
 
 
-@pytest.mark.parametrize("place", ["role", "container", "file"], indirect=True)
+@pytest.mark.parametrize("place", ["role", "container", "instance", "file"], indirect=True)
 def test_keys_that_cannot_be_renewed(place: Place) -> None:
     """One sentence says why, without a key or a token."""
     store = place.open()
@@ -197,6 +207,23 @@ def test_keys_that_cannot_be_renewed(place: Place) -> None:
             work(store)
         for secret in ("token-", "who-i-am", "let-me-in", "secret"):
             assert secret not in str(error.value)
+
+
+def test_an_instance_of_moto(place: Place, moto: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", moto.endpoint)
+    place.open().write("key", b"content")
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "http://metadata.example", ""])
+def test_a_machine_without_keys(place: Place, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said at once, and no address but an instance's own is asked without encryption."""
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", endpoint)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "" if endpoint else "true")
+    begun_s = time.monotonic()
+    with pytest.raises(AccessDeniedError, match="no keys for the object store were obtained") as error:
+        place.open().write("key", b"content")
+    assert "AWS_ACCESS_KEY_ID" in str(error.value)
+    assert time.monotonic() - begun_s < 5
 
 
 @pytest.mark.parametrize("name", WORK)

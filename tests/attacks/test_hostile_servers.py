@@ -10,6 +10,7 @@ from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage.s3 import requests, retry
+from safepoint.storage.store import Condition
 from tests.support.checkpoints import commit, prepared
 from tests.support.hostile_s3 import Request, hostile_store, item, objects_of, page
 
@@ -30,6 +31,61 @@ def test_invalid_values(name: str) -> None:
     with hostile_store(lambda request: request.is_listing and request.send(200, page(_VALUES[name]))) as (store, _):
         with pytest.raises(StorageError, match="not that of an S3 server"):
             Inventory(store).items()
+
+
+_GOOD = {"Content-Length": "3", "ETag": '"a"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("Content-Length", text) for text in (None, "abc", "-5", "9" * 5000, "9" * 30)),
+        *(("ETag", text) for text in (None, "")),
+        *(("Last-Modified", text) for text in (None, "yesterday", "Thu, 99 Jan 2026 00:00:00 GMT", "9" * 5000)),
+    ],
+)
+def test_invalid_headers(name: str, text: str | None) -> None:
+    """The size, version or time of an object is missing or none."""
+    headers = {key: value for key, value in {**_GOOD, name: text}.items() if value is not None}
+
+    def answer(request: Request) -> bool:
+        request.send_response(200)
+        for key, value in headers.items():
+            request.send_header(key, value)
+        request.end_headers()
+        return True
+
+    objects = {"run/a": b"abc"}
+    with hostile_store(lambda request: request.command == "HEAD" and answer(request), objects) as (store, _):
+        with pytest.raises(StorageError, match="not that of an S3 server"):
+            store.stat("a")
+
+
+def test_a_version_that_no_header_can_have() -> None:
+    """A version that a listing has named is sent back to the server as a condition."""
+    with hostile_store() as (store, server):
+        for version in ('"\u20ac"', '"a"\r\nx-amz-acl: public-read'):
+            with pytest.raises(StorageError, match="not that of an S3 server"):
+                store.write("a", b"content", condition=Condition(version=version))
+        assert server.num_requests == 0
+
+
+@pytest.mark.parametrize("headers", [{"Content-Length": "1000"}, {"Transfer-Encoding": "chunked"}, {"X-None": ""}])
+def test_a_whole_object_that_is_cut_off(headers: dict[str, str]) -> None:
+    """An answer that ends early, or whose end cannot be told, is not taken for the object."""
+
+    def answer(request: Request) -> bool:
+        request.send_response(200)
+        for key, value in headers.items():
+            request.send_header(key, value)
+        request.end_headers()
+        request.wfile.write(b"10\r\nabc")
+        request.close_connection = True
+        return True
+
+    with hostile_store(answer) as (store, _):
+        with pytest.raises(StorageError):
+            store.read("a", deadline_s=clock.monotonic_s() + 1)
 
 
 @pytest.mark.parametrize(

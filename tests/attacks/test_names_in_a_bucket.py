@@ -109,9 +109,9 @@ def _options(rgw: CephRgw):
 
 
 def _request(key: str):
-    from safepoint.storage.s3.requests import _Request
+    from safepoint.storage.s3.requests import Request
 
-    return _Request(method="PUT", key=key, query={}, body=b"stranger")
+    return Request(method="PUT", key=key, query={}, body=b"stranger")
 
 
 @pytest.mark.parametrize("name", ["new\nline", "ctrl\x01", "checkpoint-10/tab\there", "bytes\udcff"])

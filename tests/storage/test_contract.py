@@ -10,8 +10,9 @@ import pytest
 
 from safepoint.errors import ConditionError, ObjectNotFoundError, StorageError
 from safepoint.foundation import clock
+from safepoint.storage.library_bucket import LibraryBucket
 from safepoint.storage.opening import check_access
-from safepoint.storage.store import ABSENT, Condition, Content, Store
+from safepoint.storage.store import ABSENT, WHOLE_BYTES, Condition, Content, Store
 from tests.support.streams import stream_of
 
 _ODD = ["a b", "ä/ö", "a%2Fb", "a+b&c=d", "x" * 200, "dots...", "q?u#e", "tilde~_-.", "'\"quote"]
@@ -295,6 +296,8 @@ def test_a_zombie_cannot_write_over_its_successor(size_bytes: int, kind: str, st
     """A writer stops after its fence; its successor sweeps and writes; then the first writer fails."""
     if store.location.scheme == "file":
         pytest.skip("a folder's last step is a rename, which nothing can fence; its lock keeps zombies out")
+    if size_bytes > WHOLE_BYTES and isinstance(getattr(store, "_requests", None), LibraryBucket):
+        pytest.skip("unfinished uploads of obstore cannot be swept")
     zombie, _ = source_of(kind, tmp_path / "zombie", size_bytes)
     successor, data = source_of(kind, tmp_path / "successor", size_bytes)
 

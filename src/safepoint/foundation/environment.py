@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from safepoint.errors import UsageError
+from safepoint.errors import StorageError, UsageError
 
 _SERVICE_PROTOCOLS = ("tcp://", "udp://", "sctp://")
 
@@ -96,10 +96,26 @@ def current_folder() -> str:
 
 def home_folder() -> str:
     """The user's home folder. For a user without one, as in many containers, a folder in the temporary folder."""
+    home = os.path.expanduser("~")
+    return home if os.path.isabs(home) else os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
+
+
+def temporary_folder() -> str:
+    """The folder for temporary files.
+
+    Raises:
+        StorageError: there is none that can be written.
+    """
     import tempfile  # here, because every command imports this module, and few call this function
 
-    home = os.path.expanduser("~")
-    return home if os.path.isabs(home) else os.path.join(tempfile.gettempdir(), f"safepoint-home-{os.geteuid()}")
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise StorageError(
+            "no folder for temporary files can be written: TMPDIR, /tmp, /var/tmp and the current folder were tried; "
+            "nothing was started",
+            hint="make one of them writable, or free space in it; in a pod, mount an emptyDir at /tmp",
+        ) from error
 
 
 def is_planted(path: str | os.PathLike[str]) -> bool:

@@ -5,24 +5,14 @@ Messages show the method and the address of a request and nothing else of it, so
 
 import re
 
-import obstore.exceptions as obstore_errors
-
 from safepoint.errors import (
     AccessDeniedError,
     ConditionError,
     ObjectNotFoundError,
     StorageError,
     TransientError,
-    printable,
 )
 
-BLOCKED = "127.255.255.1:1"
-"""A proxy address at which nothing listens.
-
-obstore uses it for all hosts but the store and those that issue credentials, so that requests to other hosts fail.
-"""
-_STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
-_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _WRONG_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "AuthFailure"}
 _WRONG_KEY_WORDS = (
@@ -50,7 +40,7 @@ _CAUSES = (
         "check the endpoint, AWS_ENDPOINT_URL_S3, and the network",
     ),
     (
-        r"timed out|TimeoutError|TimedOut|kind: Timeout",  # not any "timeout": obstore's message has its settings too
+        r"timed out|TimeoutError|TimedOut|kind: Timeout",  # not any "timeout": libraries also show their settings
         "the server did not answer in time",
         "the network or the server is slow",
     ),
@@ -101,14 +91,6 @@ def changed_in_transit(what: str) -> TransientError:
     )
 
 
-def without_keys(error: AccessDeniedError) -> AccessDeniedError:
-    """`error` with the words for a request that was sent without keys."""
-    return AccessDeniedError(
-        f"{error.message}; no keys were given",
-        hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role that may use the bucket",
-    )
-
-
 def from_connection(text: str, what: str) -> StorageError:
     """The error for a request without an answer.
 
@@ -116,10 +98,6 @@ def from_connection(text: str, what: str) -> StorageError:
         text: the library's message; searched for known causes, and not shown.
         what: what was tried.
     """
-    if BLOCKED in text:
-        return StorageError(
-            f"{what}: the server redirects to another host; nothing was sent there", hint=_REDIRECT_HINT
-        )
     text = _ADDRESS.sub("", text)  # the name of a bucket may look like a cause
     if _CERTIFICATE.search(text):
         return StorageError(
@@ -130,24 +108,3 @@ def from_connection(text: str, what: str) -> StorageError:
         if re.search(cause, text, re.IGNORECASE):
             return TransientError(f"{what}: {why}", hint=hint)
     return TransientError(f"{what}: the connection was cut off or the answer was damaged")
-
-
-def from_obstore(error: Exception, what: str) -> StorageError:
-    """The error for an exception that obstore has raised."""
-    text = str(error)
-    match = _STATUS.search(text)
-    if match is not None:
-        code = _CODE.search(text)
-        return from_status(int(match[1] or match[2]), code[1] if code else "", what)
-    if isinstance(error, FileNotFoundError):
-        return ObjectNotFoundError(f"{what}: there is no such object")
-    if isinstance(error, obstore_errors.AlreadyExistsError | obstore_errors.PreconditionError):
-        return from_status(412, "", what)
-    if isinstance(error, obstore_errors.UnauthenticatedError | obstore_errors.PermissionDeniedError):
-        return from_status(403, "", what)
-    if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
-        # obstore cannot list an object whose name is not a valid path; another program wrote that object.
-        is_name = isinstance(error, obstore_errors.InvalidPathError)
-        hint = "delete that object, or name another location" if is_name else None
-        return StorageError(f"{what}: the store does not support this: {printable(text.splitlines()[0])}", hint=hint)
-    return from_connection(text, what)

@@ -36,11 +36,12 @@ def open_store(
 
     Raises:
         ValueError: the claim's folder is not known, or the options of the object store are invalid.
+        StorageError: a package is missing that this kind of object store needs.
     """
     location = resolve_claim(location)
     if location.is_folder:
         return LocalStore(location)
-    # obstore takes 50 ms to import, and a job on a folder does not need it.
+    # Takes 50 ms to import, and a job on a folder does not need it.
     from safepoint.storage.object_store import ObjectStore
 
     return ObjectStore(location, options or StorageOptions.from_environment(environ))

@@ -150,9 +150,8 @@ class Store(Protocol):
     ) -> None:
         """Write a file or a stream of bytes of any size, a large one in parts. An existing object is replaced.
 
-        If an upload to S3 with keys is interrupted, a repeated upload, even by another process, sends only the
-        missing parts. With an instance's role, and on the other object stores, a repeated upload sends everything
-        again.
+        If an upload to S3 is interrupted, a repeated upload, even by another process, sends only the missing parts.
+        On the other object stores, a repeated upload sends everything again.
 
         A stream is not written to a disk of this machine. At most 32 MiB of it are in memory. S3 limits the number of
         parts, so a stream of more than 300 GB has parts of more than 32 MiB; then one part at a time is in memory.

@@ -22,12 +22,26 @@ import os
 import sys
 
 archive = os.path.abspath(sys.path[0])
+
+
+def new_folder(kind):
+    import tempfile
+
+    from safepoint.errors import SafepointError
+    from safepoint.foundation.environment import temporary_folder
+
+    try:
+        return tempfile.mkdtemp(prefix=f"safepoint-{kind}-", dir=temporary_folder())
+    except SafepointError as error:
+        print(f"safepoint: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
 code = os.environ.pop("SAFEPOINT_CODE", "")
 if code:
-    import tempfile
     import zipfile
 
-    folder = tempfile.mkdtemp(prefix="safepoint-code-")
+    folder = new_folder("code")
     with zipfile.ZipFile(code) as files:
         files.extractall(folder)
     os.chdir(folder)
@@ -35,9 +49,8 @@ packages = os.environ.pop("SAFEPOINT_PACKAGES", "")
 if packages:
     import json
     import subprocess
-    import tempfile
 
-    folder = tempfile.mkdtemp(prefix="safepoint-packages-")
+    folder = new_folder("packages")
     install = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--target", folder, *json.loads(packages)]
     if subprocess.run(install, check=False).returncode != 0:
         sys.exit("safepoint: the packages of the job could not be installed; nothing was trained")

@@ -1,1 +1,1 @@
-"""S3 requests that do not go through obstore: listings, ranged reads, and multipart uploads that can be continued."""
+"""Requests to S3 and compatible servers; they need nothing but the standard library."""

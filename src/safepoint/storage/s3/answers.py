@@ -5,6 +5,8 @@ import http.client
 import io
 import re
 from collections.abc import Generator
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Any, cast
 from xml.etree import ElementTree
 
@@ -105,10 +107,35 @@ def number_in(element: ElementTree.Element, name: str) -> int:
     Raises:
         ValueError: the child is missing, or is not a valid size or count.
     """
-    number = int(text_in(element, name))
+    return size_of(text_in(element, name))
+
+
+def size_of(text: str | None) -> int:
+    """The size or count that `text` says.
+
+    Raises:
+        ValueError: it says none.
+    """
+    number = int(text or "")
     if not 0 <= number < _MAX_SIZE:
-        raise ValueError(f"{name} is out of range")
+        raise ValueError("a size is out of range")
     return number
+
+
+def present(text: str | None) -> str:
+    """`text`, or ValueError if there is none."""
+    if not text:
+        raise ValueError("a value is missing")
+    return text
+
+
+def time_of(text: str | None) -> float:
+    """Seconds since 1970 of a time in a header.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return parsedate_to_datetime(text or "").replace(tzinfo=UTC).timestamp()
 
 
 def text_in(element: ElementTree.Element, name: str) -> str:

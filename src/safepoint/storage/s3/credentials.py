@@ -1,7 +1,7 @@
 """The keys for S3. They may change during a run, so they are fetched again before they expire, or when refused.
 
 The keys come from the first of these sources that exists, as in AWS's tools: keys in the environment, a role with a
-token file (web identity), a shared credentials file, a container's endpoint.
+token file (web identity), a shared credentials file, a container's endpoint, the role of an instance.
 """
 
 import configparser
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from safepoint.errors import AccessDeniedError, StorageError, TransientError
 from safepoint.foundation import clock
@@ -28,6 +28,8 @@ _MAX_BYTES = 1 << 16
 _T = TypeVar("_T")
 _CONTAINER = "http://169.254.170.2"
 _CONTAINER_HOSTS = {"169.254.170.2", "169.254.170.23", "fd00:ec2::23", "localhost", "127.0.0.1", "::1"}
+_INSTANCE, _INSTANCE_S = "http://169.254.169.254", 2.0
+_INSTANCE_HOSTS = {"169.254.169.254", "fd00:ec2::254", "localhost", "127.0.0.1", "::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +114,8 @@ class KeySource:
         )
 
 
-def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource | None:
-    """The source of the keys; None if there is none. Then obstore looks for an instance's role.
+def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource:
+    """The source of the keys.
 
     Args:
         options: contain the keys, if the environment does.
@@ -135,7 +137,7 @@ def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource 
         return KeySource(lambda: _of_file(path, profile), f"{path}, profile {profile}")
     if environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") or environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"):
         return KeySource(lambda: _of_container(environ), "the container's credentials")
-    return None
+    return KeySource(lambda: _of_instance(environ), "the environment or the role of an instance")
 
 
 def _of_web_identity(options: StorageOptions, environ: Mapping[str, str]) -> Keys:
@@ -193,6 +195,32 @@ def _of_container(environ: Mapping[str, str]) -> Keys:
     request = urllib.request.Request(url, headers={"Authorization": token} if token else {})
     data = exchange(request, to="its endpoint", timeout_s=_REQUEST_S, max_bytes=_MAX_BYTES)
     return _keys_of(parse_object(data), token="Token")
+
+
+def _of_instance(environ: Mapping[str, str]) -> Keys:
+    """The keys of the role of an EC2 instance.
+
+    Source: "Use the Instance Metadata Service to access instance metadata" in the Amazon EC2 user guide, version 2.
+    """
+    root = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _INSTANCE
+    if urlsplit(root).hostname not in _INSTANCE_HOSTS:
+        raise ValueError("the address is not an instance's")
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        raise PermissionError("AWS_EC2_METADATA_DISABLED is set")
+
+    def ask(path: str, method: str = "GET", **headers: str) -> str:
+        url, named = f"{root.rstrip('/')}/latest/{path}", {name.replace("_", "-"): headers[name] for name in headers}
+        request = urllib.request.Request(url, headers=named, method=method)
+        return exchange(request, to="it", timeout_s=_INSTANCE_S, max_bytes=_MAX_BYTES).decode("utf-8").strip()
+
+    try:
+        token = ask("api/token", "PUT", x_aws_ec2_metadata_token_ttl_seconds="21600")
+    except OSError as error:
+        # Not an instance, or its service does not answer pods: another try would not help.
+        raise PermissionError("no keys are set, and no metadata service of an instance answers") from error
+    path = "meta-data/iam/security-credentials/"
+    role = ask(path, x_aws_ec2_metadata_token=token).partition("\n")[0]
+    return _keys_of(parse_object(ask(f"{path}{quote(role)}", x_aws_ec2_metadata_token=token).encode()), token="Token")
 
 
 def _keys_of(found: Mapping[str, Any], *, token: str) -> Keys:

@@ -1,8 +1,7 @@
-"""S3 requests that do not go through obstore: multipart uploads that can be continued, listings, and ranged reads.
+"""Requests to S3: how they are sent and repeated; uploads that can be continued, listings, and ranged reads.
 
-obstore begins and ends a multipart upload within one call, so it cannot continue one. A ranged read by obstore takes
-several times as much processor time as one by this module, which reads from the socket into a small buffer that stays
-in the processor's cache (docs/benchmarks.md). A listing by obstore fails at the first name that is not a valid path.
+A ranged read goes from the socket into a small buffer that stays in the processor's cache. It takes a fraction of the
+processor time of a library (docs/benchmarks.md).
 
 Connections are kept open and used again. Through an unencrypted connection, the kernel sends a file's bytes without
 passing them through Python.
@@ -19,6 +18,7 @@ import ssl
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from email.message import Message
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
@@ -43,7 +43,7 @@ from safepoint.storage.s3.signing import encoded_path, encoded_query, signed_hea
 from safepoint.storage.store import Sink, StoredObject
 
 _BLOCK_BYTES = 1 << 20
-_MAX_ANSWER_BYTES = 16 << 20
+MAX_ANSWER_BYTES = 16 << 20
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _ENCRYPTION = "x-amz-server-side-encryption"
 _RANGE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
@@ -133,7 +133,7 @@ class S3Requests:
 
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
         """Begin an upload."""
-        answer = self._call(_Request(method="POST", key=key, query={"uploads": ""}), deadline_s)
+        answer = self._call(Request(method="POST", key=key, query={"uploads": ""}), deadline_s)
         return UploadId(key=key, upload_id=text_in(answer.xml, "UploadId"))
 
     def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
@@ -141,7 +141,7 @@ class S3Requests:
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
         markers = {"continuation-token": "NextContinuationToken"}
         for item in self._list("", query, markers, "Contents", deadline_s):
-            with refusing_other_answers(f"GET s3://{self._bucket}/"):
+            with refusing_other_answers(self._what("GET", "")):
                 found = StoredObject(
                     key=item.findtext("Key") or "",
                     size_bytes=number_in(item, "Size"),
@@ -166,7 +166,7 @@ class S3Requests:
         query = {"uploadId": upload.upload_id, "max-parts": "1000"}
         markers = {"part-number-marker": "NextPartNumberMarker"}
         for part in self._list(upload.key, query, markers, "Part", deadline_s):
-            with refusing_other_answers(f"GET s3://{self._bucket}/{upload.key}"):
+            with refusing_other_answers(self._what("GET", upload.key)):
                 found = PartOnServer(
                     number=number_in(part, "PartNumber"),
                     etag=text_in(part, "ETag").strip('"'),
@@ -181,13 +181,13 @@ class S3Requests:
 
         `markers` maps each query parameter that requests the next page to the element of this page with its value.
         """
-        what = f"GET s3://{self._bucket}/{key}"
+        what = self._what("GET", key)
         marker: dict[str, str] = {}
         seen, num_listed, end_s = {""}, 0, clock.monotonic_s() + _LIST_WITHIN_S
         while True:
             if clock.monotonic_s() > end_s:
                 raise TransientError(f"{what}: the listing took more than {_LIST_WITHIN_S:.0f} s")
-            page = self._call(_Request(method="GET", key=key, query={**query, **marker}), deadline_s).xml
+            page = self._call(Request(method="GET", key=key, query={**query, **marker}), deadline_s).xml
             if page.findtext("EncodingType") == "url":
                 for element in page.iter():
                     if element.tag == "Key":
@@ -216,7 +216,7 @@ class S3Requests:
         """
         query = {"partNumber": str(number), "uploadId": upload.upload_id}
         headers = {"content-md5": base64.b64encode(md5).decode()}
-        request = _Request(method="PUT", key=upload.key, query=query, headers=headers, body=source, md5=md5.hex())
+        request = Request(method="PUT", key=upload.key, query=query, headers=headers, body=source, md5=md5.hex())
         return self._call(request, deadline_s).etag
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
@@ -232,11 +232,11 @@ class S3Requests:
         )
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         query = {"uploadId": upload.upload_id}
-        self._call(_Request(method="POST", key=upload.key, query=query, body=body), deadline_s, most_tries=1)
+        self._call(Request(method="POST", key=upload.key, query=query, body=body), deadline_s, most_tries=1)
 
     def abort(self, upload: UploadId, *, deadline_s: float | None) -> None:
         """Let the server delete an unfinished upload and its parts."""
-        self._call(_Request(method="DELETE", key=upload.key, query={"uploadId": upload.upload_id}), deadline_s)
+        self._call(Request(method="DELETE", key=upload.key, query={"uploadId": upload.upload_id}), deadline_s)
 
     def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:
         """Read `length` bytes from `start` and pass them to `sink` in blocks, in order, each byte once.
@@ -248,7 +248,7 @@ class S3Requests:
             ObjectNotFoundError: there is no such object.
             StorageError: the object has fewer bytes than asked for.
         """
-        what = f"GET s3://{self._bucket}/{key}"
+        what = self._what("GET", key)
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, length)))
         done = 0
         end_s = clock.monotonic_s() + DEFAULT_WITHIN_S + length / SLOWEST_BYTES_PER_S
@@ -256,7 +256,7 @@ class S3Requests:
         def receive(response: http.client.HTTPResponse) -> None:
             nonlocal done
             if response.status >= 300:
-                raise _refusal(response.status, response.read(_MAX_ANSWER_BYTES), what)
+                raise refusal(response.status, response.read(MAX_ANSWER_BYTES), what)
             self._check_range(response, what, first=start + done, end=start + length)
             while done < length:
                 count = response.readinto(buffer[: length - done])
@@ -266,9 +266,9 @@ class S3Requests:
                 done += count
             response.read(1)  # receive the end of the answer, so that the connection can be used again
 
-        def request() -> _Request:
+        def request() -> Request:
             headers = {"range": f"bytes={start + done}-{start + length - 1}"}
-            return _Request(method="GET", key=key, query={}, headers=headers, answer_bytes=length - done)
+            return Request(method="GET", key=key, query={}, headers=headers, answer_bytes=length - done)
 
         while done < length:
             before = done
@@ -280,6 +280,9 @@ class S3Requests:
                 if done == before or clock.monotonic_s() > end_s:
                     raise
 
+    def _what(self, method: str, key: str) -> str:
+        return f"{method} s3://{self._bucket}/{key}"
+
     def _check_range(self, response: http.client.HTTPResponse, what: str, *, first: int, end: int) -> None:
         found = _RANGE.fullmatch(response.headers.get("Content-Range") or "")
         if found is None or int(found[1]) != first:
@@ -287,29 +290,29 @@ class S3Requests:
         if int(found[2]) < end:
             raise StorageError(f"{what}: the object has {found[2]} bytes, not {end}")
 
-    def _call(self, request: "_Request", deadline_s: float | None, *, most_tries: int | None = None) -> "_Answer":
-        what = f"{request.method} s3://{self._bucket}/{request.key}"
+    def _call(self, request: "Request", deadline_s: float | None, *, most_tries: int | None = None) -> "_Answer":
+        what = self._what(request.method, request.key)
 
         def receive(response: http.client.HTTPResponse) -> _Answer:
-            data = response.read(_MAX_ANSWER_BYTES)
+            data = response.read(MAX_ANSWER_BYTES)
             # A server may fail after it has sent the status 200. Then the body describes an error.
             if response.status >= 300 or _ERROR.search(data):
-                raise _refusal(response.status, data, what)
+                raise refusal(response.status, data, what)
             root = parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
-            etag = (response.headers.get("ETag") or "").strip('"')
+            answer = _Answer(root=root, headers=response.headers)
             # If the object is encrypted with another key than the server's own, its ETag is not an MD5. Servers that
             # support such keys compare Content-MD5.
             is_encrypted = response.headers.get(_ENCRYPTION, "AES256") != "AES256"
             is_encrypted = is_encrypted or f"{_ENCRYPTION}-customer-algorithm" in response.headers
-            if request.md5 not in {"", etag} and is_md5(etag) and not is_encrypted:
+            if request.md5 not in {"", answer.etag} and is_md5(answer.etag) and not is_encrypted:
                 raise failures.changed_in_transit(what)
-            return _Answer(root=root, etag=etag)
+            return answer
 
         return self._exchange(lambda: request, what, receive, deadline_s, most_tries=most_tries)
 
     def _exchange(
         self,
-        request: "Callable[[], _Request]",
+        request: "Callable[[], Request]",
         what: str,
         receive: Callable[[http.client.HTTPResponse], _T],
         deadline_s: float | None,
@@ -340,7 +343,7 @@ class S3Requests:
         return retry(attempt, deadline_s=deadline_s, try_s=try_s, most_tries=most_tries)
 
     def _send(
-        self, connection: http.client.HTTPConnection, request: "_Request", keys: Keys, what: str
+        self, connection: http.client.HTTPConnection, request: "Request", keys: Keys, what: str
     ) -> http.client.HTTPResponse:
         body = request.body
         path = encoded_path(f"{self._root}/{request.key}" if request.key else self._root or "/")
@@ -367,7 +370,7 @@ class S3Requests:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 response = connection.getresponse()
                 if response.status >= 300:
-                    raise _refusal(response.status, response.read(_MAX_ANSWER_BYTES), what) from error
+                    raise refusal(response.status, response.read(MAX_ANSWER_BYTES), what) from error
             raise
         return connection.getresponse()
 
@@ -401,7 +404,19 @@ def _close_all(connections: list[http.client.HTTPConnection]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class Request:
+    """A request that is not signed yet.
+
+    Args:
+        method: `GET`, `PUT`, …
+        key: of the object; empty for the bucket.
+        query: names and values, not encoded.
+        headers: further headers; names in lower case.
+        body: what is sent.
+        md5: the MD5 of the body, if the ETag of the answer has to be compared with it.
+        answer_bytes: how long the body of the answer may be at most when it is slow.
+    """
+
     method: str
     key: str
     query: Mapping[str, str]
@@ -412,13 +427,18 @@ class _Request:
 
     @property
     def size_bytes(self) -> int:
+        """Of the body."""
         return self.body.size_bytes if isinstance(self.body, FilePart) else len(self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     root: ElementTree.Element | None
-    etag: str
+    headers: Message
+
+    @property
+    def etag(self) -> str:
+        return (self.headers.get("ETag") or "").strip('"')
 
     @property
     def xml(self) -> ElementTree.Element:
@@ -463,6 +483,7 @@ def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview 
             start += len(block)
 
 
-def _refusal(status: int, data: bytes, what: str) -> StorageError:
+def refusal(status: int, data: bytes, what: str) -> StorageError:
+    """The error for an answer with another status than success, or for an error in the body of a success."""
     code = _CODE.search(data)
     return failures.from_status(status if status >= 300 else 500, code[1].decode() if code else "", what)

@@ -1,4 +1,4 @@
-"""AWS Signature Version 4 for the requests that do not go through obstore (`safepoint.storage.s3.requests`).
+"""AWS Signature Version 4 (`safepoint.storage.s3.requests` sends the requests).
 
 The payload is not signed, because the checkpoint's digests protect its content.
 Source: "Signature Version 4 signing process" in the Amazon S3 API reference.

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
+from safepoint.foundation.environment import temporary_folder
 from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import FolderLock, write_atomic
 
@@ -24,7 +25,11 @@ _ROOM_BYTES = 256 << 20
 
 @contextlib.contextmanager
 def launcher_folder() -> Generator[Path]:
-    """Create a folder for this launcher, after the folders of ended launchers were removed."""
+    """Create a folder for this launcher, after the folders of ended launchers were removed.
+
+    Raises:
+        StorageError: there is no folder for temporary files.
+    """
     parent = _parent()
     _remove_abandoned(parent)
     folder, lock = _make(parent)
@@ -41,12 +46,13 @@ def _parent() -> Path:
 
     Ranks also write the small files of each save there; on a disk, creating a file waits while the keeper syncs.
     """
+    temporary = temporary_folder()  # torch elastic and the libraries of most scripts need one in any case
     with contextlib.suppress(OSError):
         status = os.statvfs(_IN_MEMORY)
         has_room = status.f_bavail * status.f_frsize >= _ROOM_BYTES
         if "TMPDIR" not in os.environ and has_room and os.access(_IN_MEMORY, os.W_OK):
             return _IN_MEMORY
-    return Path(tempfile.gettempdir())
+    return Path(temporary)
 
 
 def _make(parent: Path) -> tuple[Path, FolderLock | None]:

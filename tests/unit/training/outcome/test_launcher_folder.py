@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.errors import StorageError
 from safepoint.training.outcome.launcher_folder import (
     deliver_pending_events,
     launcher_folder,
@@ -22,6 +23,15 @@ with launcher_folder() as folder:
     print(folder, flush=True)
     input()
 """
+
+
+def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message says what was tried and what to do, as in a pod whose root is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc", "/sys"])
+    with pytest.raises(StorageError, match="no folder for temporary files") as error, launcher_folder():
+        pytest.fail("it was opened")
+    assert "emptyDir at /tmp" in str(error.value)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,63 @@
+"""The Protocol of a bucket: the requests that differ between services. `object_store` does the rest."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject
+
+
+class Bucket(Protocol):
+    """Requests to one bucket, by full keys; the prefix of a location is a part of each key.
+
+    A request that fails in transit is repeated until `deadline_s`, except in `put`. Errors are those of `Store`.
+    """
+
+    def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
+        """The objects whose keys begin with `prefix`, which is empty or ends with `/`; in any order."""
+        ...
+
+    def head(self, key: str, *, deadline_s: float | None) -> StoredObject:
+        """Size, version and time of an object."""
+        ...
+
+    def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:
+        """See `Store.stream`; `length` is positive."""
+        ...
+
+    def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytes | bytearray:
+        """All bytes from `start`, of one version of the object."""
+        ...
+
+    def put(self, key: str, data: bytes, condition: Condition | None, *, within_s: float) -> str:
+        """Write an object, and return its version. The request is sent once, and takes no longer than `within_s`."""
+        ...
+
+    def upload(
+        self,
+        key: str,
+        source: Path | Content,
+        size_bytes: int,
+        *,
+        fence: Callable[[], None] | None,
+        progress: Progress | None,
+        deadline_s: float | None,
+    ) -> None:
+        """See `Store.upload`; of more than `WHOLE_BYTES`."""
+        ...
+
+    def delete(self, key: str, *, deadline_s: float | None) -> None:
+        """Delete an object. A missing one is ignored, or is an ObjectNotFoundError."""
+        ...
+
+    def sweep(
+        self,
+        prefix: str,
+        *,
+        only: Callable[[str], bool],
+        keys: Iterable[str],
+        begun_before_s: float | None,
+        deadline_s: float | None,
+    ) -> int:
+        """See `Store.sweep`; all keys are full ones."""
+        ...

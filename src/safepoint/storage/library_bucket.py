@@ -1,0 +1,299 @@
+"""Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
+
+This module repeats failed requests itself: obstore's ten retries would hide faults and ignore the deadline. An
+interrupted upload of a large file starts again.
+"""
+
+import contextlib
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import obstore
+import obstore.exceptions as obstore_errors
+from obstore.store import AzureStore, GCSStore
+
+from safepoint.errors import ObjectNotFoundError, StorageError, TransientError, printable
+from safepoint.foundation import clock
+from safepoint.storage import failures
+from safepoint.storage.location import Location, Scheme
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
+from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of
+from safepoint.storage.s3.requests import FilePart, md5_of
+from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
+from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject, check_length
+
+Client = Any  # obstore has no public type for all its stores
+_SHORTEST_TRY_S = 0.25
+_NUM_STREAM_TRIES = 10
+_BLOCK_BYTES = 16 << 20
+_STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
+_T = TypeVar("_T")
+
+
+def make_client(
+    location: Location, options: StorageOptions, timeout_s: float, *, is_repeating: bool = False
+) -> Client:
+    """obstore's client for the requests to a bucket.
+
+    Args:
+        location: `gs` or `az`.
+        options: how to reach it.
+        timeout_s: of each request.
+        is_repeating: whether obstore repeats failed requests itself.
+    """
+    client_options: dict[str, Any] = {
+        "allow_http": True,
+        "timeout": timedelta(seconds=timeout_s),
+        # A server that sends nothing is noticed sooner than a slow one.
+        "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
+        "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
+        "allow_invalid_certificates": not options.verify_tls,
+    }
+    if options.ca_bundle:
+        client_options["root_certificate"] = Path(options.ca_bundle).read_bytes()
+    repeats: Any = {
+        "max_retries": _NUM_STREAM_TRIES if is_repeating else 0,
+        "retry_timeout": timedelta(seconds=DEFAULT_WITHIN_S),
+    }
+    kind: Any = GCSStore if location.scheme is Scheme.GS else AzureStore
+    return kind(location.bucket, client_options=client_options, retry_config=repeats)
+
+
+class LibraryBucket:
+    """A bucket that obstore reaches; see `Bucket`.
+
+    Args:
+        location: `gs` or `az`.
+        options: how to reach it.
+    """
+
+    def __init__(self, location: Location, options: StorageOptions) -> None:
+        self._location = location
+        self._options = options
+        self._clients: dict[float, Client] = {}
+        self._lock = threading.Lock()
+        # The name of the value that a conditional write compares. Google's stores require the object's generation.
+        self._version_field = "version" if location.scheme is Scheme.GS else "e_tag"
+
+    def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
+        """See `Bucket`."""
+
+        def everything(client: Client) -> Sequence[Any]:
+            pages: Any = obstore.list(client, prefix.rstrip("/") or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
+            return [item for page in pages for item in page]
+
+        # One attempt reads all pages, because a listing that fails at a later page must not look complete.
+        for item in self._call("LIST", prefix, everything, deadline_s):
+            yield self._object(item["path"], item)
+
+    def head(self, key: str, *, deadline_s: float | None) -> StoredObject:
+        """See `Bucket`."""
+        return self._object(key, self._call("HEAD", key, lambda client: obstore.head(client, key), deadline_s))
+
+    def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:
+        """See `Bucket`."""
+        for begin in range(start, start + length, _BLOCK_BYTES):
+            sink(self._range(key, begin, min(_BLOCK_BYTES, start + length - begin), deadline_s))
+
+    def _range(self, key: str, start: int, length: int, deadline_s: float | None) -> memoryview:
+        def get(client: Client) -> memoryview:
+            data = memoryview(obstore.get_range(client, key, start=start, length=length))
+            if len(data) == length:
+                return data
+            size_bytes = obstore.head(client, key)["size"]
+            if size_bytes < start + length:
+                raise StorageError(f"{self._name(key)} has {size_bytes} bytes, not {start + length}")
+            raise TransientError(f"the answer for {self._name(key)} was cut off")
+
+        return self._call("GET", key, get, deadline_s, size_bytes=length)
+
+    def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytes:
+        """See `Bucket`."""
+        options: Any = {"range": {"offset": start}} if start else None
+        return self._call(
+            "GET", key, lambda client: bytes(obstore.get(client, key, options=options).bytes()), deadline_s
+        )
+
+    def put(self, key: str, data: bytes, condition: Condition | None, *, within_s: float) -> str:
+        """See `Bucket`."""
+        mode: Any = "overwrite"
+        if condition is not None:
+            mode = "create" if condition.version is None else {self._version_field: condition.version}
+        with self._translating(f"PUT {self._name(key)}"):
+            return self._version(obstore.put(self._client(within_s), key, data, mode=mode, use_multipart=False))
+
+    def upload(
+        self,
+        key: str,
+        source: Path | Content,
+        size_bytes: int,
+        *,
+        fence: Callable[[], None] | None,
+        progress: Progress | None,
+        deadline_s: float | None,
+    ) -> None:
+        """See `Bucket`."""
+        if isinstance(source, Content):
+            self._upload_stream(key, source, fence, progress, deadline_s)
+            return
+        if fence is not None:
+            fence()
+        chunk = part_bytes_of(size_bytes, is_stream=False)
+        # obstore reads a file that is passed as a `Path` itself, part by part.
+        self._call(
+            "PUT",
+            key,
+            lambda client: obstore.put(client, key, source, chunk_size=chunk),
+            deadline_s,
+            size_bytes=size_bytes,
+        )
+        self._read_back(key, md5_of(FilePart(source, 0, size_bytes)), size_bytes, deadline_s)
+        if progress is not None:
+            progress(size_bytes)
+
+    def _upload_stream(
+        self,
+        key: str,
+        content: Content,
+        fence: Callable[[], None] | None,
+        progress: Progress | None,
+        deadline_s: float | None,
+    ) -> None:
+        """Upload with obstore, which repeats requests itself here, because a stream cannot be started again."""
+        what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
+        part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
+        client = make_client(self._location, self._options, self._options.request_timeout_s, is_repeating=True)
+
+        def check_deadline() -> None:
+            if deadline_s is not None and clock.monotonic_s() >= deadline_s:
+                raise TransientError(f"{what}: {done} of {content.size_bytes} bytes were sent before the deadline")
+
+        # The writer is not used as a context manager, because that would complete the object even after an error.
+        writer = obstore.open_writer(
+            client, key, buffer_size=part_bytes, max_concurrency=max(1, STREAM_MEMORY_BYTES // part_bytes - 1)
+        )
+
+        def take(block: memoryview) -> None:
+            nonlocal done
+            check_deadline()
+            done += len(block)
+            md5.update(block)
+            with self._translating(what):
+                writer.write(bytes(block))  # copied, because obstore reads the bytes after `write` has returned
+            if progress is not None:
+                progress(len(block))
+
+        content.write_to(take)
+        check_length(content, done)
+        check_deadline()
+        if fence is not None:
+            fence()
+        with self._translating(what):
+            writer.close()
+        self._read_back(key, md5.digest(), done, deadline_s)
+
+    def _read_back(self, key: str, md5: bytes, size_bytes: int, deadline_s: float | None) -> None:
+        """Read the object back and compare its MD5, because obstore does not return the ETags of the parts."""
+        found = hashlib.md5(usedforsecurity=False)
+        self.get(key, found.update, start=0, length=size_bytes, deadline_s=deadline_s)
+        if found.digest() != md5:
+            raise failures.changed_in_transit(f"PUT {self._name(key)}")
+
+    def delete(self, key: str, *, deadline_s: float | None) -> None:
+        """See `Bucket`."""
+        self._call("DELETE", key, lambda client: obstore.delete(client, key), deadline_s)
+
+    def sweep(
+        self,
+        prefix: str,
+        *,
+        only: Callable[[str], bool],
+        keys: Iterable[str],
+        begun_before_s: float | None,
+        deadline_s: float | None,
+    ) -> int:
+        """Google and Azure delete unfinished uploads by themselves."""
+        del prefix, only, keys, begun_before_s, deadline_s
+        return 0
+
+    def _version(self, item: Any) -> str:
+        return item[self._version_field] or ""
+
+    def _object(self, key: str, item: Any) -> StoredObject:
+        modified: datetime = item["last_modified"]
+        return StoredObject(
+            key=key, size_bytes=item["size"], version=self._version(item), modified_s=modified.timestamp()
+        )
+
+    def _name(self, key: str) -> str:
+        return f"{self._location.scheme}://{self._location.bucket}/{key}"
+
+    def _call(
+        self,
+        verb: str,
+        key: str,
+        request: Callable[[Client], _T],
+        deadline_s: float | None,
+        *,
+        size_bytes: int = 0,
+    ) -> _T:
+        def attempt(timeout_s: float) -> _T:
+            with self._translating(f"{verb} {self._name(key)}"):
+                return request(self._client(timeout_s))
+
+        # A slow link is not an error: a request may take as long as its bytes need at the slowest accepted rate.
+        try_s = self._options.request_timeout_s + size_bytes / SLOWEST_BYTES_PER_S
+        if deadline_s is None:
+            deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S + try_s
+        return retry(attempt, deadline_s=deadline_s, try_s=try_s)
+
+    @contextlib.contextmanager
+    def _translating(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        # obstore's errors derive from several builtins, so all exceptions are translated.
+        except Exception as error:
+            raise from_obstore(error, what) from error
+
+    def _client(self, timeout_s: float) -> Client:
+        # A client has one timeout for all its requests. Timeouts are rounded down to a doubling series, so that few
+        # clients are needed.
+        rounded_s = self._options.request_timeout_s
+        while rounded_s > max(timeout_s, _SHORTEST_TRY_S):
+            rounded_s /= 2
+        while rounded_s * 2 <= timeout_s:
+            rounded_s *= 2
+        with self._lock:
+            if rounded_s not in self._clients:
+                self._clients[rounded_s] = make_client(self._location, self._options, rounded_s)
+            return self._clients[rounded_s]
+
+
+def from_obstore(error: Exception, what: str) -> StorageError:
+    """The error for what obstore raised."""
+    text = str(error)
+    match = _STATUS.search(text)
+    if match is not None:
+        code = _CODE.search(text)
+        return failures.from_status(int(match[1] or match[2]), code[1] if code else "", what)
+    if isinstance(error, FileNotFoundError):
+        return ObjectNotFoundError(f"{what}: there is no such object")
+    if isinstance(error, obstore_errors.AlreadyExistsError | obstore_errors.PreconditionError):
+        return failures.from_status(412, "", what)
+    if isinstance(error, obstore_errors.UnauthenticatedError | obstore_errors.PermissionDeniedError):
+        return failures.from_status(403, "", what)
+    if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
+        # obstore cannot list an object whose name is not a valid path; another program wrote that object.
+        is_name = isinstance(error, obstore_errors.InvalidPathError)
+        hint = "delete that object, or name another location" if is_name else None
+        return StorageError(f"{what}: the store does not support this: {printable(text.splitlines()[0])}", hint=hint)
+    return failures.from_connection(text, what)

@@ -1,0 +1,168 @@
+"""A bucket of S3 or a compatible server: small objects in one request, large ones in parts; see `Bucket`."""
+
+import base64
+import contextlib
+import http.client
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from safepoint.errors import ConditionError, ObjectNotFoundError, StorageError, TransientError
+from safepoint.foundation import clock
+from safepoint.storage.s3.answers import other_answer, present, refusing_other_answers, size_of, time_of
+from safepoint.storage.s3.multipart import upload_in_parts
+from safepoint.storage.s3.requests import MAX_ANSWER_BYTES, Request, S3Requests, UploadId, md5_of, refusal
+from safepoint.storage.store import WHOLE_BYTES, Condition, Content, Progress, StoredObject
+
+_BLOCK_BYTES = 1 << 20
+_NUM_LISTINGS = 8
+
+
+class S3Bucket(S3Requests):
+    """A bucket; it needs no other package."""
+
+    def head(self, key: str, *, deadline_s: float | None) -> StoredObject:
+        """See `Bucket`."""
+        try:
+            return self._head(key, deadline_s)
+        except (ObjectNotFoundError, ConditionError, TransientError):
+            raise
+        except StorageError:
+            # An answer to HEAD has no body, so it does not contain the reason of the failure. The answer to GET does.
+            # If the reason is an expired key, new keys are fetched, and `_head` succeeds.
+            self._ask_why(key, deadline_s)
+            return self._head(key, deadline_s)
+
+    def _head(self, key: str, deadline_s: float | None) -> StoredObject:
+        headers = self._call(Request(method="HEAD", key=key, query={}), deadline_s).headers
+        with refusing_other_answers(self._what("HEAD", key)):
+            return StoredObject(
+                key=key,
+                size_bytes=size_of(headers["Content-Length"]),
+                version=present(headers["ETag"]),
+                modified_s=time_of(headers["Last-Modified"]),
+            )
+
+    def _ask_why(self, key: str, deadline_s: float | None) -> None:
+        what = self._what("GET", key)
+
+        def receive(response: http.client.HTTPResponse) -> None:
+            data = response.read(MAX_ANSWER_BYTES)
+            if response.status >= 300 and response.status != 416:  # 416: an empty object has no first byte
+                raise refusal(response.status, data, what)
+
+        request = Request(method="GET", key=key, query={}, headers={"range": "bytes=0-0"})
+        self._exchange(lambda: request, what, receive, deadline_s)
+
+    def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytearray:
+        """See `Bucket`; for small objects: a large one must arrive in the time that `WHOLE_BYTES` may take."""
+        what = self._what("GET", key)
+
+        def receive(response: http.client.HTTPResponse) -> bytearray:
+            if response.status >= 300:
+                raise refusal(response.status, response.read(MAX_ANSWER_BYTES), what)
+            if start:
+                self._check_range(response, what, first=start, end=start)
+            elif response.status != 200 or (response.length is None and not response.chunked):
+                raise other_answer(what)
+            found = bytearray()
+            while block := response.read(_BLOCK_BYTES):
+                found += block
+            if response.length:
+                raise TransientError(f"the answer for {what} was cut off")
+            return found
+
+        headers = {"range": f"bytes={start}-"} if start else {}
+        request = Request(method="GET", key=key, query={}, headers=headers, answer_bytes=WHOLE_BYTES)
+        return self._exchange(lambda: request, what, receive, deadline_s)
+
+    def put(self, key: str, data: bytes, condition: Condition | None, *, within_s: float) -> str:
+        """See `Bucket`."""
+        until_s = clock.monotonic_s() + within_s
+        try:
+            return self._put(key, data, condition, until_s)
+        except ConditionError:
+            # Ceph RGW 16 compares If-Match with the ETag without quotes, but returns it with quotes.
+            version = condition.version if condition is not None else None
+            if version is None or self.head(key, deadline_s=until_s).version != version:
+                raise
+            return self._put(key, data, Condition(version=version.strip('"')), until_s)
+
+    def _put(self, key: str, data: bytes, condition: Condition | None, until_s: float) -> str:
+        headers = {"content-md5": base64.b64encode(md5_of(data)).decode()}
+        if condition is not None and condition.version is None:
+            headers["if-none-match"] = "*"
+        elif condition is not None and condition.version is not None:
+            if not (condition.version.isascii() and condition.version.isprintable()):
+                raise other_answer(self._what("PUT", key))  # a server named this version
+            headers["if-match"] = condition.version
+        request = Request(method="PUT", key=key, query={}, headers=headers, body=data)
+        return self._call(request, until_s, most_tries=1).headers.get("ETag", "")
+
+    def upload(
+        self,
+        key: str,
+        source: Path | Content,
+        size_bytes: int,
+        *,
+        fence: Callable[[], None] | None,
+        progress: Progress | None,
+        deadline_s: float | None,
+    ) -> None:
+        """See `Bucket`; an interrupted upload can be continued."""
+        before = self._head_or_none(key, deadline_s)
+
+        def has_arrived(etag: str) -> bool:
+            found = self._head_or_none(key, deadline_s)
+            if found is None or found.size_bytes != size_bytes:
+                return False
+            version = found.version.strip('"')
+            # If the server makes its ETags in another way than S3, any change of the ETag means that the upload is
+            # complete.
+            return version == etag or ("-" not in version and (before is None or found.version != before.version))
+
+        upload_in_parts(
+            self,
+            key,
+            source,
+            size_bytes,
+            has_arrived=has_arrived,
+            fence=fence,
+            progress=progress,
+            deadline_s=deadline_s,
+        )
+
+    def _head_or_none(self, key: str, deadline_s: float | None) -> StoredObject | None:
+        try:
+            return self.head(key, deadline_s=deadline_s)
+        except ObjectNotFoundError:
+            return None
+
+    def delete(self, key: str, *, deadline_s: float | None) -> None:
+        """See `Bucket`."""
+        self._call(Request(method="DELETE", key=key, query={}), deadline_s)
+
+    def sweep(
+        self,
+        prefix: str,
+        *,
+        only: Callable[[str], bool],
+        keys: Iterable[str],
+        begun_before_s: float | None,
+        deadline_s: float | None,
+    ) -> int:
+        """See `Bucket`."""
+        num_swept = 0
+
+        def find(start: str) -> list[UploadId]:
+            return list(self.find(start, deadline_s=deadline_s))
+
+        with ThreadPoolExecutor(_NUM_LISTINGS, thread_name_prefix="safepoint-sweep") as threads:
+            found = threads.map(find, [prefix, *filter(only, keys)])
+            unique = {(upload.key, upload.upload_id): upload for page in found for upload in page}
+        for upload in unique.values():
+            if (begun_before_s is None or upload.begun_s < begun_before_s) and only(upload.key):
+                with contextlib.suppress(ObjectNotFoundError):
+                    self.abort(upload, deadline_s=deadline_s)
+                    num_swept += 1
+        return num_swept
