@@ -72,7 +72,7 @@ def test_a_version_that_no_header_can_have() -> None:
 
 @pytest.mark.parametrize("headers", [{"Content-Length": "1000"}, {"Transfer-Encoding": "chunked"}, {"X-None": ""}])
 def test_a_whole_object_that_is_cut_off(headers: dict[str, str]) -> None:
-    """An answer that ends early, or whose end cannot be told, is not taken for the object."""
+    """An answer that ends early, or has no visible end, is not taken for the object."""
 
     def answer(request: Request) -> bool:
         request.send_response(200)
