@@ -73,7 +73,7 @@ def test_a_list_that_becomes_many_shapes(tmp_path: Path) -> None:
 def test_empty_sets(tmp_path: Path) -> None:
     """Each takes one byte of the file and 216 of memory."""
     pickled = b"\x80\x04" + pickle.EMPTY_SET * 20_000_000 + b"N."
-    assert "CheckpointError: it has more than" in _refused(_READ, _archive(tmp_path / "x.pt", pickled))
+    assert "CheckpointError: a pickle has more than" in _refused(_READ, _archive(tmp_path / "x.pt", pickled))
 
 
 def test_a_sparse_archive(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_sparse_archive(tmp_path: Path) -> None:
         file.write(struct.pack("<4sLQL", b"PK\x06\x07", 0, end, 1))
         file.write(struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 65535, 65535, 0xFFFFFFFF, 0xFFFFFFFF, 0))
     try:
-        assert "CheckpointError: it has a record of more than" in _refused(_READ, path)
+        assert "CheckpointError: an archive has a record of more than" in _refused(_READ, path)
     finally:
         os.unlink(path)
 

@@ -248,9 +248,7 @@ def _create_working(path: Path) -> Path:
                 raise
         else:
             return working
-    raise StorageError(
-        f"{path.parent} is deleted by another process each time that it is created; nothing was written"
-    )
+    raise StorageError(f"another process deletes {path.parent} each time that it is created; nothing was written")
 
 
 def _copy(source: Path, target: int, progress: Progress | None) -> None:

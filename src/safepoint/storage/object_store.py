@@ -131,7 +131,7 @@ class ObjectStore:
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """See `Store`."""
+        """See `Store`. Exception: before obstore uploads a large file, `fence` is called, and not again later."""
         check_key(key)
         size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
         if size_bytes > WHOLE_BYTES:

@@ -101,8 +101,8 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     free_bytes = files.free_bytes(folder)
     if free_bytes < size_bytes + _SPARE_BYTES:
         raise StorageError(
-            f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)} "
-            f"and {format_bytes(_SPARE_BYTES)} to spare; nothing was fetched",
+            f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)}, "
+            f"plus {format_bytes(_SPARE_BYTES)} that must stay free; nothing was fetched",
             hint="make room, or use a folder on another disk (for a run with an object store: --local-dir)",
         )
     for entry in entries:

@@ -121,7 +121,7 @@ def _names(described: dict[str, Any], paths: dict[str, Any]) -> dict[str, str]:
         parts.setdefault(path[:depth], {})[key] = ".".join(path[depth:])
     named = [names for prefix, names in parts.items() if prefix]
     if len(named) > 1:
-        raise CheckpointError(f"it holds {len(named)} models; one is expected")
+        raise CheckpointError(f"the checkpoint holds {len(named)} models; one is expected")
     return named[0] if named else parts.get((), {})
 
 

@@ -122,7 +122,7 @@ class _Unpickler(_BASE):
         key = module_name, global_name
         if key not in self._known:
             if len(self._known) > _MAX_NAMES:
-                raise CheckpointError(f"it names more than {_MAX_NAMES} classes")
+                raise CheckpointError(f"a pickle names more than {_MAX_NAMES} classes")
             self._known[key] = type(global_name.rpartition(".")[2], (Inert,), {"module": module_name})
         return self._known[key]
 
@@ -147,19 +147,19 @@ class _Instructions:
     def __getitem__(self, code: int) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise CheckpointError(f"it has more than {_MAX_INSTRUCTIONS} instructions")
+            raise CheckpointError(f"a pickle has more than {_MAX_INSTRUCTIONS} instructions")
         if code in _REFUSED:
-            raise CheckpointError("it has an instruction that torch does not write")
+            raise CheckpointError("a pickle has an instruction that torch does not write")
         if code == pickle.EMPTY_SET[0]:
             self._num_sets += 1  # each takes as much memory as a hundred instructions
             if self._num_sets > _MAX_SETS:
-                raise CheckpointError(f"it has more than {_MAX_SETS} sets")
+                raise CheckpointError(f"a pickle has more than {_MAX_SETS} sets")
         if code in self._keys:
             for key in self._keys[code]():
                 if type(key) is not str:
                     self._check_key(key)
         elif code == pickle.BUILD[0] and not isinstance(self._unpickler.stack[-2], Inert | OrderedDict):
-            raise CheckpointError("it sets the state of an object that has no state")
+            raise CheckpointError("a pickle sets the state of an object that has no state")
         return _INSTRUCTIONS[code]
 
     def _check_key(self, key: Any) -> None:
@@ -197,13 +197,13 @@ def read_inert(
         CheckpointError: `data` is not a valid pickle.
     """
     if len(data) > MAX_PICKLE_BYTES:
-        raise CheckpointError(f"it is a pickle of more than {MAX_PICKLE_BYTES} bytes")
+        raise CheckpointError(f"a pickle has more than {MAX_PICKLE_BYTES} bytes")
     try:
         return _Unpickler(data, known or {}, storage).load()
     except CheckpointError:
         raise
     except Exception as error:  # hostile content may raise anything
-        raise CheckpointError(f"it cannot be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"a pickle cannot be read: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class _Records(RawReader):
 
     def read(self, n: int = -1, /) -> bytes:
         if n > self.most_bytes:
-            raise CheckpointError(f"it has a record of more than {self.most_bytes} bytes")
+            raise CheckpointError(f"an archive has a record of more than {self.most_bytes} bytes")
         return super().read(n) or b""
 
 
@@ -302,7 +302,7 @@ def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: Binary
     def storage(identity: Any) -> _Storage:
         kind, dtype, key = cast("tuple[str, Any, Any]", tuple(itertools.islice(cast("Iterable[Any]", identity), 3)))
         if kind != "storage" or type(dtype) is not str or type(key) is not str:
-            raise CheckpointError("it refers to an object that is not a storage")
+            raise CheckpointError("a pickle refers to an object that is not a storage")
         info = records[f"data/{key}"]
         if info.compress_type != zipfile.ZIP_STORED:
             raise CheckpointError("a storage is compressed")

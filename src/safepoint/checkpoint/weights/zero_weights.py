@@ -52,7 +52,7 @@ def zero_files(folder: _Path) -> tuple[list[_Path], list[_Path]]:
     """
     files = list(folder.iterdir())
     if any(_OTHER_RANKS.fullmatch(path.name) for path in files):
-        raise CheckpointError("it was made with model parallelism, which Safepoint cannot read")
+        raise CheckpointError(f"{folder.name} was made with model parallelism, which Safepoint cannot read")
     partitions = _by_rank(_OPTIMIZER, files)
     models = _by_rank(_MODEL, files)
     if sorted(partitions) != list(range(len(partitions))) or 0 not in models:

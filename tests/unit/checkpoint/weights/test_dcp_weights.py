@@ -84,7 +84,7 @@ def test_several_models_are_refused(tmp_path: Path) -> None:
     """It is unknown which one to export."""
     content = {"a": {"model": {"weight": torch.ones(2)}}, "b": {"model": {"weight": torch.ones(2)}}}
     dcp.save(content, checkpoint_id=tmp_path / "saved")
-    with pytest.raises(CheckpointError, match="it holds 2 models"):
+    with pytest.raises(CheckpointError, match="holds 2 models"):
         dcp_weights(tmp_path / "saved")
 
 
