@@ -157,7 +157,7 @@ class TestPlantedFiles:
         """The history in it names programs, which are started."""
         (shared / "state").mkdir()
         give_away(shared / "state")
-        with pytest.raises(StorageError, match="was put by another user"):
+        with pytest.raises(StorageError, match="another user may have created the state folder"):
             make_private(shared / "state" / "safepoint")
 
     def test_the_state_folder_without_a_umask(self, tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert said["no data"].startswith("USAGE: the session has no data")
     assert said["no step"].startswith("USAGE: nothing of this run was saved")
-    assert done.stderr.count("the optimizer has stepped without a call of run.step(), without which nothing") == 1
+    assert done.stderr.count("the optimizer has stepped, but run.step() was not called, so nothing is saved") == 1
     changed = (
         "CONFLICT: model of checkpoint-3 differs from this script's: weight is (1, 4) in the checkpoint and (1, 5) "
         "in the script"

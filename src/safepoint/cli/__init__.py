@@ -1,1 +1,1 @@
-"""What a person types. Imports nothing heavy: `safepoint --help` must not wait for torch."""
+"""The commands that a person types. Nothing heavy is imported here: `safepoint --help` must not wait for torch."""

@@ -205,7 +205,7 @@ def _variable(option: TyperOption) -> str | None:
 
 
 def _make_claims_known(configuration: Configuration) -> None:
-    """Add the folders for claims to the variable that storage and child processes read. Its own entries stay."""
+    """Add the folders for claims to the variable that storage and child processes read, and keep its own entries."""
     pairs = [f"{claim}={folder}" for claim, folder in configuration.pvc.items()]
     if pairs:
         already = os.environ.get(_CLAIMS, "")

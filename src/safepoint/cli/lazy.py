@@ -1,4 +1,4 @@
-"""Commands that are imported when they are used, and the command that a command line names.
+"""Imports a command only when it is used, and finds the command that a command line names.
 
 Before its import, a command is a `LazyCommand`: its name, its module and one line of help. `safepoint --help`,
 completion of names in a shell, and "did you mean" need no more. A command is imported when it runs, when it prints
@@ -50,7 +50,7 @@ class LazyGroup(TyperGroup):
     """A group in which commands may be lazy."""
 
     def load(self, *names: str) -> Command:
-        """Import the command of these names; without names, it is this group.
+        """Import the command with these names, such as `checkpoints` and `list`. Without names, return this group.
 
         Raises:
             KeyError: there is no such command.
@@ -81,7 +81,7 @@ def walk(root: LazyGroup, *names: str) -> Iterator[tuple[tuple[str, ...], TyperC
 
 
 def keep_pydantic_out(command: Command) -> None:
-    """Set the default of flags that have none to False. Otherwise Typer imports pydantic, which takes 0.1 s."""
+    """Give flags without a default the default False. Otherwise Typer imports pydantic, which takes 0.1 s."""
     for param in command.get_params(typer.Context(command)):
         if isinstance(param, TyperOption) and param.is_bool_flag:
             param.default = param.default or False

@@ -31,7 +31,7 @@ _COMMANDS = (
     ("pack", "pack:pack", "Write all of Safepoint that a pod needs into one file."),
     ("doctor", "doctor:doctor", "Check that this machine and an output location are ready for a run."),
 )
-"""Name, function and summary of each, in the order of `safepoint --help`."""
+"""Name, function and summary of each command, in the order of `safepoint --help`."""
 
 app = typer.Typer(
     name="safepoint",
@@ -59,7 +59,7 @@ def safepoint(
 
 
 def root() -> LazyGroup:
-    """The whole command, as Typer's parser takes it."""
+    """The group of all commands, as an object of Typer's parser."""
     group = typer.main.get_command(app)
     assert isinstance(group, LazyGroup)
     for name, target, summary in _COMMANDS:

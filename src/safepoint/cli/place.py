@@ -62,7 +62,7 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
 
 @contextlib.contextmanager
 def _identity(name: str | None, env: Mapping[str, str]) -> Generator[None]:
-    """Set the keys of the connection and these variables in the environment until the command has ended."""
+    """Until the command has ended, set the keys of the connection `name`, and `env`, in the environment."""
     from safepoint.jobs.model.connections import keys_of, with_keys
 
     before = dict(os.environ)

@@ -26,7 +26,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
       ValueError for an invalid argument.
 
     Args:
-        backend_config: `LocalConfig()` for this machine; Kubeflow's client takes any other value, also None.
+        backend_config: `LocalConfig()` for this machine. None or a `KubernetesBackendConfig` for a cluster, whose jobs
+            Safepoint's own backend manages. Any other value goes to Kubeflow's client, unchanged.
     """
 
     def __init__(self, backend_config: Any = None) -> None:
@@ -118,7 +119,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """The backend, if it has the method.
 
         Raises:
-            NotImplementedError: it has not.
+            NotImplementedError: the backend does not have the method.
         """
         with as_kubeflow_raises():
             if method not in dir(self.backend):

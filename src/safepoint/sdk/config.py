@@ -16,10 +16,10 @@ class LocalConfig:
     """Jobs on this machine, as `safepoint submit` runs them (docs/jobs.md).
 
     Args:
-        pvc: the folder of each claim of `pvc://<claim>/<path>`: `{"my-claim": "/data"}`. It overrides the table [pvc]
-            in safepoint.toml.
+        pvc: for each claim in a location `pvc://<claim>/<path>`, the folder on this machine: `{"my-claim": "/data"}`.
+            It overrides the table [pvc] in safepoint.toml.
         working_dir: the folder that jobs run in. They can import modules from it.
-        python: the interpreter that runs them.
+        python: the interpreter that runs the jobs.
         priority: jobs with a higher priority start first, and preempt jobs with a lower one.
 
     Raises:

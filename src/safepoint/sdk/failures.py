@@ -1,4 +1,4 @@
-"""Exceptions of the SDK. Each is an exception of Safepoint, and the type that Kubeflow's client raises."""
+"""Exceptions of the SDK. Each is an exception of Safepoint, and of the type that Kubeflow's client raises, too."""
 
 import contextlib
 from collections.abc import Generator
@@ -15,7 +15,7 @@ from safepoint.errors import (
 
 
 class MissingExtraError(UnsupportedError, ImportError):
-    """A package is not installed."""
+    """A package that the SDK needs is not installed."""
 
 
 class NotSupportedHereError(UnsupportedError, NotImplementedError, ValueError):
@@ -59,7 +59,7 @@ _KINDS: tuple[tuple[type[SafepointError], type[SafepointError]], ...] = (
 
 @contextlib.contextmanager
 def as_kubeflow_raises() -> Generator[None]:
-    """Replace exceptions of Safepoint by those of the SDK."""
+    """Replace other exceptions of Safepoint by the exceptions of this module."""
     try:
         yield
     except SafepointError as error:

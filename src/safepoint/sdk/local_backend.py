@@ -105,7 +105,7 @@ class LocalBackend(RuntimeBackend):
                 )
             if not isinstance(trainer, types.CustomTrainer):
                 raise UnsupportedError(
-                    f"a {type(trainer).__name__} cannot be trained on this machine",
+                    f"the trainer is a {type(trainer).__name__}, which cannot run on this machine",
                     hint="use a CustomTrainer or a TransformersTrainer",
                 )
             job = local_job(trainer, self.config, self._name_of(options or [], trainer))
@@ -147,7 +147,7 @@ class LocalBackend(RuntimeBackend):
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """The output of a node's launcher and ranks; with the step `rank-N`, of one rank."""
+        """The output of a node's launcher and its ranks; with the step `rank-N`, the output of one rank."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             spec = jobs.job(name).spec
             kind, _, text = step.rpartition("-")
@@ -164,7 +164,7 @@ class LocalBackend(RuntimeBackend):
                 yield line.text
 
     def get_job_events(self, name: str) -> list[types.Event]:
-        """The events of a job, oldest first: of users, supervisors and ranks."""
+        """The events that users, supervisors and ranks have caused for a job, oldest first."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             job = jobs.job(name).name
             return [event_of(job, event) for event in jobs.events(job) if event.time]
@@ -172,7 +172,7 @@ class LocalBackend(RuntimeBackend):
     def wait_for_job_status(
         self,
         name: str,
-        status: set[str] = {constants.TRAINJOB_COMPLETE},  # noqa: B006  Kubeflow's own, never changed
+        status: set[str] = {constants.TRAINJOB_COMPLETE},  # noqa: B006  Kubeflow's default, never changed
         timeout: float = 600,
         polling_interval: float = 2,
         callbacks: list[Callable[[types.TrainJob], None]] | None = None,

@@ -139,7 +139,7 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
         )
     if not all(part.isidentifier() for part in function.split(".")):
         raise UsageError(f"func {function!r} is neither the path of a script nor the name of a module")
-    # Which modules another interpreter has, or which the packages will bring, is not known yet.
+    # If another interpreter runs the job, or packages are installed first, it is not known which modules there will be.
     is_ours = config.python == sys.executable and not trainer.packages_to_install
     if is_ours and not is_importable(function, folder):
         raise UsageError(f"there is no module {function}", hint="check its name and PYTHONPATH")
@@ -160,12 +160,12 @@ def _settings(env: Mapping[str, str], transformers: TransformersTrainer | None) 
     rest = {name: text for name, text in env.items() if name not in known}
     unknown = sorted(name for name in rest if name.startswith("SAFEPOINT_") and name not in _STORAGE)
     if unknown:
-        _log.warning("env has unknown variables of Safepoint, which have no effect: %s", ", ".join(unknown))
+        _log.warning("env has variables that Safepoint does not know, which have no effect: %s", ", ".join(unknown))
     return settings if transformers is None else transformers.run_settings(settings), rest
 
 
 def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """The variable with the folder for the claim of a `pvc://` location."""
+    """The variable that names the folder for the claim of a `pvc://` location; empty if it is not needed."""
     claim = parse_location(output).claim if output is not None else None
     if claim is None or f"{claim}=" in env.get(CLAIMS, ""):
         return {}

@@ -1,9 +1,9 @@
 """The function that Kubeflow's client sends to pods instead of the function of a `TransformersTrainer`.
 
 Kubeflow's client reads the source of a function with `inspect`, passes it through a shell, and runs it with torchrun.
-When the pod function is called on this machine, it calls the original function. But `inspect` finds another source
-for it. That source contains the training as base64, which a shell does not change, and runs the training under
-Safepoint on every rank. Kubeflow adds the arguments.
+When the pod function is called on this machine, it calls the original function. But as its source, `inspect` finds
+the text `_SOURCE`. This contains the training as base64, which a shell does not change, and runs the training under
+Safepoint on every rank. Kubeflow's client appends a call with the arguments.
 """
 
 import base64
@@ -21,7 +21,7 @@ from safepoint.sdk.failures import NotSupportedHereError, as_kubeflow_raises
 
 _ORIGINAL = "__safepoint_function__"
 _numbers = itertools.count()
-# Without characters that a shell interprets: no dollar, no back-tick, no backslash.
+# This source must have no character that a shell interprets: no dollar, no back-tick, no backslash.
 _SOURCE = """\
 def {name}(**func_args):
     import base64, importlib.util, json, os, runpy, sys, tempfile
@@ -62,11 +62,11 @@ class PodRun:
 
 
 def pod_function(function: Callable[..., Any] | str, run: Callable[[], PodRun]) -> Callable[..., Any]:
-    """A function whose source Kubeflow's client can send. Reading the source raises an error if that is impossible.
+    """A function whose source Kubeflow's client can send. Reading it raises an error if `function` cannot be sent.
 
     Args:
         function: the original, or the path of a script, or the name of a module.
-        run: called when the source is read.
+        run: returns how the function runs in a pod; called when the source is read.
     """
     name = "train" if isinstance(function, str) else getattr(function, "__name__", "train")
     name = name if name.isidentifier() else "train"

@@ -45,7 +45,7 @@ CUSTOM_TRAINER = {
     "resources_per_node": NAMED.optional,
     "env": NAMED.optional,
 }
-"""The fields of Kubeflow's own trainer, which does not check them."""
+"""The fields of Kubeflow's own trainer, with their kinds. Kubeflow itself does not check them."""
 
 TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
     "enable_progression_tracking": FLAG,
@@ -107,22 +107,22 @@ class TransformersTrainer(types.CustomTrainer):
         func_args: the arguments of the function, by name; plain values. For a script or module, its options:
             `{"lr": 1e-4}` becomes `--lr 0.0001`.
         packages_to_install: packages to install for this job before it runs.
-        pip_index_urls: the package indexes for them.
+        pip_index_urls: the package indexes for these packages.
         num_nodes: number of nodes; 1 when None.
         resources_per_node: `{"nvidia.com/gpu": 1, "cpu": 4, "memory": "16Gi"}`. A node has one rank for each
             GPU, or, if it requests no GPU, one for each CPU.
         env: environment variables; no secrets.
         enable_progression_tracking: serve the progress of the training.
-        metrics_port: the port on the first node that serves it; 1024-65535.
-        metrics_poll_interval_seconds: how often the controller of a cluster reads it; 5-300.
-        enable_jit_checkpoint: True: save after each epoch, unless `periodic_checkpoint_config` or `save_every` is
-            set. An `output_dir` sets this field to True. Safepoint saves when the job is asked to stop, even if the
-            field is False.
-        output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None:
-            the folder that the script sets.
+        metrics_port: the port on the first node that serves the progress; 1024-65535.
+        metrics_poll_interval_seconds: how often the controller of a cluster reads the progress; 5-300.
+        enable_jit_checkpoint: whether to save after each epoch if neither `periodic_checkpoint_config` nor
+            `save_every` is set. An `output_dir` sets this field to True. When the job is asked to stop, Safepoint
+            saves in any case, even if the field is False.
+        output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None
+            means the folder that the script sets.
         periodic_checkpoint_config: when to save periodically.
-        data_connection_name: the keys for `s3://`: the name of a Secret, or on this machine of a table in
-            ~/.config/safepoint/connections.toml.
+        data_connection_name: the name of the Secret that has the access keys for `s3://`; on this machine, the name of
+            a table in ~/.config/safepoint/connections.toml.
         verify_cloud_storage_access: before the model is loaded, check that the object store can be written.
         verify_cloud_storage_ssl: False accepts any certificate of the object store.
         image: the container image; without effect on this machine.
@@ -275,7 +275,7 @@ class TransformersTrainer(types.CustomTrainer):
 
 
 def normalize_output_dir(text: str) -> str:
-    """Check an output location, and return it with a lower-case scheme and without extra slashes; a path unchanged.
+    """Check an output location. Returns it with a lower-case scheme and without extra slashes; a path is unchanged.
 
     Raises:
         ValueError: the scheme is not supported, the bucket or claim is missing, or the location is invalid.
@@ -295,5 +295,5 @@ def normalize_output_dir(text: str) -> str:
 
 
 def _field_of(option: re.Match[str]) -> str:
-    """The name of the field that sets an option; a message of `RunSettings` has the name of the option."""
+    """The name of the field that sets an option, to replace the option in a message of `RunSettings`."""
     return _FIELDS.get(option[0], option[0].removeprefix("--").replace("-", "_"))

@@ -19,7 +19,7 @@ def states_of(status: Collection[str]) -> list[JobState]:
     """The states that `wait_for_job_status` waits for.
 
     Raises:
-        UsageError: there is none, or one of them is no state of a job.
+        UsageError: `status` is empty, or contains something that is not a state of a job.
     """
     unknown = sorted(set(status) - STATUSES)
     if unknown or not status:
@@ -37,7 +37,7 @@ class TrainJob(types.TrainJob):
     Args:
         progress: its progress (docs/progress.md); None before the first report.
         message: why it is in this state; may be empty.
-        exit_code: of its last attempt (docs/exit-codes.md); None before one has ended.
+        exit_code: of its last attempt (docs/exit-codes.md); None before the first attempt has ended.
         attempts: number of starts.
         safe_step: the step of the newest checkpoint; None while none is known.
         output_dir: the location of its checkpoints; None while it is unknown.

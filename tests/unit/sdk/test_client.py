@@ -167,7 +167,7 @@ def test_waiting(client: TrainerClient) -> None:
         (
             lambda client: client.train(trainer=kubeflow.CustomTrainerContainer(image="x")),
             ValueError,
-            "a CustomTrainerContainer cannot be trained on this machine",
+            "a CustomTrainerContainer, which cannot run on this machine",
         ),
         (
             lambda client: client.train(

@@ -200,7 +200,7 @@ def copy(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location to copy all its checkpoints.",
+            help="A checkpoint, or an output location, of which all complete checkpoints are copied.",
         ),
     ],
     target: Annotated[
@@ -223,7 +223,7 @@ def copy(
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     num_damaged = 0
-    for item in reversed(items):  # oldest first, so that an interrupted copy lacks the newest ones only
+    for item in reversed(items):  # oldest first, so that only the newest are missing if the command is interrupted
         where = str(place.child(item.name))
         document: dict[str, Any] = {"name": item.name, "from": item.where, "to": where}
         try:
@@ -252,7 +252,8 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint. Or an output location, for its final model or, without that, its newest checkpoint.",
+            help="A checkpoint, or an output location. From an output location, the final model is exported; if there "
+            "is none, the newest checkpoint.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
@@ -285,10 +286,20 @@ def export(
 @app.command()
 def diff(
     before: Annotated[
-        str, typer.Argument(metavar="A", callback=find_place, help="A checkpoint, or a location for its newest one.")
+        str,
+        typer.Argument(
+            metavar="A",
+            callback=find_place,
+            help="A checkpoint, or an output location, whose newest complete checkpoint is used.",
+        ),
     ],
     after: Annotated[
-        str, typer.Argument(metavar="B", callback=find_place, help="A checkpoint, or a location for its newest one.")
+        str,
+        typer.Argument(
+            metavar="B",
+            callback=find_place,
+            help="A checkpoint, or an output location, whose newest complete checkpoint is used.",
+        ),
     ],
     connection: Connection = None,
     as_json: _Json = False,
@@ -402,7 +413,7 @@ def _place_around(text: str, name: str | None) -> Location:
         return place
     if place.name != name:
         raise UsageError(
-            f"{text} has the name of another checkpoint, and a copy keeps its name",
+            f"{text} ends with the name of another checkpoint, but a copy has the name of the original",
             hint="give the output location to copy to",
         )
     return place.parent

@@ -20,8 +20,8 @@ def pack(
 ) -> None:
     """Write all of Safepoint that a pod needs into one file.
 
-    `python safepoint.pyz run train.py` then trains in an image without Safepoint. It needs PyTorch, xxhash and typer
-    there. The same release always writes the same bytes.
+    `python safepoint.pyz run train.py` then trains in an image without Safepoint. The image needs PyTorch, xxhash and
+    typer. The same release always writes the same bytes.
     """
     data = pod_archive.build_archive()
     try:

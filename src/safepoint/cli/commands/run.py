@@ -27,9 +27,10 @@ def run(
     nproc_per_node: Annotated[
         str,
         typer.Option(
-            metavar="N|auto",
+            metavar="N|auto|cpu|gpu",
             envvar=["SAFEPOINT_NPROC_PER_NODE", "PET_NPROC_PER_NODE"],
-            help="Ranks on this node. auto: one per accelerator, or one per core on a node without accelerators.",
+            help="Ranks on this node. cpu: one per core. gpu: one per GPU. auto: one per accelerator, or one per core "
+            "on a node without accelerators.",
         ),
     ] = "1",
     nnodes: Annotated[

@@ -87,7 +87,7 @@ class _Screen:
     def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
         for job, progress in found:
             losses = self._losses.setdefault(job.name, deque(maxlen=_POINTS))
-            # An unchanged loss counts as the same report.
+            # If the loss is unchanged, assume that there is no new report.
             if progress is not None and progress.loss is not None and progress.loss not in list(losses)[-1:]:
                 losses.append(progress.loss)
         size = shutil.get_terminal_size()
@@ -96,7 +96,7 @@ class _Screen:
         lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
         if len(lines) >= size.lines:
             lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]
-        # After a change of width, the first line of the last table is unknown.
+        # If the width of the terminal has changed, clear it: the row where the last table begins is unknown.
         back = f"\033[{self._height}F" if self._height and self._width == size.columns else "\033[H\033[2J"
         sys.stdout.write((back if self._width else "") + "".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
         sys.stdout.flush()
@@ -126,7 +126,7 @@ def picture(
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, from the lowest to the highest."""
+    """A bar for each value, in their order. The lowest value has the lowest bar, and the highest value the highest."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -56,7 +56,7 @@ CREATE TABLE event (
 CREATE INDEX event_by_job ON event (job, id);
 """
 _SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
-"""The statements that create each version from the previous one. A new file runs all of them."""
+"""For each version of the schema, the statements that make it from the previous one. A new file gets all of them."""
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
 _RETRY_AFTER_S = 0.01
@@ -116,7 +116,7 @@ class History:
             except OSError as error:
                 raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
             with self.transaction():
-                for schema in _SCHEMAS[self._version() :]:  # another process may have changed it first
+                for schema in _SCHEMAS[self._version() :]:  # another process may have upgraded the file first
                     for statement in schema.split(";\n"):
                         self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -125,7 +125,7 @@ class History:
         """Let processes read while another one writes.
 
         When several processes request this for a new file, SQLite reports to all but one, without waiting, that the
-        file is locked. So they try again.
+        file is locked. So this method tries again.
         """
         deadline_s = clock.monotonic_s() + _BUSY_S
         while True:
@@ -175,7 +175,7 @@ class History:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # on a full disk, SQLite may have ended it already
+                if self._db.in_transaction:  # on a full disk, SQLite may have ended the transaction
                     self._db.execute("ROLLBACK")
                 raise
 
@@ -346,7 +346,7 @@ class History:
 
     def remove_remains(self, name: str) -> None:
         """Kill the processes and remove the folder of a job that is not in the history."""
-        with self.transaction():  # until its end, no job of this name can be submitted
+        with self.transaction():  # until it ends, no job of this name can be submitted
             if not self.knows(name):
                 kill(processes_of(job_folder(name)))
                 shutil.rmtree(job_folder(name), ignore_errors=True)
@@ -363,7 +363,7 @@ class History:
             state: the new state.
             actor: the user or the process that changes it.
             cause: why.
-            message: is shown with the job.
+            message: the new message, which is shown with the job.
             columns: other columns of the job, with their new values.
         """
         unknown = columns.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted"}

@@ -29,7 +29,7 @@ _EXITS_WITHIN_S = 15.0
 
 
 class LocalJobs:
-    """The jobs of this user on this machine. The first letters of a name are enough if only one job has them.
+    """The jobs of this user on this machine. The first letters of a job's name are enough if no other name has them.
 
     The constructor starts a new supervisor for each job whose supervisor was killed.
 
@@ -68,7 +68,7 @@ class LocalJobs:
         return self._history.attempts(self.job(name).name)
 
     def events(self, name: str) -> list[JobEvent]:
-        """The events of a job, oldest first: of users, supervisors and ranks."""
+        """The events that users, supervisors and ranks have caused for a job, oldest first."""
         name = self.job(name).name
         happened = self._history.events(name)
         happened += [_as_job_event(event) for event in rank_reports.events(job_folder(name))]
@@ -97,7 +97,7 @@ class LocalJobs:
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
-            keys_of(spec.data_connection)  # raises if there are none; with an output location, check_output raises
+            keys_of(spec.data_connection)  # fails if there are none; with an output location, check_output does
         check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:
@@ -135,7 +135,7 @@ class LocalJobs:
             new.rename(job_folder(spec.name))
 
     def _check_output_is_free(self, spec: JobSpec, output: str | None) -> None:
-        """Raise ConflictError if another job writes to the output location and would overwrite its checkpoints."""
+        """Raise ConflictError if a job that has not ended, other than that of `spec`, writes to the output location."""
         for other in self._others_at(spec, output):
             if other.needs_supervisor:
                 raise ConflictError(
@@ -254,12 +254,12 @@ class LocalJobs:
         if with_checkpoints:
             return self._delete_all(job, timeout_s)
         if not self._remove(name):
-            with contextlib.suppress(NotFoundError):  # it is deleted
+            with contextlib.suppress(NotFoundError):  # the supervisor has deleted it
                 self._until(name, lambda _: False, "deleted", timeout_s)
         return 0
 
     def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
-        """Delete the checkpoints of a job, then the job. If this fails, the job still exists, with its location."""
+        """Delete the checkpoints of a job, then the job. If this fails, the job still exists, so it can be repeated."""
         from safepoint.jobs.local.outputs import (
             remove_checkpoints,
         )  # imports the object store library, which other commands do not need
@@ -332,7 +332,7 @@ class LocalJobs:
                 lock.release()
 
     def _lock_of(self, name: str) -> FolderLock | None:
-        """Acquire the lock of a job's supervisor; None while a supervisor holds it."""
+        """Acquire the lock of a job's supervisor; None while a supervisor holds it, or if the job has no folder."""
         if self._history.knows(name):
             make_private(job_folder(name))
         try:

@@ -57,7 +57,7 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
 
     Args:
         output: the output location; other files in it stay. For an object store, the checkpoints in the local folder
-            are deleted too: the next run would resume from them.
+            are deleted too, because the next run would resume from them.
         spec: the job, with its data connection.
 
     Returns:

@@ -45,10 +45,10 @@ def supervisor_lock(name: str) -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder that only its owner can read; only its owner can write to the folders above it that are new.
+    """Create a folder, and the missing folders above it, with access for their owner only.
 
     Raises:
-        StorageError: it cannot be created or written, or another user may have put it there.
+        StorageError: the folder cannot be created or written, or another user may have created it.
     """
     try:
         for missing in reversed([one for one in folder.parents if not one.exists()]):
@@ -61,8 +61,8 @@ def make_private(folder: Path) -> Path:
         ) from error
     if is_planted(folder):
         raise StorageError(
-            f"the state folder {folder}, or a folder above it, was put by another user where everyone may write; it "
-            "was not used",
+            f"another user may have created the state folder {folder} or a folder above it, in a place where every "
+            "user can write; the state folder was not used",
             hint="set XDG_STATE_HOME to a folder of your own",
         )
     if not os.access(folder, os.W_OK):

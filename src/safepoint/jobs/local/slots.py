@@ -82,8 +82,8 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them.
 
-    If that variable is set, they are the devices in it, otherwise the first devices of the machine. The number of GPU
-    slots limits both.
+    If that variable is set, they are the devices in it, at most as many as the GPU slots that are configured.
+    Otherwise they are numbered from 0: as many as the GPU slots that are configured, or as the machine has devices.
 
     Raises:
         UsageError: as for `count_slots`.
@@ -117,7 +117,7 @@ def check_size(spec: JobSpec, capacity: Slots) -> None:
     """Check that a job fits this machine when no other job runs.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the job does not fit.
     """
     gpu = spec.num_nodes * spec.gpu_per_node
     if gpu > capacity.gpu:

@@ -177,7 +177,7 @@ class Supervisor:
         except JobStoppedError:
             return launchers  # none of them was started
         except HistoryError:
-            launchers.kill()  # the history may lack the one that was started last
+            launchers.kill()  # the history may lack the launcher that was started last
             self._launchers = launchers  # the next call of `run` stores their end
             raise
         except (SafepointError, OSError) as error:
@@ -310,7 +310,7 @@ def _supervise(name: str, history: History) -> bool:
         job = history.find(name)
         if job is not None and job.wanted is RequestedAction.DELETE:
             history.remove(name)
-    except NotFoundError:  # its entry was removed: no other process would end its processes
+    except NotFoundError:  # the job's entry was removed, and no other process would end the job's processes
         history.remove_remains(name)
     return supervisor.was_asked_to_leave
 

@@ -37,7 +37,8 @@ def start_missing_supervisors(
 
     Args:
         history: the history.
-        but: the job of this process; checking the lock in the process that holds it would release it.
+        but: a job to leave out: that of this process. If the process that holds its lock checked it, it would be
+            released.
         patience_s: how long to wait, in total, until the new supervisors hold their locks.
 
     Returns:

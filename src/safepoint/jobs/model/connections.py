@@ -47,7 +47,7 @@ IDENTITY = frozenset(
 
 
 def with_keys(environ: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
-    """The environment, with the keys of a connection instead of its own.
+    """The environment, in which the keys of a connection replace those that it had.
 
     Args:
         environ: the variables.
@@ -86,7 +86,7 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
         raise UsageError(f"{path}: {name!r} must be a table [{name}]")
     keys: dict[str, str] = {}
     for key, value in table.items():  # pyright: ignore[reportUnknownVariableType]
-        # Messages never show a value: it may be a key.
+        # Messages never show a value: it may be an access key.
         if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
             raise UsageError(f"{path}: {key!r} in [{name}] is not a valid name for an environment variable")
         if not isinstance(value, (str, bool, int)) or "\0" in str(value):
@@ -121,7 +121,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # not TOML, or not UTF-8
-        # Neither the parser's message nor its error is shown: both may quote a key.
+        # Neither the parser's message nor its error is shown: both may quote an access key.
         position = _POSITION.search(str(error))
         where = position[0] if position else "position unknown"
         raise UsageError(f"{path} is not valid TOML: {where}") from None

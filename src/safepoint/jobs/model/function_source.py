@@ -1,8 +1,8 @@
 """Turns a training function and its arguments into a script that another process runs.
 
 Promises: the script contains the source of the function unchanged, and arguments that are equal to those given. No
-shell and no pickle is used. Functions that use names from outside are refused, and so are arguments that are not
-plain values. Plain values are None, True, False, int, float, complex, str and bytes, and lists, tuples, sets,
+shell and no pickle is used. A function that uses names from outside the function is refused, and so are arguments
+that are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and lists, tuples, sets,
 frozensets and dicts of these.
 """
 
@@ -135,7 +135,7 @@ def _definition(name: str, function: types.FunctionType) -> str:
             hint="define it in a file or in a notebook cell, or give the path of a script",
         ) from error
     source = "".join(lines)
-    # Dedenting would change strings that span several lines.
+    # Put an indented function below `if True:`. Dedenting it would change strings that span several lines.
     definition = f"if True:\n{source}" if source[:1].isspace() else source
     if function.__code__.co_flags & __future__.annotations.compiler_flag:
         definition = _FUTURE_ANNOTATIONS + definition
@@ -187,13 +187,13 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
         others = ", ".join(one for one in missing if one not in modules)
         hints.append(f"import or define {others} inside the function, or pass values as func_args")
     raise UsageError(
-        f"{name} uses {', '.join(missing)} from outside the function, which is not sent to the job",
+        f"{name} uses {', '.join(missing)}, not defined in the function; only the function itself is sent to the job",
         hint="; ".join(hints),
     )
 
 
 def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
-    """Collect the global names that the code of a module, and all code in it, loads and stores."""
+    """Add the global names that the code of a module, and all code in it, loads to `used`, and stores to `defined`."""
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     own: set[str] = set()
     loaded: set[str] = set()

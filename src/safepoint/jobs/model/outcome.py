@@ -51,7 +51,7 @@ def conclude(
         exit_codes: of the launchers, by node; None for one that was killed.
         wanted: the requested action when the launchers ended.
         safe_step: the newest step that is committed.
-        missing_in: the object store, if that checkpoint was not uploaded; otherwise empty.
+        missing_in: the object store, if the checkpoint of `safe_step` was not uploaded to it; otherwise empty.
         has_progressed: whether this attempt committed a later step than the one it began with.
         setbacks: interruptions without progress before this one.
     """
@@ -83,7 +83,7 @@ def conclude(
 
 
 def _failure_of(exit_codes: Sequence[int | None]) -> int | None:
-    """The exit code that is the reason of the failure; None when the job has not failed.
+    """The exit code that shows why the job has failed; None when the job has not failed.
 
     A rank that has lost a peer ends with 1. So any other code takes precedence over 1. When a launcher was killed,
     the 1 of another launcher is only a consequence.

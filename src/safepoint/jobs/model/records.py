@@ -12,14 +12,14 @@ from safepoint.jobs.model.spec import JobSpec
 
 
 class JobState(enum.StrEnum):
-    """The state of a job. On this machine its supervisor changes it; `resume` queues a job without a supervisor."""
+    """The state of a job. On this machine the job's supervisor changes it, and the request `resume` sets QUEUED."""
 
     CREATED = "Created"
     """Stored; its supervisor is about to start."""
     QUEUED = "Queued"
     """Waits for free slots, or for quota."""
     INADMISSIBLE = "Inadmissible"
-    """Waits for something that cannot come as things are; its message says for what."""
+    """Waits for something that will not come unless a person acts; the job's message says for what."""
     STARTING = "Starting"
     """Admitted; its pods or processes do not train yet."""
     RUNNING = "Running"
@@ -30,9 +30,9 @@ class JobState(enum.StrEnum):
     RESUMING = "Resuming"
     """Its processes have started again and load the newest checkpoint."""
     PREEMPTED = "Preempted"
-    """Stopped in favour of a job with a higher priority; resumes by itself."""
+    """Stopped in favour of a job with a higher priority; the job resumes by itself."""
     RESTARTING = "Restarting"
-    """Its processes were interrupted or killed from outside; starts again by itself."""
+    """Its processes were interrupted or killed from outside; the job starts again by itself."""
     COMPLETE = "Complete"
     FAILED = "Failed"
     DELETING = "Deleting"

@@ -1,4 +1,4 @@
-"""The specification of a job. It contains no secrets and no variables of the machine's environment."""
+"""The specification of a job. The history stores it, so it must not contain access keys."""
 
 import functools
 import json
@@ -95,13 +95,14 @@ class JobSpec:
         keys = sorted(IDENTITY.intersection(self.env))
         if keys:
             raise UsageError(
-                f"env has {', '.join(keys)}, but env is stored and must contain no keys; nothing was submitted",
+                f"env has {', '.join(keys)}, but env is stored in the job history, so it must not contain access keys; "
+                "nothing was submitted",
                 hint="put the keys into connections.toml, and use --connection NAME or data_connection_name",
             )
         self._check_packages()
 
     def _check_packages(self) -> None:
-        # Messages do not show the values: they may contain passwords.
+        # Messages do not show addresses and package names: they may contain passwords.
         for what, given in (("the address of a package index", self.package_indexes), ("a package", self.packages)):
             if any(_has_credentials(text) for text in given):
                 raise UsageError(

@@ -21,7 +21,7 @@ class Outputs:
         self._stores: dict[Path, Location] = {}
 
     def claim(self, folder: Path, *, hint: str) -> None:
-        """Note that a training of this process writes into `folder`.
+        """Record that a training of this process writes into `folder`.
 
         Raises:
             UsageError: an earlier training of this process writes into it too; `hint` says what to do.

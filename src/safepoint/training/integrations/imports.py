@@ -1,4 +1,4 @@
-"""Runs a function right after a module has been imported, without importing it."""
+"""Runs a function right after the program has imported a module. The module is not imported for this purpose."""
 
 import importlib.abc
 import importlib.machinery
@@ -20,7 +20,7 @@ class _HookedLoader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        # The hook is removed only now: a probe with `find_spec` or a failed import leaves it for the next import.
+        # The hook is removed only now. So after a mere `find_spec` or a failed import, it runs at the next import.
         hook = self._hooks.pop(module.__name__, None)
         if hook is not None:
             hook(module)
@@ -48,7 +48,7 @@ _finder = _HookFinder()
 
 
 def after_import(name: str, hook: Hook) -> None:
-    """Call `hook(module)` when the module `name` has been imported; now if it was imported before."""
+    """Call `hook(module)` as soon as the module `name` is imported; at once, if it is imported already."""
     module = sys.modules.get(name)
     if module is not None:
         hook(module)

@@ -16,7 +16,7 @@ from safepoint.training.integrations.imports import after_import
 
 
 def install(context: RankContext) -> None:
-    """Put the number of the restart before every key, if all ranks are sure to have the same number."""
+    """Put the number of the restart before every key, if it is certain that all ranks have the same number."""
     place = context.place
     has_one_agent = place.local_world_size == place.world_size
     if place.restart == 0 or (context.settings.launcher_pid is None and not has_one_agent):

@@ -53,5 +53,5 @@ class MetricReader:
 
 
 def without_graph(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics without their graphs, which would keep the activations of a step in memory."""
+    """The metrics without their autograd graphs, which would keep the activations of a step in memory."""
     return {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in metrics.items()}

@@ -6,7 +6,7 @@ from safepoint.training.plain.data.position import DataProgress
 
 
 class Periodic:
-    """Decides after each step whether it is saved; the same on all ranks. Saves by time are decided by the vote.
+    """Decides after each step whether it is saved; all ranks decide the same. Saves by time are decided by the vote.
 
     Args:
         settings: of the run; they override the script.
@@ -30,7 +30,7 @@ class Periodic:
         """Begin at the position of `data`, in a new run or after a resume.
 
         Returns:
-            Why a setting has no effect; empty if every setting has one.
+            Why a setting has no effect; empty if every setting has an effect.
         """
         self._epochs = _epochs_ended(data)
         if self._lacks_steps:

@@ -53,7 +53,7 @@ class PlainLoop:
         return every if self._base is None else [one for one in every if one.requires_grad]
 
     def moments_per_parameter(self) -> int:
-        """Two, as Adam has."""
+        """Two, the number for Adam; the actual optimizer is not examined."""
         return 2
 
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -18,7 +18,7 @@ _HINT = "call run.step(loss=…) after each step of the optimizer"
 
 
 class Run(Training):
-    """The run that `session` returns: the loop takes its batches from it and reports its steps to it.
+    """The run that `session` returns. The loop takes its batches from this object, and reports its steps to it.
 
     Args:
         context: this rank.
@@ -61,7 +61,7 @@ class Run(Training):
         if self._tracked.loader is None:
             raise UsageError("the session has no data to take batches from", hint="give it some: session(data=…, …)")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:  # pyright: ignore  scripts have no types
-            raise UsageError(f"epochs {count!r} is not a whole number")
+            raise UsageError(f"epochs {count!r} must be a whole number, 0 or more")
         if count > 1 and isinstance(self._tracked.loader, Iterator):
             raise UsageError(
                 f"the data is an iterator, which is empty after one epoch, and {count} epochs were requested",
@@ -73,14 +73,14 @@ class Run(Training):
             yield batches
             if number == 0 and self._misses_steps and self._context.place.is_first:
                 self._context.log.warning(
-                    "the optimizer has stepped without a call of run.step(), without which nothing is saved: %s",
+                    "the optimizer has stepped, but run.step() was not called, so nothing is saved: %s",
                     _HINT,
                 )
 
     def _finish(self) -> None:
         if self._misses_steps:
             raise UsageError(
-                "nothing of this run was saved: the optimizer has stepped without a call of run.step()", hint=_HINT
+                "nothing of this run was saved: the optimizer has stepped, but run.step() was not called", hint=_HINT
             )
         super()._finish()
 

@@ -79,7 +79,7 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
 
 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
-    """Note that the folder belongs to this object store, before anything in the folder is used.
+    """Record in the folder which object store it belongs to, before anything in the folder is used.
 
     Raises:
         ConflictError: the folder holds the checkpoints of another location.

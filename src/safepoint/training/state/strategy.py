@@ -140,9 +140,9 @@ def check_accelerator(accelerator: Any) -> None:
         )
     if plugin is not None and "LOCAL" in str(plugin.state_dict_type):
         raise UsageError(
-            "the script uses LOCAL_STATE_DICT, whose files each hold the memory of one rank; training was not "
-            "started",
-            hint="set state_dict_type to SHARDED_STATE_DICT, which writes as little, or to FULL_STATE_DICT",
+            "the script uses LOCAL_STATE_DICT: each file holds one rank's part in that rank's own layout, and "
+            "Safepoint does not support that; training was not started",
+            hint="set state_dict_type to SHARDED_STATE_DICT, which is no larger, or to FULL_STATE_DICT",
         )
     parallel = getattr(accelerator, "parallelism_config", None)
     if parallel is None or getattr(accelerator.state, "deepspeed_plugin", None) is not None:

@@ -107,11 +107,11 @@ CASES: list[tuple[Any, str]] = [
     (hostile.made_by_exec["sourceless"], r"the source of sourceless was not found"),
     (
         hostile.uses_globals,
-        r"uses_globals uses LEARNING_RATE, js, letters, os, undefined_anywhere from outside the function, "
-        r"which is not sent to the job — write `import json as js; import os` inside the function; import or define "
+        r"uses_globals uses LEARNING_RATE, js, letters, os, undefined_anywhere, not defined in the function; "
+        r"only the function itself is sent to the job — write `import json as js; import os` inside the function; import or define "
         r"LEARNING_RATE, letters, undefined_anywhere inside the function, or pass values as func_args",
     ),
-    (hostile.uses_in_a_nested_class, r"uses LEARNING_RATE, Numbers, js from outside"),
+    (hostile.uses_in_a_nested_class, r"uses LEARNING_RATE, Numbers, js, not defined in"),
 ]
 
 

@@ -27,7 +27,7 @@ _KEPT = ("SAFEPOINT_VERIFY_TLS",)
 _AFTER_A_LOSS_S = 10.0
 """How long launchers may continue after one of them has failed."""
 _KILLED_LATER_S = 2.0
-"""How long after the grace period launchers are killed. They kill their ranks earlier."""
+"""How long after the grace period launchers are killed. Before that, they have time to kill their own ranks."""
 _GONE_WITHIN_S = 30.0
 
 
@@ -55,7 +55,7 @@ class Launchers:
         """Start the launcher of one node.
 
         Args:
-            node: its number.
+            node: the number of the node.
             environ: see `launcher_environment`.
             gpus: the devices that it may see; empty for none. None on a machine without GPUs.
 
@@ -64,7 +64,8 @@ class Launchers:
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
-        # Node 0 inherits the socket, so that no other user can take the port. The other nodes need its number only.
+        # The launcher of node 0 inherits the listening socket, so that no other user can take the port. The other
+        # launchers need only the number of the port.
         listening = socket.create_server(("127.0.0.1", 0)) if self._spec.num_nodes > 1 and node == 0 else None
         if listening is not None:
             self._port = listening.getsockname()[1]
@@ -112,7 +113,7 @@ class Launchers:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all launchers were started. Their supervisor may have been killed in between."""
+        """Whether all launchers were started. An earlier supervisor may have been killed before it had started all."""
         return len(self._nodes) == self._spec.num_nodes
 
     @property
@@ -120,7 +121,7 @@ class Launchers:
         """Whether any launcher is alive."""
         alive = any(node.process.is_alive for node in self._nodes)
         for process in self._children.values():
-            process.poll()  # reaps ended children; after the check above, because a child may end in between
+            process.poll()  # after the check above, so that each child that it found dead is reaped
         return alive
 
     def ask_to_stop(self) -> None:
@@ -163,12 +164,12 @@ class Launchers:
         return [self._exit_code(node) for node in range(self._spec.num_nodes)]
 
     def _exit_code(self, node: int) -> int | None:
-        """The exit code that the launcher wrote; otherwise that of its process, if this process started it."""
+        """The exit code that the launcher wrote; otherwise that of its process, if it is this process's child."""
         code = read_exit_code(self._plan_file(node))
         child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
         if code is not None or child is None or child.poll() is None or child.returncode < 0:
             return code
-        return child.returncode or ExitCode.FAILED  # 0, but no exit code was written: it was not a launcher
+        return child.returncode or ExitCode.FAILED  # 0, but a launcher would have written its exit code
 
     def tidy(self) -> None:
         """Remove the files of this attempt."""
@@ -176,7 +177,7 @@ class Launchers:
 
 
 def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: Path | None) -> dict[str, str]:
-    """The environment of a job's launchers: the supervisor's, without settings of a run, and the job's variables.
+    """The environment of a job's launchers: the supervisor's, with the job's variables instead of settings of a run.
 
     Args:
         spec: the job.

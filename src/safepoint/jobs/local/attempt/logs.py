@@ -60,9 +60,9 @@ def read_logs(
 
     Args:
         folder: the folder of the job.
-        ranks: of these ranks; None for all.
-        nodes: of the launchers of these nodes; None for all.
-        is_over: with it, new lines are read until it returns True; without it, existing lines only.
+        ranks: the ranks whose output is read; None for all.
+        nodes: the nodes whose launchers' output is read; None for all.
+        is_over: if given, new lines are read until this function returns True. If not, only existing lines are read.
     """
     tails: dict[Path, _Tail] = {}
     while True:

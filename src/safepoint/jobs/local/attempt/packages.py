@@ -17,7 +17,7 @@ _POLL_S = 0.1
 
 
 class JobStoppedError(Exception):
-    """The job has to stop."""
+    """The installation was stopped, because the job has to stop."""
 
 
 def install_packages(spec: JobSpec, folder: Path, *, may_continue: Callable[[], bool] = lambda: True) -> Path | None:
@@ -25,7 +25,7 @@ def install_packages(spec: JobSpec, folder: Path, *, may_continue: Callable[[], 
 
     Args:
         spec: the job.
-        folder: the folder of the job; pip counts as one of its processes.
+        folder: the folder of the job; pip counts as one of the job's processes.
         may_continue: called repeatedly; when it returns False, the installation stops.
 
     Returns:

@@ -1,8 +1,7 @@
-"""DeepSpeed's own load of the universal layout, and what it leaves out.
+"""Loads the universal layout through DeepSpeed, and then corrects what DeepSpeed leaves out or sets wrongly.
 
-From this layout DeepSpeed 0.19 does not load buffers and frozen weights. Under stage 3 it gives all groups of the
-optimizer the settings of the first one, and a shared counter of steps, which is then incremented once per group. This
-module corrects all of it after the load.
+From this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 it gives every group of the
+optimizer the settings of the first group. All weights then also share one step counter, which each group increments.
 """
 
 from collections.abc import Callable
@@ -26,11 +25,11 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
 
     Args:
         engine: a DeepSpeedEngine under ZeRO, about to load.
-        shapes: of the checkpoint's trained weights, by name.
-        num_groups: of the checkpoint's optimizer.
+        shapes: the shapes of the checkpoint's trained weights, by name.
+        num_groups: the number of groups of the checkpoint's optimizer.
 
     Raises:
-        ConflictError: the engine cannot load them; the message gives the reason.
+        ConflictError: the engine cannot load the weights; the message gives the reason.
     """
     now = {
         name: tuple(getattr(parameter, "ds_shape", parameter.shape))
@@ -42,7 +41,7 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
             before, after = (_shape(one.get(name)) for one in (shapes, now))
             raise ConflictError(
                 f"the checkpoint's {name} is {before}, and this run's is {after}",
-                hint="train the model of that run, or start from the beginning with --from-scratch",
+                hint="train the model that the checkpoint belongs to, or start from the beginning with --from-scratch",
             )
     groups_now = len(engine.optimizer.optimizer.param_groups)
     if groups_now != num_groups:
@@ -50,7 +49,7 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
             f"the checkpoint's optimizer has {plural(num_groups, 'group')} of weights, this run's has {groups_now}",
             hint="use the optimizer of that run, or start from the beginning with --from-scratch",
         )
-    # Only the optimizers of stages 1 and 2 have these attributes: the weights of each group.
+    # Only the optimizers of stages 1 and 2 have one of these attributes. It lists the weights of each group.
     for group in getattr(engine.optimizer, "bf16_groups", None) or getattr(engine.optimizer, "bit16_groups", ()):
         if all(weight._hp_mapping is None for weight in group):
             raise ConflictError(
@@ -88,7 +87,7 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
 
 
 def _load_others(engine: Any, folder: Path) -> None:
-    """Load buffers and frozen weights; under stage 3 the first rank sends each weight to all."""
+    """Load buffers and frozen weights; under stage 3 the first rank sends each frozen weight to all ranks."""
     with torch.no_grad():
         for name, buffer in engine.module.named_buffers():
             path = folder / f"{name}.pt"

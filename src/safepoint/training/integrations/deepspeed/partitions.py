@@ -1,8 +1,9 @@
-"""Reads what the ranks of ZeRO have written: each weight whole, in full precision, with its moments.
+"""Reads a checkpoint that the ranks of ZeRO have written: each weight whole, in full precision, with its moments.
 
-Stages 1 and 2 concatenate the weights of a group of the optimizer and split the result into equal parts; stage 3
-splits each weight into equal parts. The layout is that of DeepSpeed 0.19. Files are mapped, so that only the
-requested parts are read. Their pickles are read as data: no function or class that they name is called.
+Stages 1 and 2 concatenate the weights of a group of the optimizer, and split the result into equal parts, one for
+each rank. Stage 3 splits each single weight into such parts. The layout is that of DeepSpeed 0.19. Files are mapped
+into memory, so that only the requested parts are read. Their pickles are read as data: no function or class that they
+name is called.
 """
 
 import math
@@ -19,16 +20,16 @@ from safepoint.foundation.units import plural
 from safepoint.training.state.data_only import load_data
 
 WEIGHT = "fp32"
-"""The name of the weight itself among its states, as DeepSpeed calls it."""
+"""DeepSpeed's name for the weight itself. The optimizer's moments of the weight have names beside this one."""
 _KEPT = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "ds_version")
 _STEP = "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a weight is: its flat group, its first element there, and its shape.
+    """Where a weight lies: the number of its group, its first element in the group's flat tensor, and its shape.
 
-    Under stage 3 `first` counts within each rank's part of the group.
+    Under stage 3 each rank has a flat tensor of its own, and `first` is the same in all of them.
     """
 
     group: int
@@ -48,9 +49,9 @@ class Partitions:
         ranks: the number of ranks in its manifest.
 
     Raises:
-        CheckpointError: its layout is unknown.
-        ConflictError: another number of ranks cannot load what it contains.
-        OSError: it cannot be read.
+        CheckpointError: the checkpoint's layout is unknown.
+        ConflictError: the checkpoint's content cannot be divided among another number of ranks.
+        OSError: the checkpoint cannot be read.
     """
 
     def __init__(self, folder: Path, *, ranks: int) -> None:
@@ -69,7 +70,7 @@ class Partitions:
         if self._ranks != ranks or int(self._models[0]["dp_world_size"]) != ranks:
             raise ConflictError(
                 f"{place} has the partitions of {plural(self._ranks, 'rank')}, but {plural(ranks, 'rank')} wrote it. "
-                "Sequence, tensor and pipeline parallelism are not supported here"
+                "With sequence, tensor or pipeline parallelism, the number of ranks and the stage must not change"
             )
         counts: Any = first["partition_count"]
         if any(int(count) != ranks for count in (counts if self.stage < 3 else [counts])):
@@ -91,16 +92,16 @@ class Partitions:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The weights that are trained, in DeepSpeed's order."""
+        """The shapes of the trained weights by name, in DeepSpeed's order."""
         return {name: place.shape for name, place in self._places.items()}
 
     def tensor(self, name: str, state: str) -> torch.Tensor:
-        """A weight's `WEIGHT` or one of its `moments`, whole, in its shape."""
+        """A whole tensor in the shape of the weight `name`: the weight (`state` is `WEIGHT`) or one of `moments`."""
         place = self._places[name]
         return torch.cat(self._pieces(place, state)).reshape(place.shape)
 
     def size_bytes(self, name: str) -> int:
-        """The size of all states of a weight together."""
+        """The size of a weight and its moments together."""
         place = self._places[name]
         parts = [self._part(0, place.group, state) for state in (WEIGHT, *self.moments)]
         return sum(place.count * part.element_size() for part in parts)
@@ -121,7 +122,7 @@ class Partitions:
         return [dict(group) for group in self._base[0]["param_groups"]]
 
     def common(self) -> dict[str, Any]:
-        """The optimizer's values that exist once, such as the loss scale."""
+        """The optimizer's values that belong to no group and no weight, such as the loss scale."""
         known = {**self._models[0], **self._optimizers[0]}
         return {name: known[name] for name in _KEPT if name in known}
 
@@ -165,16 +166,16 @@ class Partitions:
             first = 0
             for (name, shape), padding in zip(group.items(), after, strict=True):
                 if "/" in name or name.startswith("."):
-                    raise CheckpointError(f"the weight {name!r} cannot be the name of a file")
+                    raise CheckpointError(f"the weight's name {name!r} cannot be used as the name of a file")
                 place = _Place(group=number, first=first, shape=tuple(shape))
                 yield name, place
                 first += self._length(place) if self.stage == 3 else place.count + int(padding)
             there = self._flat[0][number].numel() * (1 if self.stage == 3 else self._ranks)
             if first > there:
-                raise CheckpointError(f"the weights of group {number} have {first} elements, and {there} were saved")
+                raise CheckpointError(f"the weights of group {number} have {first} elements, but {there} were saved")
 
     def _length(self, place: _Place) -> int:
-        """Elements of each rank's part of a weight, in stage 3."""
+        """The number of elements of each rank's part of a weight, in stage 3."""
         return -(-place.count // self._ranks)
 
     def _pieces_in_stage_3(self, place: _Place, state: str) -> list[torch.Tensor]:
@@ -186,10 +187,10 @@ class Partitions:
         ]
 
     def _pieces(self, place: _Place, state: str) -> list[torch.Tensor]:
-        """What the ranks hold of one state of a weight, by rank."""
+        """The pieces of a weight, or of one of its moments, in the order of the ranks that hold them."""
         if self.stage == 3:
             return self._pieces_in_stage_3(place, state)
-        # The last rank's part may lack the padding; all others are whole.
+        # The last rank's part may be shorter, because it may lack the padding. All other parts have this length.
         length = self._flat[0][place.group].numel()
         pieces: list[torch.Tensor] = []
         for rank in range(self._ranks):
@@ -219,7 +220,8 @@ class Partitions:
                     part = state.get(name)
                     if not isinstance(part, torch.Tensor) or part.dim() != 1 or part.numel() < length:
                         raise ConflictError(
-                            f"only the same number of ranks can load the optimizer's {name!r}, because of its form"
+                            f"the optimizer's {name!r} does not have one value for each element of the weights, so "
+                            "only the same number of ranks can load it"
                         )
                 if not _is_same(state.get(_STEP), self._state(0, group).get(_STEP)):
                     raise ConflictError("the optimizer has taken different numbers of steps on different ranks")
@@ -227,7 +229,7 @@ class Partitions:
             for state in (WEIGHT, *moments):
                 found = sum(piece.numel() for piece in self._pieces(place, state))
                 if found != place.count:
-                    raise CheckpointError(f"{found} of {place.count} elements of a weight were saved as {state}")
+                    raise CheckpointError(f"a weight has {place.count} elements, but its saved {state} has {found}")
         return tuple(sorted(moments))
 
 

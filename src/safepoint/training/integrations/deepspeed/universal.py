@@ -1,8 +1,8 @@
 """Writes DeepSpeed's universal layout: each weight and each of its moments whole, in its own file.
 
-DeepSpeed's own tool writes it too. This writer writes every byte once, which halves space and writes, lets several
-processes share the work, and writes for the stage that is going to read it: the tool's files of stage 3 cannot be
-loaded by other stages. Buffers and frozen weights, which the layout does not include, are written beside it.
+DeepSpeed has a tool that writes this layout, too. The tool writes every byte twice, and what it writes for stage 3
+cannot be loaded by other stages. This module writes every byte once and for the stage that will load it, and several
+processes can share the work. Buffers and frozen weights, which the layout does not include, are written beside it.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ OTHERS = "others"
 _MODEL_FILE = {True: "zero_pp_rank_0_mp_rank_00_model_states.pt", False: "mp_rank_00_model_states.pt"}
 _IN_STAGE_3 = {"exp_avg", "exp_avg_sq"}
 _FILE_BYTES = 4096
-"""An upper bound of what a file takes besides its tensor."""
+"""An upper bound of the bytes that a file needs in addition to its tensor."""
 _SPARE_BYTES = 64 << 20
 _HINT = "use the same number of ranks and the same stage as before, or start from the beginning with --from-scratch"
 
@@ -32,7 +32,7 @@ class Universal:
     Args:
         partitions: the checkpoint.
         folder: to write into.
-        stage: of ZeRO that is going to load it.
+        stage: the stage of ZeRO that will load the layout.
 
     Raises:
         ConflictError: that stage cannot load the optimizer's state.
@@ -74,16 +74,16 @@ class Universal:
         """Write one share.
 
         Args:
-            index: of this share.
-            count: number of shares; other processes write the others.
-            watch: receives bytes done and bytes in all, of this share.
+            index: the number of this share, from 0.
+            count: the number of shares; other processes write the other shares.
+            watch: receives the bytes of this share that are written, and the size of this share.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: a file cannot be written.
         """
         mine = _share({**self._weights, **{f"{OTHERS}/{name}": size for name, size, _ in self._others}}, index, count)
         counter = ByteCounter(watch, sum(mine.values()))
-        # Without the checksums, which no reader checks and which take as long as the writing.
+        # Leave out the checksums: computing them takes as long as writing the files, and no reader checks them.
         checksums = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)
         try:
@@ -119,7 +119,7 @@ class Universal:
         (self._folder / "latest_universal").write_text(partitions.name)
 
     def _check_stage_3(self) -> None:
-        """Refuse what DeepSpeed cannot load in stage 3: other moments than Adam's, different steps of the groups."""
+        """Refuse what DeepSpeed cannot load in stage 3: moments other than Adam's, groups with unequal step counts."""
         kept = set(self._partitions.moments)
         if kept != _IN_STAGE_3:
             raise ConflictError(
@@ -130,14 +130,17 @@ class Universal:
         steps = self._partitions.steps()
         if any(step is None or float(step) != float(steps[0]) for step in steps):
             raise ConflictError(
-                "the optimizer's groups have taken different numbers of steps; under stage 3, and after the number "
-                "of ranks or the stage has changed, DeepSpeed loads one number for all of them",
+                "the optimizer's groups have taken different numbers of steps. When the number of ranks or the stage "
+                "has changed, stage 3 of DeepSpeed loads only one number for all groups",
                 hint=_HINT,
             )
 
 
 def _share(sizes: dict[str, int], index: int, count: int) -> dict[str, int]:
-    """The files of share `index`. Files are assigned from the largest on, each to the smallest share so far."""
+    """The files of share `index`, with their sizes.
+
+    Files are assigned in the order of their sizes, the largest first, each to the share that is the smallest so far.
+    """
     loads = [0] * count
     mine: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

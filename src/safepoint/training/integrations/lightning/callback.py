@@ -28,7 +28,7 @@ _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 class SafepointCallback(Checkpoint):
     """A Lightning training that survives preemption, crashes and lost nodes.
 
-    It replaces the `ModelCheckpoint` that Lightning adds by itself. Those that the script adds are not changed.
+    It replaces the `ModelCheckpoint` that Lightning adds by itself. A `ModelCheckpoint` that the script adds stays.
 
     Args:
         output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
@@ -51,9 +51,9 @@ class SafepointCallback(Checkpoint):
 
     @property
     def best_model_path(self) -> str:
-        """The file of the newest checkpoint, or empty if there is none.
+        """The path of Lightning's file in the newest checkpoint; empty if there is no checkpoint.
 
-        `Trainer.test` reads it when the script has no ModelCheckpoint.
+        `Trainer.test` loads this file when the script has no ModelCheckpoint.
 
         Raises:
             CheckpointError: the checkpoint is damaged.
@@ -85,7 +85,7 @@ class SafepointCallback(Checkpoint):
         context = current_context()
         context.outcome.check_not_interrupted()
         _check(trainer, context)
-        # This callback is the last, so that `trainer.checkpoint_callback` is the script's own.
+        # `trainer.checkpoint_callback` is the first of its kind: put this one last, after the script's own.
         trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
         data, parts = LightningData(trainer, context.log.info), LightningParts(trainer, context.place)
         training = Training(context, parts=parts, data=data, output_dir=self._output_dir, save_steps=self._save_steps)
@@ -99,7 +99,8 @@ class SafepointCallback(Checkpoint):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
-        # Lightning's SIGTERM handler makes a collective call, and stops the rank within a step.
+        # Lightning has installed its own SIGTERM handler, which makes a collective call, and stops the rank within a
+        # step. Replace it.
         if self._training is not None and self._context is not None:
             self._context.termination.reinstall_handlers()
 
@@ -132,7 +133,7 @@ class SafepointCallback(Checkpoint):
     # ---- where hooks are not enough -------------------------------------------------------------------------------
 
     def _override(self, data: LightningData, parts: LightningParts, folder: Path | None) -> None:
-        """Override where Lightning restores, makes its loaders, and ends batches and epochs."""
+        """Override the methods with which Lightning restores, makes its loaders, and begins and ends its loops."""
         connector, strategy = self._trainer._checkpoint_connector, self._trainer.strategy
         fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
 
@@ -146,7 +147,7 @@ class SafepointCallback(Checkpoint):
 
         def restored(original: Callable[[], None]) -> None:
             original()
-            # `_close` must not end a training that has not started.
+            # If `begin` raises an error, `_close` must find no training, because none has started.
             training, self._training = self._training, None
             assert training is not None
             training.begin()
@@ -174,8 +175,8 @@ class SafepointCallback(Checkpoint):
 
         def begin_batches(original: Callable[[], None]) -> None:
             original()
-            # The checkpoint's last batch and all work that follows a batch are done. So nothing is repeated, and this
-            # epoch ends like any other.
+            # The checkpoint was saved when its last batch, and all work that follows a batch, was done. So Lightning
+            # must repeat nothing, and must end this epoch like any other.
             fit._restarting = epoch._restarting = False
 
         def end_batch(original: Callable[[Any], None], fetcher: Any) -> None:
@@ -227,7 +228,7 @@ class SafepointCallback(Checkpoint):
         self._training.step(loss=self._loss, is_saved=is_saved)
 
     def _metrics(self) -> dict[str, Any]:
-        """What has been logged, not yet computed: computing it is a collective call."""
+        """The logged metrics, not yet computed: computing them is a collective call."""
         return dict(getattr(self._trainer._logger_connector, "_callback_metrics", {}))
 
     def _close(self, error: BaseException | None) -> None:
@@ -241,7 +242,7 @@ def _check(trainer: Any, context: RankContext) -> None:
     """Refuse what cannot be saved or resumed.
 
     Raises:
-        UsageError: the strategy is not supported, or Lightning uses other ranks than were started.
+        UsageError: the strategy is not supported, or Lightning does not train on exactly the ranks that were started.
     """
     name = type(trainer.strategy).__name__
     if name not in _STRATEGIES:
@@ -258,7 +259,7 @@ def _check(trainer: Any, context: RankContext) -> None:
         )
     if trainer.world_size != context.place.world_size:
         raise UsageError(
-            f"Lightning trains on {trainer.world_size} rank(s), and {context.place.world_size} were started; "
+            f"Lightning trains on {trainer.world_size} rank(s), but {context.place.world_size} were started; "
             "training was not started",
             hint="give the Trainer devices, num_nodes and strategy='ddp' for as many ranks as `safepoint run` starts",
         )

@@ -1,8 +1,8 @@
 """The position of a Lightning Trainer in its data.
 
-Lightning restores the position of loaders that keep their own state, and reads all others from their start even in
-the middle of an epoch. So each loader is wrapped and takes its batches from a `TrackedData`, which restores the
-position of any loader.
+Lightning itself restores the position only of loaders that keep their own state. Even in the middle of an epoch, it
+reads all other loaders from their start. So each loader is wrapped in a `TrackedLoader`, whose `TrackedData` restores
+the position of any loader.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from safepoint.training.state.rng import restore_rng
 
 
 class TrackedLoader:
-    """A loader whose position is tracked; all other attributes are the loader's.
+    """Wraps a loader, and tracks the position in it. All other attributes are those of the wrapped loader.
 
     Args:
         loader: as Lightning has prepared it.
-        trainer: that counts the epochs.
+        trainer: the Lightning Trainer, which counts the epochs.
         report: see `skip_batches`.
     """
 
@@ -28,7 +28,7 @@ class TrackedLoader:
         self.loader = loader
         """The wrapped loader."""
         self.data = TrackedData(loader, report)
-        """Its position."""
+        """Reads the wrapped loader, and has its position."""
         self._trainer = trainer
         self._before: Position | None = None
 
@@ -43,13 +43,14 @@ class TrackedLoader:
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
-        self.loader._iterator = value  # Lightning stops the workers through it
+        self.loader._iterator = value  # Lightning stops the loader's workers through this attribute
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # Lightning makes the iterator before it restores anything. A generator reads nothing before its first `next`.
+        # Lightning makes the iterator before it restores anything. This is no problem, because this method is a
+        # generator: it reads nothing before the first `next`.
         batches = self.data.next_epoch(int(self._trainer.current_epoch))
         is_endless = self.data.num_batches is None
         while True:
@@ -76,7 +77,7 @@ class TrackedLoader:
 
 
 class LightningData:
-    """See `plain.data.position.DataSource`.
+    """The data of a Lightning Trainer; see `plain.data.position.DataSource`.
 
     Args:
         trainer: a `lightning.pytorch.Trainer`.
@@ -89,14 +90,14 @@ class LightningData:
         self._resumed: Position | None = None
         self._rng: dict[str, Any] = {}
         self.is_between_epochs = False
-        """Whether the last epoch has ended and the next one has not started."""
+        """Whether an epoch has ended and the next one has not started."""
 
     def track(self, loader: Any) -> TrackedLoader:
         """Wrap a loader for training."""
         return TrackedLoader(loader, self._trainer, self._report)
 
     def untrack(self) -> None:
-        """Restore the loop's own loaders."""
+        """Put the wrapped loaders back into Lightning's loop, in place of their wrappers."""
         combined = self._trainer.fit_loop._combined_loader
         if combined is not None:
             combined.flattened = [getattr(one, "loader", one) for one in combined.flattened]
@@ -141,10 +142,11 @@ class LightningData:
         return [place.as_dict() for place in places] if any(place.generators for place in places) else None
 
     def resume(self, position: Position, rng: dict[str, Any]) -> None:
-        """See `DataSource`; takes effect in `begin_loop`.
+        """See `DataSource`. The loaders get their positions later, in `begin_loop`.
 
         Raises:
-            ConflictError: the position is in the middle of an epoch, and the number of ranks has changed.
+            ConflictError: the position is in the middle of an epoch, and the number of ranks or the batch size has
+                changed.
         """
         if position.batches and position.loader is None:
             raise ConflictError(
@@ -168,7 +170,7 @@ class LightningData:
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
             loader.data.resume(place, self._rng if position.batches else None)
         if position.batches:
-            # Start again: the fetcher has read ahead from the start of a stream.
+            # Start the fetcher again: it has already read ahead, from the start of a stream.
             iter(self._trainer.fit_loop._data_fetcher)
 
     def begin_epoch(self) -> None:

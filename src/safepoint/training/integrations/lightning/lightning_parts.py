@@ -20,7 +20,7 @@ _MODEL = "model.ckpt"
 
 
 class LightningParts(Parts):
-    """What the Trainer saves. Models with adapters are saved whole, with their base.
+    """What Lightning's Trainer saves. Models with adapters are saved whole, with their base.
 
     Args:
         trainer: a `lightning.pytorch.Trainer`.
@@ -48,13 +48,14 @@ class LightningParts(Parts):
         self._write(folder / _MODEL, weights_only=True)
 
     def _write(self, path: Path, *, weights_only: bool) -> None:
-        # `Trainer.save_checkpoint` would end with a barrier, where all ranks wait for one whose save has failed.
+        # Do not call `Trainer.save_checkpoint`: it ends with a barrier. If the save of one rank fails, the other ranks
+        # would wait there for ever.
         with self._direct_io():
             checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only)
             self._trainer.strategy.save_checkpoint(checkpoint, path)
 
     def load(self, folder: Path) -> None:
-        """Do nothing: Lightning has loaded the state before, through `restore`."""
+        """Do nothing: Lightning has already loaded the state, through `restore`."""
 
     def restore(self, folder: Path, weights_only: bool | None, restore: Callable[[Path, bool | None], None]) -> None:
         """Restore modules and callbacks from a checkpoint; Lightning keeps the rest for later.
@@ -62,7 +63,7 @@ class LightningParts(Parts):
         Args:
             folder: the checkpoint.
             weights_only: see `DirectCheckpointIO.load_checkpoint`.
-            restore: Lightning's own method, given a file.
+            restore: Lightning's own method, which takes a file and `weights_only`.
 
         Raises:
             UsageError: Lightning did not write the checkpoint, or it contains objects that were not allowed.
@@ -103,7 +104,7 @@ class DirectCheckpointIO(CheckpointIO):
                 values, whose loading can run code.
 
         Raises:
-            UsageError: the file contains such objects, and they were not allowed.
+            UsageError: the file is damaged, or it contains such objects and they were not allowed.
         """
         try:
             return torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)

@@ -49,7 +49,7 @@ def hook(module: ModuleType, context: RankContext) -> None:
 
 
 def _is_not_about_launching(record: logging.LogRecord) -> bool:
-    """False for the Trainer's message on how to launch; Safepoint's process group causes it on a single rank."""
+    """False for the Trainer's advice on how to launch, which it logs because Safepoint has made a process group."""
     return not record.getMessage().startswith("torch.distributed process group is initialized")
 
 
@@ -62,7 +62,7 @@ def _is_for_cpus(args: Any) -> bool:
 def apply_settings(args: Any, context: RankContext) -> None:
     """Set the given options on `args`.
 
-    The object store of a folder is kept in the context, not in `args`: libraries copy `args`, and a copy would have
+    The context, not `args`, records which object store a folder belongs to: libraries copy `args`, and a copy keeps
     only the name of the folder.
     """
     settings = context.settings
@@ -106,7 +106,7 @@ def finish_settings(args: Any, context: RankContext) -> None:
     """Apply the options once more at `train()`, because scripts change arguments after they were validated.
 
     Raises:
-        UsageError: the script asks for something that cannot be resumed.
+        UsageError: the script has a setting with which a run cannot be resumed.
     """
     from transformers.trainer_utils import SaveStrategy
 

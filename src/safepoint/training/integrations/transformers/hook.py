@@ -34,7 +34,7 @@ _COUNTED = (
     "current_flos",
     "current_gradient_accumulation_steps",
 )
-"""Attributes that the training loop sets on the Trainer."""
+"""Attributes that the training loop sets on the Trainer, and that Safepoint reads."""
 
 
 def hook_trainer(module: ModuleType, context: RankContext) -> None:

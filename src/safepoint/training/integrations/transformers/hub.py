@@ -29,5 +29,5 @@ def hook_uploads(module: ModuleType, outputs: Outputs) -> None:
         return upload(self, **kwargs)
 
     api.upload_folder = upload_folder
-    # The function of the module is a method that was bound before, so it still is the original one.
+    # The module's function `upload_folder` is the original method, which was bound at import. Replace it, too.
     vars(module)["upload_folder"] = vars(module)["api"].upload_folder

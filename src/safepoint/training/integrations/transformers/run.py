@@ -1,7 +1,7 @@
 """One call of `Trainer.train()` under Safepoint: where it starts, the vote at each step, how it ends.
 
 The loop remains the Trainer's. During the call a few methods of this one Trainer are overridden
-(`TrainerRun._override`) and one callback is added. They observe and stop the loop, and compute nothing.
+(`TrainerRun._override`), and one callback is added. These observe and stop the loop, and compute nothing.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class TrainerRun(TrainerCallback):
         trainer: a `transformers.Trainer`, about to train.
 
     Raises:
-        UsageError: the script cannot be resumed as it is set up.
+        UsageError: the script has settings with which a run cannot be resumed.
         PeerError: the ranks cannot connect to each other.
     """
 
@@ -160,7 +160,8 @@ class TrainerRun(TrainerCallback):
                 resume_from,
             )
             return resume_from
-        # With True the Trainer would load any folder that is named like a checkpoint, or fail without one.
+        # If the script gave True, the Trainer would load any folder that is named like a checkpoint, or fail if there
+        # is none.
         return None
 
     def _override(self, overrides: Overrides) -> None:
@@ -222,11 +223,11 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep, or restore, the random number states of the epoch: nothing has been drawn from its sampler yet."""
+        """Copy, or restore, the random number states with which the epoch starts: its sampler has drawn nothing yet."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that a step begins: its first micro-batch is next."""
+        """Record that a step begins; its first micro-batch follows."""
         self._is_between_steps = False
         self._boundary.agreement.step_begins(self._step)
 
@@ -255,11 +256,11 @@ class TrainerRun(TrainerCallback):
             raise _GiveUp(rollback)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the gradients are complete: the optimizer steps next."""
+        """Record that the gradients are complete; the optimizer steps next."""
         self._boundary.agreement.gradients_complete(self._step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch was evaluated. When all ranks agree to stop, leave the evaluation if it can be repeated."""
+        """Vote after each batch of the training's own evaluations. If all ranks agree to stop, leave the evaluation."""
         if self._evaluating is None:
             return
         self._boundary.agreement.exchange(self._step)
@@ -267,7 +268,7 @@ class TrainerRun(TrainerCallback):
             raise _GiveUp(self._evaluating)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that what follows until the next step belongs to the end of the epoch, not to a step."""
+        """Record that the work until the next step belongs to the end of the epoch, not to a step."""
         self._pending = DeferredWork()
         self._is_between_steps = True
 
@@ -332,7 +333,7 @@ class TrainerRun(TrainerCallback):
         self._push = original
 
     def _push_to_hub(self, trigger: Trigger) -> None:
-        """Wait for a periodic save, and push it to the Hub; saves with other triggers are not pushed."""
+        """Wait until a periodic save is committed, and push it to the Hub. Saves with other triggers are not pushed."""
         is_pushed = self._trainer.args.push_to_hub and trigger == Trigger.PERIODIC
         if is_pushed and any(self._peers.gather(self._push is not None)):
             self._boundary.saves.finish()
@@ -342,7 +343,7 @@ class TrainerRun(TrainerCallback):
     def _rank_state(self) -> RankState:
         state = self._trainer.state
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._resume.is_complete
-        # Not set at the last step: a run with more steps must be able to continue from this checkpoint.
+        # At the last step `complete` stays False: a run with more steps must be able to continue from this checkpoint.
         complete = bool(ends) and not self._step >= state.max_steps > 0
         loader = self._resume.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
         return RankState(
@@ -370,7 +371,7 @@ class TrainerRun(TrainerCallback):
         self._report_progress()
 
     def _finalize(self, original: Callable[..., Any], trial: Any, num_train_samples: Any, start_time: float) -> Any:
-        # Save now: the script continues after this method, and a signal in its code must not lose the training.
+        # Save now. The script's own code runs after this method, and a signal there must not lose the training.
         self._pending = DeferredWork(complete=True)
         self._boundary.save_last_step()
         self._callbacks.notify()
@@ -390,7 +391,7 @@ class TrainerRun(TrainerCallback):
                 state.best_model_checkpoint = str(self._output.root / checkpoint_name(step))
 
     def _load_best_model(self, original: Callable[[], None]) -> None:
-        """Verify the best checkpoint before the Trainer loads it; if each node has a part of it, get the other parts.
+        """Verify the best checkpoint before the Trainer loads it. If each node has only a part of it, get the rest.
 
         Raises:
             CheckpointError: the checkpoint is damaged; raised on every rank.
@@ -424,6 +425,6 @@ class TrainerRun(TrainerCallback):
 
 
 def _load_only_data(original: Callable[..., Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Let a method of the Trainer load what it loads, without running what is in it."""
+    """Call a loading method of the Trainer so that it loads data only: code in a pickle file is not executed."""
     with only_data(checkpoint) if checkpoint is not None else contextlib.nullcontext():
         return original(checkpoint, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Calls `on_save` of the Trainer's callbacks. If a callback reads checkpoints, training waits for each save first.
+"""Calls `on_save` of the Trainer's callbacks. If one of them reads checkpoints, each call waits until the save ends.
 
 A callback that overrides `on_save` may read the checkpoint's folder or add files. Callbacks of experiment trackers do
 so only if they are configured to upload checkpoints.
@@ -21,7 +21,7 @@ _TRACKERS: dict[str, Callable[[Any], bool]] = {
     "TrackioCallback": lambda one: False,
     "SwanLabCallback": lambda one: False,
 }
-"""transformers' own callbacks that override `on_save`, each with a function: whether it reads checkpoints."""
+"""transformers' own callbacks that override `on_save`; for each, a function says whether it reads checkpoints."""
 _TRACKERS_MODULE = "transformers.integrations.integration_utils"
 
 
@@ -47,7 +47,7 @@ class SaveCallbacks:
         """Agree with all ranks whether a callback of any rank reads checkpoints."""
         reader = first_reader(self._trainer.callback_handler.callbacks)
         if reader is not None:
-            self._context.log.info("%s reads every checkpoint: training waits until it is written", reader)
+            self._context.log.info("%s reads every checkpoint: training waits until each one is written", reader)
         self._must_wait = any(self._peers.gather(reader is not None))
 
     def on_save(self, original: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
@@ -64,7 +64,7 @@ class SaveCallbacks:
         finally:
             if boundary.saves.pending_step is None:
                 boundary.saver.adopt_added_files()
-                boundary.saver.prune()  # last: the files that were added are in the manifest now
+                boundary.saver.prune()  # only now, when the manifest lists the files that the callbacks added
 
     def notify(self) -> None:
         """Call `on_save` for the last save, if the Trainer itself has not called it."""

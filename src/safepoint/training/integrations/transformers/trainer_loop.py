@@ -26,7 +26,7 @@ from safepoint.training.state.temporary_attributes import temporarily
 _log = logging.getLogger("safepoint")
 _TRAINER_STATE = "trainer_state.json"
 _MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
-"""How many tensors of a parameter's size an optimizer keeps, by a part of its name; two for all others."""
+"""How many tensors of a parameter's size an optimizer keeps, by a part of the optimizer's name. All others keep two."""
 
 
 class TrainerLoop:
@@ -35,7 +35,7 @@ class TrainerLoop:
     Args:
         trainer: a `transformers.Trainer` in its loop.
         peers: all ranks.
-        resume: the start of this training.
+        resume: how this training started.
         rank_state: returns the current state that the Trainer itself does not save.
         base: see `Manifest.base`.
     """
@@ -181,7 +181,9 @@ class TrainerLoop:
             return self._save_model(folder)
 
     def _save_model(self, folder: Path) -> None:
-        self._trainer.save_model(str(folder), _internal_call=True)  # without the argument it is pushed to the Hub
+        self._trainer.save_model(
+            str(folder), _internal_call=True
+        )  # without the argument the model is pushed to the Hub
 
     def _step_of_final(self) -> int:
         """The step of the checkpoint with the same weights as the final model."""
@@ -215,7 +217,7 @@ class TrainerLoop:
 
 
 def best_step(trainer: Any) -> int | None:
-    """The step of the best checkpoint so far; None if no checkpoint was the best yet."""
+    """The step of the best checkpoint so far; None if the Trainer has not named one yet."""
     best = trainer.state.best_model_checkpoint
     return step_of(Path(best)) if best else None
 
@@ -232,7 +234,7 @@ def _metrics_at(state: Any, step: int) -> dict[str, float]:
 
 
 def _build_mappings(trainer: Any) -> None:
-    """Let transformers build its mappings of names now; in the first save that would take 0.2 s or more."""
+    """Let transformers build its mappings of names now. Otherwise the first save would, which takes 0.2 s or more."""
     with contextlib.suppress(AttributeError, TypeError):  # a model of another kind
         mappings: Any = importlib.import_module("transformers.conversion_mapping")
         mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)

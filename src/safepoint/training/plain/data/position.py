@@ -18,7 +18,7 @@ _OPTION = "use --allow-batch-change, which keeps the position in the data only a
 _INDEPENDENT = "DistributedSampler"
 """A sampler whose order over all ranks does not depend on the number of ranks."""
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
-"""This order does not either: all ranks draw the same one, and Accelerate assigns its batches to ranks in turn."""
+"""Their order does not, either: all ranks draw the same order, and Accelerate assigns the batches to ranks in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +144,11 @@ def _obstacle(
     """Why there is no exact position, and a hint; two empty strings when there is one."""
     if before != now:
         fitting = f"give the loader batches of {before // world_size}; or " if before % world_size == 0 else ""
-        return f"a batch of all ranks together had {before} samples and has {now}", fitting + _OPTION
+        return f"a batch of all ranks together had {before} samples, and now has {now}", fitting + _OPTION
     if _is_at_epoch_end(position, manifest, data):
         return "", ""
     if position.loader is not None:
-        return "the state of their loaders depends on the number of ranks", _OPTION
+        return "the saved state of a data loader is valid for one number of ranks only", _OPTION
     is_independent = position.sampler == data.sampler and data.sampler in {_INDEPENDENT, *_DEALT}
     if position.batches and not is_independent:
         other = next(name for name in (position.sampler, data.sampler) if name != _INDEPENDENT)

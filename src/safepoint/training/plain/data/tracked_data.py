@@ -1,11 +1,13 @@
 """The data of a loop, and the position of the loop in it, which a resume restores.
 
 - For a loader with its own state (`state_dict`: torchdata's StatefulDataLoader), that state is saved.
-- For map-style data, the indices of batches that were trained on are drawn and dropped. No sample is read.
+- For map-style data, the sampler draws the indices of batches that were trained on, and they are dropped. No sample
+  is read.
 - For a stream, the batches are read and dropped, and the log reports how long that takes.
 
-The order of an epoch is drawn from the random number states at its start. A resume restores these states for the
-drawing, and the states of the checkpoint after it. It does the same for generators of the loader and its samplers.
+The order of an epoch is drawn from the random number states at its start. A resume restores these states, lets the
+loader draw the order, and then restores the states of the checkpoint's step. Generators that the loader and its
+samplers have get their states at the start of the epoch, and draw from there.
 
 A loader that Accelerate has prepared counts its epochs by itself, and Accelerate's own function skips batches. Such a
 loader reads one batch ahead, so a data set that draws random numbers in this process draws other numbers after a
@@ -163,12 +165,12 @@ class TrackedData:
         if resumed is not None and resumed.epoch_rng is not None:
             restore_rng(resumed.epoch_rng)
         elif rng is not None:
-            # The epoch starts with these states. They are not restored again after its order may have been drawn.
+            # The epoch starts with these states. They must not be restored again when its order has been drawn.
             restore_rng(rng)
             rng = None
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
-        # Persistent workers keep the sampler that they were started with.
+        # Persistent workers keep the sampler that they were started with, so they still use one that has skipped.
         self._is_by_count = self._is_by_count and bool(getattr(self.loader, "persistent_workers", False))
         batches = self._batches_after(resumed)
         if rng is not None:
@@ -193,8 +195,8 @@ class TrackedData:
     def _drop_first_pass(self) -> None:
         """Make a stateful loader of Accelerate start from the beginning.
 
-        Such a loader starts its first pass when it is created, with an order that cannot be reproduced. `load_state`
-        may also have set a position for its next pass.
+        Such a loader starts its first pass when it is created, with an order that cannot be reproduced. The
+        Accelerator's `load_state` may also have set a position for the loader's next pass.
         """
         loader: Any = self.loader
         if self._has_state and _is_accelerates(loader):
@@ -240,7 +242,7 @@ class TrackedData:
     def _skip(self, count: int) -> Iterator[Any]:
         """An epoch without its first `count` batches.
 
-        A loader does not count the batches that its sampler skips, so its own state is not saved.
+        A loader does not count the batches that its sampler skips, so the loader's own state is not saved.
         """
         loader: Any = self.loader
         self._is_by_count = True
@@ -283,7 +285,7 @@ def skip_batches(batches: Iterator[Any], count: int, report: Callable[[str], Non
 
 
 def _with_first_fetched(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches, of which this call fetches the first one."""
+    """Fetch the first batch now. Returns all batches, including this one."""
     first = next(batches, _END)
     return iter(()) if first is _END else itertools.chain((first,), batches)
 
@@ -309,7 +311,7 @@ def _rng_restorer(generators: list[torch.Generator]) -> Callable[[], None]:
 
 
 class _Skipping:
-    """A sampler that leaves out its first entries, once; the loader reads ahead from it.
+    """Wraps a sampler, and leaves out its first entries in one pass only. The loader reads ahead from this object.
 
     Args:
         sampler: of single samples or of batches.
@@ -338,7 +340,7 @@ class _Skipping:
         return len(self.sampler)
 
     def skip(self) -> None:
-        """Leave out the first entries, unless that was done. From now on the whole sampler is iterated."""
+        """Leave out the first entries, unless they were left out before. Later passes have all entries."""
         is_done, self._is_done = self._is_done, True
         if self._restore is None and not is_done:
             self._draw()

@@ -101,7 +101,7 @@ class AcceleratedParts(Parts):
             check_fsdp_files(folder.name, has_shards=has_shards, reads_shards=writes_shards(self._accelerator))
         options: dict[str, Any] = {}
         if self._left_out:
-            # The checkpoint does not contain the base, so Accelerate must not require it; all else must be there.
+            # The checkpoint does not contain the base, so Accelerate must not require it. Check that it has all else.
             for number, model in enumerate(self._accelerator._models):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}
@@ -114,7 +114,7 @@ class AcceleratedParts(Parts):
             raise ConflictError(
                 f"a model of {folder.name} differs from this script's: {_first_mismatch(error)}; training was not "
                 "started",
-                hint="create it as in that run, or start from the beginning with --from-scratch",
+                hint="create the model as in that run, or start from the beginning with --from-scratch",
             ) from error
 
     def _check_keys(self, folder: Path, number: int, model: torch.nn.Module) -> None:

@@ -22,12 +22,12 @@ _FSDP1_OBSTACLE = (
     "use torch.distributed.fsdp.fully_shard instead: each rank then saves its own shards",
 )
 _DEEPSPEED_OBSTACLE = (
-    "DeepSpeed's engine saves its partitions on all ranks together",
+    "the state of DeepSpeed's engine is divided among the ranks, and only the engine can save it",
     "let an Accelerator prepare model and optimizer and call session(accelerator=…), or use Hugging Face's Trainer",
 )
 _ZERO_REDUNDANCY_OBSTACLE = (
     "ZeroRedundancyOptimizer has a part of the state on each rank, and no rank has all of it",
-    "use an ordinary optimizer with DistributedDataParallel; torch.distributed.fsdp.fully_shard shares its state",
+    "use an ordinary optimizer; to divide its state among the ranks, use torch.distributed.fsdp.fully_shard",
 )
 _SHARDS_OBSTACLE = (
     "its state has sharded tensors, and only modules and torch optimizers can be saved in shards",
@@ -67,7 +67,7 @@ def shapes_of(state: Mapping[str, Any]) -> Shapes:
 
 
 def first_difference(then: Shapes, now: Shapes) -> str:
-    """The first name, in alphabetical order, that differs between two states; empty when they agree.
+    """Says how two states differ, for the first name in alphabetical order that differs; empty when they agree.
 
     Args:
         then: of a checkpoint.
@@ -122,6 +122,6 @@ def _obstacle(part: Any) -> tuple[str, str] | None:
 
 
 def _class_names(part: Any) -> set[str]:
-    """The full names of its class and of all base classes."""
+    """The full names of the part's class and of all base classes."""
     kinds: Iterable[type] = type(part).__mro__
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}

@@ -30,7 +30,8 @@ _log = logging.getLogger("safepoint")
 class Parts(ABC):
     """Model, optimizer and everything else that a checkpoint of a loop contains.
 
-    Unless a subclass changes these values, every rank has the whole state, and the first rank writes it.
+    Unless a subclass sets the attributes to other values, every rank has the whole state, and the first rank writes
+    it.
 
     Args:
         place: this rank.
@@ -102,7 +103,8 @@ class AdapterState:
 class NamedParts(Parts):
     """Parts that the script has named, each with `state_dict` and `load_state_dict`.
 
-    The first rank writes a file for each of them. Sharded parts are written by all ranks, through DCP.
+    The first rank writes a file for each part that is not sharded. All ranks write the sharded parts, through DCP
+    (torch.distributed.checkpoint).
 
     Args:
         parts: by name.
@@ -135,7 +137,8 @@ class NamedParts(Parts):
                 stepped = {id(one) for group in part.param_groups for one in group["params"]}
                 if not stepped & weights:
                     _log.warning(
-                        "%s updates no weight of the models that this session saves; check that it is the right one",
+                        "%s updates no weight of the models that this session saves; check that it is the optimizer "
+                        "of these models",
                         name,
                     )
 
@@ -202,7 +205,7 @@ class NamedParts(Parts):
             if difference:
                 raise ConflictError(
                     f"{name} of {folder.name} differs from this script's: {difference}; training was not started",
-                    hint="create it as in that run, or start from the beginning with --from-scratch",
+                    hint=f"create {name} as in that run, or start from the beginning with --from-scratch",
                 )
             part.load_state_dict(state)
 

@@ -30,7 +30,7 @@ class ShardedParts:
     """One module and its optimizers.
 
     Args:
-        names: of the module and of each optimizer, among the session's parts.
+        names: the names that the module and the optimizers have as parts of the session; the module's comes first.
         module: with sharded parameters.
         optimizers: of these parameters.
     """
@@ -77,7 +77,7 @@ class ShardedParts:
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
         set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
-        # DCP has made optimizer state for parameters that had none.
+        # DCP has made optimizer state for parameters that had none. Remove it.
         for name, parameter in self._module.named_parameters():
             if plain_key(name) in unused:
                 for optimizer in self._optimizers:
@@ -124,7 +124,7 @@ def sharded_parts(parts: Mapping[str, Any]) -> ShardedParts | None:
         return None
     if len(modules) > 1:
         raise UsageError(
-            f"{modules[0]} and {modules[1]} are both sharded, and a session saves one sharded module",
+            f"{modules[0]} and {modules[1]} are both sharded, but a session can save only one sharded module",
             hint="put them into one torch.nn.Module",
         )
     optimizers = {

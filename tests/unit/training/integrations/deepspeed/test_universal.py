@@ -182,13 +182,16 @@ def test_ranks_that_share_something_else_are_refused(tmp_path: Path) -> None:
         (lambda state: state.update(base_optimizer_state=[{}]), "elastic_checkpoint"),
         (
             lambda state: state["base_optimizer_state"]["state"][0].update(exp_avg=torch.ones(3)),
-            "'exp_avg', because of its form",
+            "'exp_avg' does not have one value for each element",
         ),
         (
             lambda state: state["base_optimizer_state"]["state"][0].update(scale=torch.tensor(1.0)),
-            "'scale', because of its form",
+            "'scale' does not have one value for each element",
         ),
-        (lambda state: state["base_optimizer_state"]["state"][1].pop("exp_avg"), "'exp_avg', because of its form"),
+        (
+            lambda state: state["base_optimizer_state"]["state"][1].pop("exp_avg"),
+            "'exp_avg' does not have one value for each element",
+        ),
     ],
 )
 def test_what_cannot_be_cut_anew_is_refused(change: Any, words: str, tmp_path: Path) -> None:
@@ -229,7 +232,7 @@ def test_a_weight_names_no_folder(name: str, tmp_path: Path) -> None:
     content = torch.load(path)
     content["param_shapes"][1] = {name if old == "scale" else old: s for old, s in content["param_shapes"][1].items()}
     torch.save(content, path)
-    with pytest.raises(CheckpointError, match="cannot be the name of a file"):
+    with pytest.raises(CheckpointError, match="cannot be used as the name of a file"):
         read(tmp_path / "saved", 1)
 
 

@@ -62,8 +62,8 @@ def test_other_ranks_with_as_many_samples_together(before: int, now: int) -> Non
 @pytest.mark.parametrize(
     ("before", "now", "place", "text"),
     [
-        (manifest(2, 24), data(12, 3), PLACE, "had 24 samples and has 36"),
-        (manifest(2, 24), data(8, 2), PLACE, "had 24 samples and has 16"),
+        (manifest(2, 24), data(12, 3), PLACE, "had 24 samples, and now has 36"),
+        (manifest(2, 24), data(8, 2), PLACE, "had 24 samples, and now has 16"),
         (
             manifest(1, 24),
             data(12, 2),
@@ -107,7 +107,7 @@ def test_between_two_epochs(sampler: str) -> None:
     ends = Position(epoch=1, batches=4, epoch_rng={}, sampler=sampler, loader={"place": 4})
     moved_on = move(manifest(2, 24, epoch=2.0), data(8, 3), 3, ends)
     assert (moved_on.epoch, moved_on.batches, moved_on.loader) == (1, 4, None)
-    with pytest.raises(ConflictError, match="had 24 samples and has 48"):
+    with pytest.raises(ConflictError, match="had 24 samples, and now has 48"):
         move(manifest(2, 24, epoch=2.0), data(24, 2), 2, begins)
 
 

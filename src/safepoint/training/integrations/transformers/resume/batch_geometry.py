@@ -1,8 +1,8 @@
 """How many samples an optimizer step sees, and how to keep that number when the number of ranks has changed.
 
 The Trainer finds its position in the data by counting micro-batches, so another number of ranks would silently change
-the position and the learning-rate schedule. Here the global batch of the checkpoint is kept by adapting gradient
-accumulation, where that keeps the order of the data; all other changes are refused with the reason.
+the position and the learning-rate schedule. This module adapts gradient accumulation so that the global batch stays
+that of the checkpoint. If this is impossible, or would change the order of the data, it refuses to resume.
 """
 
 import math
@@ -60,7 +60,7 @@ class BatchGeometry:
         )
 
     def has_same_steps(self, other: "BatchGeometry") -> bool:
-        """Whether steps and epochs have the same length."""
+        """Whether steps and epochs have the same length in both geometries."""
         return (self.global_batch, self.steps_per_epoch) == (other.global_batch, other.steps_per_epoch)
 
     @property
@@ -160,7 +160,7 @@ def adapt(
         return now, None
     is_script_the_same = (now.accumulation, now.per_micro_step) == (requested_before, saved.per_micro_step)
     if is_script_the_same and saved.world_size == now.world_size:
-        # The accumulation was adapted to this number of ranks before, and the script is the same.
+        # An earlier resume adapted the accumulation to this number of ranks, and the script is still the same.
         trainer.args.gradient_accumulation_steps = saved.accumulation
         return BatchGeometry.of(trainer, now.world_size), None
     reason = _obstacle(trainer, saved, now)
@@ -193,7 +193,7 @@ def _obstacle(trainer: Any, saved: BatchGeometry, now: BatchGeometry) -> str | N
         return "the script's batch size or gradient accumulation was changed"
     accumulation, rest = divmod(saved.global_batch, now.per_micro_step)
     if rest:
-        return f"{saved.global_batch} samples per step cannot be accumulated from micro-steps of {now.per_micro_step}"
+        return f"{saved.global_batch} samples per step cannot be accumulated from {now.per_micro_step} per micro-step"
     reason = _obstacle_of_order(trainer, saved.world_size, now.world_size)
     reason = reason or _obstacle_of_generation(trainer, saved, accumulation)
     after = replace(now, accumulation=accumulation, global_batch=saved.global_batch)

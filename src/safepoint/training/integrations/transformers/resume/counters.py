@@ -54,7 +54,7 @@ def restore_callbacks(trainer: Any) -> None:
     for callback in _stateful_callbacks(trainer):
         by_name.setdefault(type(callback).__name__, []).append(callback)
     for name, callbacks in by_name.items():
-        records: Any = saved.setdefault(name, {})  # for a callback that is new in the script; saving needs its name
+        records: Any = saved.setdefault(name, {})  # a save needs an entry also for a callback that is new
         # For a class that was added twice, the Trainer appends the states of every save to one list.
         newest = cast("list[Any]", records if isinstance(records, list) else [records])[-len(callbacks) :]
         if not trainer.args.restore_callback_states_from_checkpoint:
@@ -73,9 +73,10 @@ class TrlCounters:
     """The values of the attributes of TRL's trainers; empty for other trainers.
 
     Args:
-        figures: by name; valid for any number of ranks.
-        cycle: by name; valid for this rank and its batch geometry only.
-        is_training: whether the model was in training mode; TRL then logs the averages of training, not evaluation.
+        figures: the attributes in `_FIGURES`, by name; valid for any number of ranks.
+        cycle: the attributes in `_CYCLE`, by name; valid for this rank and its batch geometry only.
+        is_training: whether the model was in training mode; if so, TRL logs the averages of training, otherwise those
+            of evaluation.
     """
 
     figures: dict[str, Any] = field(default_factory=dict[str, Any])

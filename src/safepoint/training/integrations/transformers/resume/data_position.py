@@ -2,8 +2,8 @@
 
 The Trainer skips batches with Accelerate's `skip_first_batches`. For map-style data that skips indices; a stream is
 read again from its start, without any message. With this module, a loader that has its own state (Accelerate's
-`use_stateful_dataloader`) receives that state, and reading a stream is logged. If a sampler has a generator of its
-own, the order of an epoch depends on the generator's state when the epoch starts. No other code saves that state.
+`use_stateful_dataloader`) receives that state, and reading a stream again is logged. If a sampler has a generator of
+its own, the order of an epoch depends on the generator's state when the epoch starts. Only this module saves it.
 """
 
 import copy
@@ -25,7 +25,7 @@ class DataPosition:
     Args:
         context: this rank.
         saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
-        generators: of the checkpoint, see `RankState.generators`.
+        generators: their states in the checkpoint; see `RankState.generators`.
     """
 
     def __init__(self, context: RankContext, saved: Any, generators: list[torch.Tensor]) -> None:
@@ -47,13 +47,14 @@ class DataPosition:
             if not self._has_warned:
                 self._has_warned = True
                 self._context.log.warning(
-                    "the data loader's state contains objects that cannot be stored; a resume reads its batches again"
+                    "the data loader's state contains objects that cannot be stored; to find its position, a resume "
+                    "reads the earlier batches of the epoch again"
                 )
             return None
         return copy.deepcopy(state)  # a loader may change what it returned
 
     def generators(self, *, within_epoch: bool) -> list[torch.Tensor]:
-        """For a checkpoint; see `RankState.generators`.
+        """The states of the generators, for a checkpoint; see `RankState.generators`.
 
         Args:
             within_epoch: whether an epoch has started and not ended.
@@ -63,7 +64,7 @@ class DataPosition:
         return [generator.get_state() for generator in generators_of(self._loader)]
 
     def begin_epoch(self, loader: Any) -> None:
-        """An epoch over `loader` starts: its generators get the states in the checkpoint that is resumed."""
+        """An epoch over `loader` starts. In the first epoch of a resumed run, restore the generators' states."""
         if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
             # Accelerate started the first epoch when it made the loader, with a sampler that it replaced afterwards.
             # The order of that sampler cannot be reproduced. Loading an empty state discards the started epoch.
@@ -95,7 +96,7 @@ class DataPosition:
 
     def _check_generators(self, loader: Any) -> None:
         before, now = self._num_generators, len(generators_of(loader))
-        # 0: the order came from no generator, or the checkpoint is not one of Safepoint's.
+        # `before` is 0 if the order came from no generator, or if another program wrote the checkpoint.
         if before in {0, now} or _is_seeded(loader):
             return
         raise other_generators(before, now)

@@ -1,10 +1,10 @@
 """Makes sure that a run resumes with the model of the checkpoint, where the Trainer itself does not.
 
-- The Trainer loads weights by name and only warns about missing ones. Such a weight would keep the script's fresh
-  values, beside the old moments of the optimizer. For some models (experts that are one tensor in memory and many in
+- The Trainer loads weights by name, and only warns about a weight that it does not find. This weight would keep the
+  initial values that the script gave it, while its moments in the optimizer are those of the checkpoint. For some models (experts that are one tensor in memory and many in
   files) transformers writes other names and shapes than the model has, and the Trainer finds none of these weights.
-- PEFT takes the settings that scale an adapter's output from the script. If they differ from the checkpoint's, no
-  weight shows it.
+- PEFT takes the settings that scale an adapter's output from the script. If they differ from the checkpoint's, the
+  weights still fit, and no error is raised.
 - TRL does not save a reference model that follows the trained model (`sync_ref_model`). A resume would start with the
   reference of the first step.
 """
@@ -29,7 +29,7 @@ _REFERENCE = "safepoint_reference.pt"
 
 
 def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int) -> None:
-    """Load the weights that the Trainer did not find, where transformers knows their names in the file.
+    """Load the weights that the Trainer did not find, if transformers knows by which names the files have them.
 
     Args:
         model: as the Trainer has loaded it, not yet wrapped for training.
@@ -58,7 +58,7 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
 
 
 def lost_weights(model: Any, missing: Iterable[str]) -> list[str]:
-    """The missing names of parameters that checkpoints contain, and that were not found under another name either."""
+    """The names in `missing` that a checkpoint should contain, and that are not tied to a weight that was found."""
     names = set(missing)
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     found = {id(parameter) for name, parameter in parameters.items() if name not in names}
@@ -88,7 +88,7 @@ def _is_converted(model: Any) -> bool:
 def _load_converted(model: Any, folder: Path) -> list[str]:
     """Load through `from_pretrained`, which converts names; returns the names that it did not find.
 
-    A second model is in memory meanwhile, in the widest type of the first one, so that no bit is lost.
+    Meanwhile a second model is in memory. It has the widest type of the first model's weights, so no bit is lost.
     """
     types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     widest = max(types, key=lambda kind: (kind.itemsize, kind is not torch.float16)) if types else torch.float32
@@ -103,10 +103,10 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
 
 
 def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
-    """Compare the adapters' settings in a checkpoint with the script's. A setting that only one has is ignored.
+    """Compare the adapters' settings in a checkpoint with the script's. A setting that one of them lacks is ignored.
 
     Args:
-        model: that is trained, not yet wrapped for training.
+        model: the model to train, not yet wrapped for training.
         folder: the checkpoint.
         step: of the checkpoint.
 
@@ -152,11 +152,11 @@ class ReferenceModel:
             )
 
     def write(self, folder: Path) -> None:
-        """Write it into the folder of a checkpoint."""
+        """Write the reference model into the folder of a checkpoint."""
         if self._model is not None:
             torch.save(self._model.state_dict(), folder / _REFERENCE)
 
     def read(self, folder: Path) -> None:
-        """Read it from a verified checkpoint. Does nothing if the checkpoint has no reference model."""
+        """Read the reference model from a verified checkpoint. Does nothing if the checkpoint has none."""
         if self._model is not None and (folder / _REFERENCE).is_file():
             self._model.load_state_dict(load_data(folder / _REFERENCE))

@@ -1,9 +1,12 @@
 """Resumes a `train()` call: restores everything of the checkpoint that the Trainer itself does not.
 
-The Trainer loads model, optimizer, scheduler, its own state and random numbers. Restored here are the random numbers
-from which the running epoch's order was drawn, the loss since the last log line, the counters of stateful callbacks
-(such as the patience of early stopping) and of TRL's trainers, the position in the data when ranks or batches have
-changed or the data has no length, and whether the run had already decided to end.
+The Trainer loads model, optimizer, scheduler, its own state and random number states. This module restores:
+
+- the random number states from which the running epoch's order was drawn;
+- the loss since the last log line;
+- the counters of stateful callbacks (such as the patience of early stopping) and of TRL's trainers;
+- the position in the data, when ranks or batches have changed or the data has no length;
+- whether the run had already decided to end.
 """
 
 import importlib
@@ -53,7 +56,7 @@ class TrainerResume:
         self._begins_in_epoch = False
         self._has_begun = False
         self.is_regular = True
-        """Whether every step of the run had this geometry."""
+        """Whether every step of the run had the batch geometry `geometry`."""
         self.reference = ReferenceModel(trainer)
         """TRL's reference model."""
         self.geometry = BatchGeometry.of(trainer, context.place.world_size)
@@ -143,12 +146,12 @@ class TrainerResume:
         return self._state.pending
 
     def deferred_work_done(self) -> None:
-        """Keep the current random number states: the run continues with them after the deferred work."""
+        """Copy the random number states after the deferred work. The first step starts with these states."""
         if self._state is not None:
             self._rng_to_restore = capture_rng()
 
     def begin_epoch(self) -> None:
-        """Keep, or restore, the random number states from which the epoch's sampler draws."""
+        """Copy, or restore, the random number states from which the epoch's sampler draws."""
         if self._begins_in_epoch:
             self._begins_in_epoch = False
             restore_rng(self._epoch_rng)
@@ -169,7 +172,7 @@ class TrainerResume:
 
     def _weights_loaded(self, original: Callable[..., Any], result: Any) -> None:
         point, trainer = self._point, self._trainer
-        # The best model is loaded through this method too, at the end.
+        # The Trainer also calls this method at the end of training, when it loads the best model.
         if self._has_begun or point is None or has_own_model_save(trainer):
             original(result)
         else:
@@ -202,7 +205,7 @@ class TrainerResume:
     def _run_epoch(self, original: Callable[..., Any], *, train_dataloader: Any, **kwargs: Any) -> None:
         control, state = self._trainer.control, self._trainer.state
         if self.is_complete or control.should_training_stop or state.global_step >= state.max_steps > 0:
-            # Resumed at the end: the Trainer itself would train one step too many.
+            # The run was complete before it resumed: the Trainer itself would train one step too many.
             control.should_training_stop = True
             return
         self.data.begin_epoch(train_dataloader)

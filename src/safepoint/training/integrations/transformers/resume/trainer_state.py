@@ -29,15 +29,15 @@ _NAME = "safepoint_state_{rank}.pt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferredWork:
-    """Work that was due after the step and is done first on resume.
+    """Work that was due after a step, and that a resume from this step does first.
 
     Args:
         evaluate: the evaluation of this step.
         save: the save that follows this evaluation, because its result belongs to the checkpoint.
         epoch_end: everything that follows the last step of an epoch.
         complete: training ended before its last step; no further step is due.
-        grad_norm: of the step, for a log line at the epoch's end; it stays on its device until it is written, because
-            reading it waits for the step.
+        grad_norm: of the step, for a log line at the epoch's end. It stays on its device until it is written, because
+            reading it would wait until the device has finished the step.
         learning_rate: of the step, for the same log line.
     """
 
@@ -65,8 +65,8 @@ class LossTotals:
     """The Trainer's loss bookkeeping.
 
     Args:
-        since_log: sum over the steps since the last log line, on this rank.
-        total: sum over all steps up to the last log line, averaged over ranks.
+        since_log: the sum of the losses of the steps since the last log line, on this rank.
+        total: the sum of the losses of all steps up to the last log line, averaged over ranks.
         last_logged_step: the step of the last log line.
         first_step: the step at which the run started.
     """
@@ -96,11 +96,11 @@ class LossTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """The contents of one rank's file; the fields have the names that the file has.
+    """The contents of one rank's file. The names of the fields are the keys in the file.
 
     Args:
         loss: see `LossTotals`.
-        pending: what was due at the step and is done first on resume.
+        pending: the work that was due at the step, and that a resume does first.
         epoch_rng: random number states at the start of the running epoch; empty between two epochs.
         elapsed_s: seconds of training so far, over all attempts.
         loader: the data loader's own state, where it has one.
@@ -196,8 +196,8 @@ class LoaderState:
 class RollbackPoint:
     """A step boundary that the Trainer can go back to within the next step.
 
-    Parameters and optimizer state change only in `optimizer.step` and are not copied. Copied are the buffers that a
-    forward pass may change (not those of a quantized model below adapters) and all counters.
+    Parameters and optimizer state are not copied, because they change only in `optimizer.step`. This object copies all
+    counters, and the buffers that a forward pass may change (not those of a quantized model below adapters).
 
     Args:
         trainer: at a step boundary.
@@ -225,7 +225,7 @@ class RollbackPoint:
         trainer._tr_loss = self._loss
         trainer.current_flos = self._flos
         trainer.state.num_input_tokens_seen = self._num_tokens
-        # An evaluation on several sets is repeated as a whole.
+        # Drop what an unfinished evaluation on several data sets has logged: the evaluation is repeated as a whole.
         del trainer.state.log_history[self._num_logged :]
         self._callbacks.restore(trainer)
         self._counted.restore(trainer)

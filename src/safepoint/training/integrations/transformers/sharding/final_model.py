@@ -22,7 +22,10 @@ from safepoint.training.state.base_model import has_adapters
 
 
 class UnplannableError(Exception):
-    """The library changes the weights when it saves them, so its own routine has to write them."""
+    """The files cannot be planned, so the library's own routine has to gather and write the model.
+
+    One reason is a library that changes the weights when it saves them.
+    """
 
 
 def plan_final_model(
@@ -33,14 +36,14 @@ def plan_final_model(
     Of a model with adapters only the adapters are saved. They are small, so the first rank gathers and writes them.
 
     Args:
-        model: on all ranks.
+        model: the model, of which each rank has its share.
         folder: where the first rank writes small files.
         peers: all ranks.
         save: writes a state dict and its accompanying files into the folder; only called on the first rank.
         step: see `Streams`.
 
     Returns:
-        The files that were not written; None when all were.
+        The files that are still to be written; None if all are written.
 
     Raises:
         UnplannableError: there is no plan; raised on all ranks, before weights are written.
@@ -121,7 +124,7 @@ def _plan(
 def _whole(
     owners: Mapping[str, list[tuple[int, Span]]], weights: Mapping[str, Weight], peers: Peers
 ) -> dict[str, torch.Tensor]:
-    """All weights on the first rank; nothing on the others."""
+    """All weights on the first rank; an empty dict on the other ranks."""
     state: dict[str, torch.Tensor] = {}
     problem: Exception | None = None
     for name, weight in weights.items():

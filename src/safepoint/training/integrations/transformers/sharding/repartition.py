@@ -38,7 +38,7 @@ _HINT = "use the same number of ranks and the same stage, or start from the begi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """What is copied; all ranks have the same values."""
+    """What a copy contains; all ranks have the same values."""
 
     shapes: dict[str, tuple[int, ...]]
     num_groups: int
@@ -56,7 +56,9 @@ class _Copy:
 
 
 class Repartition:
-    """Copies and loads for one `train()` call; all ranks call its methods.
+    """Copies checkpoints into the universal layout and loads the copies, for one `train()` call.
+
+    All ranks call its methods.
 
     Args:
         context: this rank.
@@ -182,7 +184,7 @@ class Repartition:
         try:
             on_all_ranks(self._peers, _with(copy.consequence, check))
             load_universal(engine, copy.folder, load)
-            self._peers.gather(None)  # slower ranks still read the copy
+            self._peers.gather(None)  # wait until all ranks have read the copy
         finally:
             self.close()
 
@@ -191,7 +193,7 @@ class Repartition:
         self.close()
         manifest: Manifest | None = None
         if self._context.place.is_first:
-            # A foreign or damaged checkpoint: DeepSpeed reports the error.
+            # If the checkpoint is foreign or damaged, DeepSpeed reports the error when it loads it.
             with contextlib.suppress(OSError, ManifestError):
                 manifest = Manifest.from_bytes((path / MANIFEST_NAME).read_bytes())
         manifest = self._peers.from_first(manifest)

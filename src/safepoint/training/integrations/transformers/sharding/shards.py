@@ -118,11 +118,11 @@ def owners_of(
     """Assign each byte of each weight to one rank.
 
     Args:
-        spans: what each rank has of each weight, by rank.
-        weights: of this rank.
+        spans: what each rank has of each weight, in the order of the ranks.
+        weights: the weights on this rank.
 
     Raises:
-        ValueError: no rank has some of the bytes.
+        ValueError: a part of a weight is on no rank.
     """
     by_rank = list(spans)
     found: dict[str, list[tuple[int, Span]]] = {}
