@@ -26,8 +26,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
       ValueError for an invalid argument.
 
     Args:
-        backend_config: `LocalConfig()` for this machine. None or a `KubernetesBackendConfig` for a cluster, whose jobs
-            Safepoint's own backend manages. Any other value goes to Kubeflow's client, unchanged.
+        backend_config: `LocalConfig()` for this machine. None or a `KubernetesBackendConfig` for a cluster, through
+            Safepoint's own backend. Any other value goes to Kubeflow's client, unchanged.
     """
 
     def __init__(self, backend_config: Any = None) -> None:

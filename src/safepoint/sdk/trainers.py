@@ -121,8 +121,8 @@ class TransformersTrainer(types.CustomTrainer):
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None
             means the folder that the script sets.
         periodic_checkpoint_config: when to save periodically.
-        data_connection_name: the name of the Secret that has the access keys for `s3://`; on this machine, the name of
-            a table in ~/.config/safepoint/connections.toml.
+        data_connection_name: the name of the Secret that has the access keys for `s3://`; on this machine, the name
+            of a table in ~/.config/safepoint/connections.toml.
         verify_cloud_storage_access: before the model is loaded, check that the object store can be written.
         verify_cloud_storage_ssl: False accepts any certificate of the object store.
         image: the container image; without effect on this machine.

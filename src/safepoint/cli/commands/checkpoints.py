@@ -252,8 +252,8 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location. From an output location, the final model is exported; if there "
-            "is none, the newest checkpoint.",
+            help="A checkpoint, or an output location. From an output location, the final model is exported; if "
+            "there is none, the newest checkpoint.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
@@ -286,20 +286,10 @@ def export(
 @app.command()
 def diff(
     before: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            callback=find_place,
-            help="A checkpoint, or an output location, whose newest complete checkpoint is used.",
-        ),
+        str, typer.Argument(metavar="A", callback=find_place, help="A checkpoint, or a location for its newest one.")
     ],
     after: Annotated[
-        str,
-        typer.Argument(
-            metavar="B",
-            callback=find_place,
-            help="A checkpoint, or an output location, whose newest complete checkpoint is used.",
-        ),
+        str, typer.Argument(metavar="B", callback=find_place, help="A checkpoint, or a location for its newest one.")
     ],
     connection: Connection = None,
     as_json: _Json = False,
@@ -356,7 +346,6 @@ def repair_(
             f"{location} is a single checkpoint, and this command needs an output location",
             hint="give the location that contains it",
         )
-
     found = repair(
         inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=_show_reading
     )

@@ -29,8 +29,8 @@ def run(
         typer.Option(
             metavar="N|auto|cpu|gpu",
             envvar=["SAFEPOINT_NPROC_PER_NODE", "PET_NPROC_PER_NODE"],
-            help="Ranks on this node. cpu: one per core. gpu: one per GPU. auto: one per accelerator, or one per core "
-            "on a node without accelerators.",
+            help="Ranks on this node. cpu: one per core. gpu: one per GPU. auto: one per accelerator, or one per "
+            "core on a node without accelerators.",
         ),
     ] = "1",
     nnodes: Annotated[

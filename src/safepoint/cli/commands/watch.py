@@ -126,7 +126,7 @@ def picture(
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, in their order. The lowest value has the lowest bar, and the highest value the highest."""
+    """A bar for each value, in their order. The lowest value has the lowest bar, the highest value the highest."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -135,7 +135,7 @@ class LocalJobs:
             new.rename(job_folder(spec.name))
 
     def _check_output_is_free(self, spec: JobSpec, output: str | None) -> None:
-        """Raise ConflictError if a job that has not ended, other than that of `spec`, writes to the output location."""
+        """Raise ConflictError if another job writes to the output location and has not ended."""
         for other in self._others_at(spec, output):
             if other.needs_supervisor:
                 raise ConflictError(
@@ -259,7 +259,7 @@ class LocalJobs:
         return 0
 
     def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
-        """Delete the checkpoints of a job, then the job. If this fails, the job still exists, so it can be repeated."""
+        """Delete the checkpoints of a job, then the job. If this fails, the job still exists: delete it again."""
         from safepoint.jobs.local.outputs import (
             remove_checkpoints,
         )  # imports the object store library, which other commands do not need

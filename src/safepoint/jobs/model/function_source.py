@@ -2,8 +2,8 @@
 
 Promises: the script contains the source of the function unchanged, and arguments that are equal to those given. No
 shell and no pickle is used. A function that uses names from outside the function is refused, and so are arguments
-that are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and lists, tuples, sets,
-frozensets and dicts of these.
+that are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and lists, tuples,
+sets, frozensets and dicts of these.
 """
 
 import __future__
@@ -193,7 +193,7 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
 
 
 def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
-    """Add the global names that the code of a module, and all code in it, loads to `used`, and stores to `defined`."""
+    """Add the global names that a module's code, with all code in it, loads to `used`, and stores to `defined`."""
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     own: set[str] = set()
     loaded: set[str] = set()

@@ -1,4 +1,4 @@
-"""What follows from the progress that a job reports: its output location, its newest save, the risk of stopping it."""
+"""What follows from a job's reported progress: its output location, its newest save, and the risk of stopping it."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
 
 
 def place_of(spec: JobSpec, output: str) -> str:
-    """The folder or object store of an output location. Jobs for which the result is equal write to the same place."""
+    """The folder or object store of an output location. Two jobs with equal results write to the same place."""
     location = parse_location(output)
     with contextlib.suppress(ValueError):  # the claim has no folder on this machine
         location = resolve_claim(location, spec.env.get(CLAIMS, ""))
@@ -33,7 +33,7 @@ def place_of(spec: JobSpec, output: str) -> str:
 
 
 def with_claims(spec: JobSpec) -> JobSpec:
-    """The job, with the folders for claims of this environment in its `env`: later commands may have other folders."""
+    """The job, with this environment's folders for claims in its `env`, because later commands may have others."""
     claims = os.environ.get(CLAIMS, "")
     return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec
 

@@ -95,8 +95,8 @@ class JobSpec:
         keys = sorted(IDENTITY.intersection(self.env))
         if keys:
             raise UsageError(
-                f"env has {', '.join(keys)}, but env is stored in the job history, so it must not contain access keys; "
-                "nothing was submitted",
+                f"env has {', '.join(keys)}, but env is stored in the job history, so it must not contain access "
+                "keys; nothing was submitted",
                 hint="put the keys into connections.toml, and use --connection NAME or data_connection_name",
             )
         self._check_packages()

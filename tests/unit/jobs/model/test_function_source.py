@@ -108,8 +108,9 @@ CASES: list[tuple[Any, str]] = [
     (
         hostile.uses_globals,
         r"uses_globals uses LEARNING_RATE, js, letters, os, undefined_anywhere, not defined in the function; "
-        r"only the function itself is sent to the job — write `import json as js; import os` inside the function; import or define "
-        r"LEARNING_RATE, letters, undefined_anywhere inside the function, or pass values as func_args",
+        r"only the function itself is sent to the job — write `import json as js; import os` inside the function; "
+        r"import or define LEARNING_RATE, letters, undefined_anywhere inside the function, or pass values "
+        r"as func_args",
     ),
     (hostile.uses_in_a_nested_class, r"uses LEARNING_RATE, Numbers, js, not defined in"),
 ]

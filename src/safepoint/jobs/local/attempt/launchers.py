@@ -113,7 +113,7 @@ class Launchers:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all launchers were started. An earlier supervisor may have been killed before it had started all."""
+        """Whether all launchers were started. An earlier supervisor may have been killed before it had done this."""
         return len(self._nodes) == self._spec.num_nodes
 
     @property

@@ -41,7 +41,7 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
             before, after = (_shape(one.get(name)) for one in (shapes, now))
             raise ConflictError(
                 f"the checkpoint's {name} is {before}, and this run's is {after}",
-                hint="train the model that the checkpoint belongs to, or start from the beginning with --from-scratch",
+                hint="train the model of the checkpoint, or start from the beginning with --from-scratch",
             )
     groups_now = len(engine.optimizer.optimizer.param_groups)
     if groups_now != num_groups:

@@ -119,7 +119,7 @@ class Universal:
         (self._folder / "latest_universal").write_text(partitions.name)
 
     def _check_stage_3(self) -> None:
-        """Refuse what DeepSpeed cannot load in stage 3: moments other than Adam's, groups with unequal step counts."""
+        """Refuse what DeepSpeed cannot load in stage 3: moments other than Adam's, and unequal step counts."""
         kept = set(self._partitions.moments)
         if kept != _IN_STAGE_3:
             raise ConflictError(

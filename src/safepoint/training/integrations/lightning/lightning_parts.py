@@ -48,8 +48,8 @@ class LightningParts(Parts):
         self._write(folder / _MODEL, weights_only=True)
 
     def _write(self, path: Path, *, weights_only: bool) -> None:
-        # Do not call `Trainer.save_checkpoint`: it ends with a barrier. If the save of one rank fails, the other ranks
-        # would wait there for ever.
+        # Do not call `Trainer.save_checkpoint`: it ends with a barrier. If the save of one rank fails, the other
+        # ranks would wait there for ever.
         with self._direct_io():
             checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only)
             self._trainer.strategy.save_checkpoint(checkpoint, path)

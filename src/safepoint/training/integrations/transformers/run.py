@@ -223,7 +223,7 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy, or restore, the random number states with which the epoch starts: its sampler has drawn nothing yet."""
+        """Copy, or restore, the random number states at the start of the epoch: its sampler has drawn nothing yet."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -260,7 +260,7 @@ class TrainerRun(TrainerCallback):
         self._boundary.agreement.gradients_complete(self._step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Vote after each batch of the training's own evaluations. If all ranks agree to stop, leave the evaluation."""
+        """After a batch of the training's own evaluation, vote. Leave the evaluation if all ranks agree to stop."""
         if self._evaluating is None:
             return
         self._boundary.agreement.exchange(self._step)
@@ -333,7 +333,7 @@ class TrainerRun(TrainerCallback):
         self._push = original
 
     def _push_to_hub(self, trigger: Trigger) -> None:
-        """Wait until a periodic save is committed, and push it to the Hub. Saves with other triggers are not pushed."""
+        """Wait for the end of a periodic save, and push it to the Hub. Saves with other triggers are not pushed."""
         is_pushed = self._trainer.args.push_to_hub and trigger == Trigger.PERIODIC
         if is_pushed and any(self._peers.gather(self._push is not None)):
             self._boundary.saves.finish()
@@ -343,7 +343,7 @@ class TrainerRun(TrainerCallback):
     def _rank_state(self) -> RankState:
         state = self._trainer.state
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._resume.is_complete
-        # At the last step `complete` stays False: a run with more steps must be able to continue from this checkpoint.
+        # False at the last step: a run with more steps must be able to continue from this checkpoint.
         complete = bool(ends) and not self._step >= state.max_steps > 0
         loader = self._resume.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
         return RankState(

@@ -26,7 +26,7 @@ from safepoint.training.state.temporary_attributes import temporarily
 _log = logging.getLogger("safepoint")
 _TRAINER_STATE = "trainer_state.json"
 _MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
-"""How many tensors of a parameter's size an optimizer keeps, by a part of the optimizer's name. All others keep two."""
+"""How many tensors of a parameter's size an optimizer keeps, by a part of the optimizer's name. Others keep two."""
 
 
 class TrainerLoop:

@@ -196,8 +196,8 @@ class LoaderState:
 class RollbackPoint:
     """A step boundary that the Trainer can go back to within the next step.
 
-    Parameters and optimizer state are not copied, because they change only in `optimizer.step`. This object copies all
-    counters, and the buffers that a forward pass may change (not those of a quantized model below adapters).
+    Parameters and optimizer state are not copied, because they change only in `optimizer.step`. This object copies
+    all counters, and the buffers that a forward pass may change (not those of a quantized model below adapters).
 
     Args:
         trainer: at a step boundary.
