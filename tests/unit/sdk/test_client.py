@@ -162,7 +162,7 @@ def test_waiting(client: TrainerClient) -> None:
         (lambda client: client.wait_for_job_status("done", timeout=0), ValueError, "Timeout must be a positive"),
         (lambda client: client.wait_for_job_status("done", timeout=1), ValueError, "strictly less than timeout"),
         (lambda client: list(client.get_job_logs("done", step="nodes")), ValueError, "step 'nodes' is invalid"),
-        (lambda client: client.train(), NotImplementedError, "NoneType cannot be trained"),
+        (lambda client: client.train(), NotImplementedError, "NoneType, which cannot run"),
         (lambda client: client.train(runtime="other"), ValueError, "no runtime 'other'"),
         (
             lambda client: client.train(trainer=kubeflow.CustomTrainerContainer(image="x")),

@@ -130,7 +130,7 @@ def test_defaults_are_looked_at_too() -> None:
     def train(rate: float = hostile.LEARNING_RATE) -> None:
         pass
 
-    with pytest.raises(UsageError, match="train uses hostile from outside"):
+    with pytest.raises(UsageError, match="train uses hostile, not defined in the function"):
         take_function(train)
 
 
@@ -148,7 +148,7 @@ def test_what_a_notebook_adds_to_the_builtins_is_not_there(monkeypatch: pytest.M
         display()
 
     train = _rebuilt(train)
-    with pytest.raises(UsageError, match="train uses display from outside"):
+    with pytest.raises(UsageError, match="train uses display, not defined in the function"):
         take_function(train)
 
 

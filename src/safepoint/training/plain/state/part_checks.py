@@ -27,7 +27,8 @@ _DEEPSPEED_OBSTACLE = (
 )
 _ZERO_REDUNDANCY_OBSTACLE = (
     "ZeroRedundancyOptimizer has a part of the state on each rank, and no rank has all of it",
-    "use an ordinary optimizer; to divide its state among the ranks, use torch.distributed.fsdp.fully_shard",
+    "use an ordinary optimizer with DistributedDataParallel; to divide its state among the ranks, use "
+    "torch.distributed.fsdp.fully_shard",
 )
 _SHARDS_OBSTACLE = (
     "its state has sharded tensors, and only modules and torch optimizers can be saved in shards",

@@ -75,7 +75,7 @@ def test_other_ranks_with_as_many_samples_together(before: int, now: int) -> Non
             manifest(2, 24),
             data(24, 1),
             OWN_STATE,
-            "loaders depends on",
+            "valid for one number of ranks only",
         ),
     ],
 )
