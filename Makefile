@@ -53,7 +53,7 @@ surface: $(INSTALLED) ## record what users rely on (tests/unit/surface.json), af
 	$(BIN)/python -m tests.support.surface
 
 check: lint ## formatting, lint, types, layers and the unit tests
-	$(LANES) -m 'not ranks and not s3 and not cluster'
+	$(LANES) -m 'not ranks and not s3 and not cluster and not long'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
 	$(LANES) -m 'not s3 and not cluster and not long'

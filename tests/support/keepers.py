@@ -39,7 +39,7 @@ def commands_with(name: str) -> list[bytes]:
 
 
 def sockets_of(pid: int) -> list[str]:
-    """The sockets with the names of these keepers."""
+    """The sockets of the keepers that process `pid` has started."""
     names = (f"@safepoint-{os.getuid()}-{pid}-", f"@safepoint-{os.getuid()}-of-{pid}-")
     lines = Path("/proc/net/unix").read_text().splitlines()
     return [line.split()[-1] for line in lines if any(name in line for name in names)]
@@ -62,7 +62,7 @@ def assert_nothing_left(job: Job, temp: Path, keepers: list[int]) -> None:
     assert not keepers_of(job.process.pid)
     deadline = (
         time.monotonic() + 20 * PATIENCE
-    )  # the system lets go of files that were on their way through a socket by and by
+    )  # the system releases files that were in transit through a socket only after a while
     while sockets_of(job.process.pid):
         assert time.monotonic() < deadline, sockets_of(job.process.pid)
         time.sleep(_POLL_S)

@@ -98,7 +98,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     """Report the exception that has ended the command, and return the exit code."""
     code, as_json = ExitCode.FAILED, invocation.asks_for_json
     if isinstance(error, SafepointError):
-        # A training has fewer codes: it ends with 13 when the store refuses its keys.
+        # Commands have a code of their own for keys that a store refuses; a training ends with 13.
         code = ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code
         explained = SafepointError(_with_origin(error.message, invocation), hint=error.hint)
     elif isinstance(error, typer.TyperException):

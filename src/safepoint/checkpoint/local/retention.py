@@ -2,10 +2,9 @@
 
 Pruning is the same in a folder and in an object store. The policies are pure functions.
 
-A checkpoint stays if any policy keeps it, so an additional policy never deletes more. These always stay: the newest
-checkpoint, the newest valid one, those that a process reads or uploads, and those that the caller protects. Age alone
-deletes nothing. Only committed checkpoints are counted: a damaged or foreign folder does not take the place of a
-valid one, and is not deleted.
+A checkpoint stays if any policy keeps it. Unless a policy sets a limit, all stay: an age alone deletes nothing. These
+always stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, and those that the
+caller protects. A checkpoint that is known to be damaged does not take the place of a valid one, and is not deleted.
 """
 
 import contextlib
@@ -146,13 +145,13 @@ def select_superseded(
         return []
     kept = {candidate.step for candidate in newest_first if candidate.is_in_use} | set(protected)
     kept |= {candidate.step for candidate in newest_first[:1]}
+    valid = [candidate for candidate in newest_first if candidate.is_valid]
     for policy in policies:
-        kept |= policy.keeps(newest_first, now_s=now_s, protected=protected)
-    doomed = [candidate.step for candidate in reversed(newest_first) if candidate.step not in kept]
+        kept |= policy.keeps(valid, now_s=now_s, protected=protected)
+    doomed = [candidate.step for candidate in reversed(valid) if candidate.step not in kept]
     if not doomed:
         return []
-    valid = (candidate.step for candidate in newest_first if candidate.is_valid)
-    last_good = next((step for step in valid if is_good(step)), None)
+    last_good = next((candidate.step for candidate in valid if is_good(candidate.step)), None)
     return [] if last_good is None else [step for step in doomed if step != last_good]
 
 

@@ -45,6 +45,7 @@ if code:
     with zipfile.ZipFile(code) as files:
         files.extractall(folder)
     os.chdir(folder)
+folders = []
 packages = os.environ.pop("SAFEPOINT_PACKAGES", "")
 if packages:
     import json
@@ -54,9 +55,9 @@ if packages:
     install = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--target", folder, *json.loads(packages)]
     if subprocess.run(install, check=False).returncode != 0:
         sys.exit("safepoint: the packages of the job could not be installed; nothing was trained")
-    os.environ["PYTHONPATH"] += os.pathsep + folder
+    folders.append(folder)
 sys.path[0] = archive
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (archive, os.environ.get("PYTHONPATH"))))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (archive, os.environ.get("PYTHONPATH"), *folders)))
 
 from safepoint.cli.main import main
 

@@ -106,6 +106,12 @@ def test_each_policy_alone() -> None:
     assert kept(measured, KeepNewest(1), KeepYounger(650)) == [40, 50]
 
 
+def test_damaged_ones_do_not_take_the_place_of_valid_ones() -> None:
+    """And they stay: they are evidence, and may hold parts that can be saved."""
+    candidates = [Candidate(step=step, is_valid=step in {10, 20, 30}) for step in (10, 20, 30, 40, 50)]
+    assert kept(candidates, KeepNewest(2)) == [20, 30, 40, 50]
+
+
 def test_age_alone_deletes_nothing() -> None:
     """However old all of them are."""
     assert kept([Candidate(step=step, created_s=0) for step in (1, 2)], KeepYounger(1)) == [1, 2]
