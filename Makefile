@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-s3 test-nfs test-cluster test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-s3 test-nfs test-cluster test-cluster-core test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,7 +22,7 @@ LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n
 EXTRAS := .[azure,gcs,kubernetes,lightning,peft,sdk,transformers,trl]
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED) ## create .venv with Safepoint (editable), its extras and the development tools
 
@@ -67,6 +67,9 @@ test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, se
 
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi
+
+test-cluster-core: $(INSTALLED) ## of these, the life of a job: suspended, preempted, a pod deleted or evicted (6 minutes)
+	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster/test_life.py; fi
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (a minute)
 	$(BIN)/pytest -m gpu tests/gpu

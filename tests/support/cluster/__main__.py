@@ -10,6 +10,8 @@ from tests.support.cluster.running import running_cluster
 
 def main() -> int:
     words = sys.argv[1:]
+    if words == ["is-built"]:
+        return 0 if programs.unavailable() is None else 3
     if words == ["build"]:
         reason = programs.install() or programs.build()
         if reason:
@@ -21,7 +23,7 @@ def main() -> int:
             print(f"KUBECONFIG={cluster.kubeconfig}", flush=True)
             while True:
                 time.sleep(3600)
-    print("usage: python -m tests.support.cluster build|up", file=sys.stderr)
+    print("usage: python -m tests.support.cluster build|is-built|up", file=sys.stderr)
     return 2
 
 
