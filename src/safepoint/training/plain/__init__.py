@@ -1,1 +1,1 @@
-"""Hand-written training loops: `safepoint.session`."""
+"""Loops that report each step: `safepoint.session`, and what it shares with Lightning's callback."""
