@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.ceph_rgw import CephRgw, ceph_rgw
 from tests.support.minio import Minio
@@ -12,6 +13,10 @@ from tests.support.patience import PATIENCE
 from tests.support.s3_server import S3Server
 
 pytest.register_assert_rewrite("tests.support.equality")
+
+# A test asserts no duration: on a busy machine any example may take long.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

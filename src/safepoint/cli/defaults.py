@@ -48,7 +48,8 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
     With `--help`, invalid files are ignored.
 
     Raises:
-        UsageError: a file cannot be read, has a table whose name is not a command, or sets an option of this command to an invalid value.
+        UsageError: a file cannot be read, has a table whose name is not a command, or sets an option of this command
+            to an invalid value.
     """
     try:
         configuration = Configuration.load()
