@@ -139,14 +139,14 @@ class LibraryBucket:
         progress: Progress | None,
         deadline_s: float | None,
     ) -> None:
-        """See `Bucket`."""
+        """See `Bucket`. Exception: for a file, `fence` is called before the upload begins, and not again later."""
         if isinstance(source, Content):
             self._upload_stream(key, source, fence, progress, deadline_s)
             return
         if fence is not None:
             fence()
         chunk = part_bytes_of(size_bytes, is_stream=False)
-        # obstore reads a file that is passed as a `Path` itself, part by part.
+        # If obstore receives a `Path`, it reads the file by itself, part by part.
         self._call(
             "PUT",
             key,
@@ -279,7 +279,7 @@ class LibraryBucket:
 
 
 def from_obstore(error: Exception, what: str) -> StorageError:
-    """The error for what obstore raised."""
+    """The error for an exception that obstore has raised."""
     text = str(error)
     match = _STATUS.search(text)
     if match is not None:

@@ -1,4 +1,7 @@
-"""An object store: S3 and compatible servers by own requests; Google Cloud Storage and Azure through obstore."""
+"""An object store: S3 and compatible servers, Google Cloud Storage, or Azure.
+
+`safepoint.storage.s3` sends the requests to S3. obstore sends those to Google and Azure (`library_bucket`).
+"""
 
 import contextlib
 import dataclasses
@@ -131,7 +134,7 @@ class ObjectStore:
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """See `Store`. Exception: before obstore uploads a large file, `fence` is called, and not again later."""
+        """See `Store`."""
         check_key(key)
         size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
         if size_bytes > WHOLE_BYTES:

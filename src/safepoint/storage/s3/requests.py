@@ -1,7 +1,7 @@
 """Requests to S3: how they are sent and repeated; uploads that can be continued, listings, and ranged reads.
 
-A ranged read goes from the socket into a small buffer that stays in the processor's cache. It takes a fraction of the
-processor time of a library (docs/benchmarks.md).
+A ranged read goes from the socket into a small buffer that stays in the processor's cache. So it takes a fraction of
+the processor time that a library such as obstore takes (docs/benchmarks.md).
 
 Connections are kept open and used again. Through an unencrypted connection, the kernel sends a file's bytes without
 passing them through Python.
