@@ -206,7 +206,7 @@ def _variable(option: TyperOption) -> str | None:
 
 
 def _make_claims_known(configuration: Configuration) -> None:
-    """Add the folders for claims to the variable that storage and child processes read, and keep its own entries."""
+    """Add the folders for claims to the variable that storage and child processes read. Its earlier entries stay."""
     pairs = [f"{claim}={folder}" for claim, folder in configuration.pvc.items()]
     if pairs:
         already = os.environ.get(_CLAIMS, "")

@@ -1,4 +1,4 @@
-"""Exceptions of the SDK. Each is an exception of Safepoint, and of the type that Kubeflow's client raises, too."""
+"""Exceptions of the SDK. Each is an exception of Safepoint, and also of the type that Kubeflow's client raises."""
 
 import contextlib
 from collections.abc import Generator

@@ -160,7 +160,7 @@ def _settings(env: Mapping[str, str], transformers: TransformersTrainer | None) 
     rest = {name: text for name, text in env.items() if name not in known}
     unknown = sorted(name for name in rest if name.startswith("SAFEPOINT_") and name not in _STORAGE)
     if unknown:
-        _log.warning("env has variables that Safepoint does not know, which have no effect: %s", ", ".join(unknown))
+        _log.warning("env has SAFEPOINT_ variables that do not exist and have no effect: %s", ", ".join(unknown))
     return settings if transformers is None else transformers.run_settings(settings), rest
 
 

@@ -1,9 +1,9 @@
 """The function that Kubeflow's client sends to pods instead of the function of a `TransformersTrainer`.
 
 Kubeflow's client reads the source of a function with `inspect`, passes it through a shell, and runs it with torchrun.
-When the pod function is called on this machine, it calls the original function. But as its source, `inspect` finds
-the text `_SOURCE`. This contains the training as base64, which a shell does not change, and runs the training under
-Safepoint on every rank. Kubeflow's client appends a call with the arguments.
+When the pod function is called on this machine, it calls the original function. But the source that `inspect` finds
+for it is made from `_SOURCE`. This source contains the training as base64, which a shell does not change, and runs
+the training under Safepoint on every rank. Kubeflow's client appends a call with the arguments.
 """
 
 import base64

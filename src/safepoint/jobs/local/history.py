@@ -56,7 +56,7 @@ CREATE TABLE event (
 CREATE INDEX event_by_job ON event (job, id);
 """
 _SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
-"""For each version of the schema, the statements that make it from the previous one. A new file gets all of them."""
+"""For each version of the schema, the statements that make it from the previous one. A new file executes all."""
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
 _RETRY_AFTER_S = 0.01

@@ -259,7 +259,7 @@ class LocalJobs:
         return 0
 
     def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
-        """Delete the checkpoints of a job, then the job. If this fails, the job still exists: delete it again."""
+        """Delete the checkpoints of a job, then the job. If this fails, the job still exists."""
         from safepoint.jobs.local.outputs import (
             remove_checkpoints,
         )  # imports the object store library, which other commands do not need

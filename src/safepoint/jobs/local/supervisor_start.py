@@ -37,8 +37,8 @@ def start_missing_supervisors(
 
     Args:
         history: the history.
-        but: a job to leave out: that of this process. If the process that holds its lock checked it, it would be
-            released.
+        but: the job of this process, which is left out: a process that checks a lock which it holds itself would
+            release the lock.
         patience_s: how long to wait, in total, until the new supervisors hold their locks.
 
     Returns:

@@ -164,7 +164,7 @@ class Launchers:
         return [self._exit_code(node) for node in range(self._spec.num_nodes)]
 
     def _exit_code(self, node: int) -> int | None:
-        """The exit code that the launcher wrote; otherwise that of its process, if it is this process's child."""
+        """The exit code that the launcher wrote; if none, that of its process, if this process started it."""
         code = read_exit_code(self._plan_file(node))
         child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
         if code is not None or child is None or child.poll() is None or child.returncode < 0:
@@ -177,7 +177,7 @@ class Launchers:
 
 
 def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: Path | None) -> dict[str, str]:
-    """The environment of a job's launchers: the supervisor's, with the job's variables instead of settings of a run.
+    """The environment of a job's launchers: this process's, without settings of a run, plus the job's variables.
 
     Args:
         spec: the job.

@@ -47,7 +47,8 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
     if groups_now != num_groups:
         raise ConflictError(
             f"the checkpoint's optimizer has {plural(num_groups, 'group')} of weights, this run's has {groups_now}",
-            hint="use the optimizer of that run, or start from the beginning with --from-scratch",
+            hint="use the optimizer of the run that wrote the checkpoint, or start from the beginning with "
+            "--from-scratch",
         )
     # Only the optimizers of stages 1 and 2 have one of these attributes. It lists the weights of each group.
     for group in getattr(engine.optimizer, "bf16_groups", None) or getattr(engine.optimizer, "bit16_groups", ()):

@@ -20,7 +20,7 @@ from safepoint.foundation.units import plural
 from safepoint.training.state.data_only import load_data
 
 WEIGHT = "fp32"
-"""DeepSpeed's name for the weight itself. The optimizer's moments of the weight have names beside this one."""
+"""DeepSpeed's name for the weight itself, as opposed to the optimizer's moments of the weight."""
 _KEPT = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "ds_version")
 _STEP = "step"
 

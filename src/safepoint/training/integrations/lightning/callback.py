@@ -85,7 +85,7 @@ class SafepointCallback(Checkpoint):
         context = current_context()
         context.outcome.check_not_interrupted()
         _check(trainer, context)
-        # `trainer.checkpoint_callback` is the first of its kind: put this one last, after the script's own.
+        # `trainer.checkpoint_callback` is the first checkpoint callback. Put this one last, after the script's own.
         trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
         data, parts = LightningData(trainer, context.log.info), LightningParts(trainer, context.place)
         training = Training(context, parts=parts, data=data, output_dir=self._output_dir, save_steps=self._save_steps)

@@ -28,7 +28,7 @@ class TrackedLoader:
         self.loader = loader
         """The wrapped loader."""
         self.data = TrackedData(loader, report)
-        """Reads the wrapped loader, and has its position."""
+        """Reads the batches of the wrapped loader, and knows the position."""
         self._trainer = trainer
         self._before: Position | None = None
 
@@ -152,8 +152,8 @@ class LightningData:
             raise ConflictError(
                 "the checkpoint is from the middle of an epoch, which Lightning cannot continue with another number "
                 "of ranks or another batch size; training was not started",
-                hint="use the number of ranks and the batch size of that run, resume from the end of an epoch, or "
-                "start from the beginning with --from-scratch",
+                hint="use the number of ranks and the batch size of the run that wrote the checkpoint, resume from "
+                "the end of an epoch, or start from the beginning with --from-scratch",
             )
         self._resumed, self._rng = position, rng
         self.is_between_epochs = not position.batches

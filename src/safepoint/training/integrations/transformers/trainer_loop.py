@@ -181,9 +181,8 @@ class TrainerLoop:
             return self._save_model(folder)
 
     def _save_model(self, folder: Path) -> None:
-        self._trainer.save_model(
-            str(folder), _internal_call=True
-        )  # without the argument the model is pushed to the Hub
+        # Without `_internal_call`, the model would also be pushed to the Hub.
+        self._trainer.save_model(str(folder), _internal_call=True)
 
     def _step_of_final(self) -> int:
         """The step of the checkpoint with the same weights as the final model."""

@@ -170,7 +170,7 @@ class TrackedData:
             rng = None
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
-        # Persistent workers keep the sampler that they were started with, so they still use one that has skipped.
+        # Persistent workers keep the sampler that they were started with. If it has skipped, that still counts.
         self._is_by_count = self._is_by_count and bool(getattr(self.loader, "persistent_workers", False))
         batches = self._batches_after(resumed)
         if rng is not None:

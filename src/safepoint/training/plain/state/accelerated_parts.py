@@ -94,7 +94,8 @@ class AcceleratedParts(Parts):
             raise ConflictError(
                 f"{folder.name} was not written with an accelerator: it has no {_RANDOM_STATES}; training was not "
                 "started",
-                hint="call session() with the arguments of that run, or start from the beginning with --from-scratch",
+                hint="call session() with the arguments of the run that wrote the checkpoint, or start from "
+                "the beginning with --from-scratch",
             )
         if self.strategy == "fsdp":
             has_shards = (folder / "pytorch_model_fsdp_0").is_dir()
@@ -114,7 +115,8 @@ class AcceleratedParts(Parts):
             raise ConflictError(
                 f"a model of {folder.name} differs from this script's: {_first_mismatch(error)}; training was not "
                 "started",
-                hint="create the model as in that run, or start from the beginning with --from-scratch",
+                hint="create the model as in the run that wrote the checkpoint, or start from the beginning with "
+                "--from-scratch",
             ) from error
 
     def _check_keys(self, folder: Path, number: int, model: torch.nn.Module) -> None:
@@ -134,7 +136,8 @@ class AcceleratedParts(Parts):
         if not is_same or not all(names & then.keys() for names in tied.values()):
             raise ConflictError(
                 f"the weights of {folder.name} do not fit this script's model; training was not started",
-                hint="create model and adapters as in that run, or start from the beginning with --from-scratch",
+                hint="create model and adapters as in the run that wrote the checkpoint, or start from the "
+                "beginning with --from-scratch",
             )
 
     def _without_naming(self) -> contextlib.AbstractContextManager[None]:

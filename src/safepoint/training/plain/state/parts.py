@@ -137,8 +137,8 @@ class NamedParts(Parts):
                 stepped = {id(one) for group in part.param_groups for one in group["params"]}
                 if not stepped & weights:
                     _log.warning(
-                        "%s updates no weight of the models that this session saves; check that it is the optimizer "
-                        "of these models",
+                        "%s updates no weight of the models that this session saves; check that it has the "
+                        "parameters of these models",
                         name,
                     )
 
@@ -191,7 +191,8 @@ class NamedParts(Parts):
         if missing:
             raise UsageError(
                 f"{folder.name} has no {missing[0]}: it was written by a session with other parts",
-                hint="call session() with the arguments of that run, or start from the beginning with --from-scratch",
+                hint="call session() with the arguments of the run that wrote the checkpoint, or start from "
+                "the beginning with --from-scratch",
             )
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
@@ -205,7 +206,8 @@ class NamedParts(Parts):
             if difference:
                 raise ConflictError(
                     f"{name} of {folder.name} differs from this script's: {difference}; training was not started",
-                    hint=f"create {name} as in that run, or start from the beginning with --from-scratch",
+                    hint=f"create {name} as in the run that wrote the checkpoint, or start from the beginning with "
+                    "--from-scratch",
                 )
             part.load_state_dict(state)
 

@@ -68,7 +68,8 @@ class ShardedParts:
             name = folder.parent.name
             raise ConflictError(
                 f"{self.names[0]} of {name} differs from this script's: {difference}; training was not started",
-                hint="create it and its optimizers as in that run, or start from the beginning with --from-scratch",
+                hint="create the module and its optimizers as in the run that wrote the checkpoint, or start from "
+                "the beginning with --from-scratch",
             )
         with only_data(folder):
             _dcp.load(state, checkpoint_id=str(folder))

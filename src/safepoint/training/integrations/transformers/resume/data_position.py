@@ -3,7 +3,7 @@
 The Trainer skips batches with Accelerate's `skip_first_batches`. For map-style data that skips indices; a stream is
 read again from its start, without any message. With this module, a loader that has its own state (Accelerate's
 `use_stateful_dataloader`) receives that state, and reading a stream again is logged. If a sampler has a generator of
-its own, the order of an epoch depends on the generator's state when the epoch starts. Only this module saves it.
+its own, the order of an epoch depends on the generator's state when the epoch starts. Only this module saves that.
 """
 
 import copy
@@ -25,7 +25,7 @@ class DataPosition:
     Args:
         context: this rank.
         saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
-        generators: their states in the checkpoint; see `RankState.generators`.
+        generators: the states of the generators in the checkpoint; see `RankState.generators`.
     """
 
     def __init__(self, context: RankContext, saved: Any, generators: list[torch.Tensor]) -> None:

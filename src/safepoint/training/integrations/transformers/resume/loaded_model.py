@@ -54,7 +54,8 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
         raise ConflictError(
             f"the checkpoint of step {step} lacks the model's weight {lost[0]}{others}, which would keep its initial "
             "values; training was not started",
-            hint="create the model as in that run, or start from the beginning with --from-scratch",
+            hint="create the model as in the run that wrote the checkpoint, or start from the beginning with "
+            "--from-scratch",
         )
 
 
@@ -130,7 +131,8 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
                 raise ConflictError(
                     f"the adapter {name} of step {step} was trained with {setting}={before}, this run has {after}; "
                     "training was not started",
-                    hint="create the adapter as in that run, or start from the beginning with --from-scratch",
+                    hint="create the adapter as in the run that wrote the checkpoint, or start from the beginning "
+                    "with --from-scratch",
                 )
 
 
