@@ -59,7 +59,7 @@ def test_a_job_on_two_pods_is_suspended_and_goes_on(team: Workspace) -> None:
     done = safepoint("suspend", *ON, team.namespace, "--json", "tiny")
     assert done.code == 0, done.stderr
     assert done.document["state"] == "Suspended"
-    assert done.document["is_saved"] is True
+    assert done.document["was_saved"] is True
     step = done.document["safe_step"]
     assert (team.folder / "tiny" / f"checkpoint-{step}" / "safepoint-manifest.json").exists()
     assert safepoint("resume", *ON, team.namespace, "tiny").code == 0
@@ -100,3 +100,29 @@ def test_a_pod_that_is_taken_away_costs_nothing(how: str, team: Workspace) -> No
     ended = wait(team, "tiny", lambda job: job["state"] == "Complete", 240)
     assert ended["progress"]["step"] == 32
     assert ended["attempt"] == 2
+
+
+@pytest.mark.timeout(600)
+def test_a_job_gets_more_nodes_and_fewer(team: Workspace) -> None:
+    """1 → 2 → 1: each time it resumes from the step at which it stopped, and it stays the same job."""
+    # The Trainer's sampler deals samples by the number of ranks.
+    submit(team, "tiny", "--allow-batch-change", program=("--epochs", "6", "--step-ms", "400"))
+    first = wait(team, "tiny", trains_at(4))
+    for nodes in (2, 1):
+        done = safepoint("scale", *ON, team.namespace, "--nnodes", str(nodes), "--json", "tiny")
+        assert done.code == 0, done.stderr
+        assert (done.document["num_nodes"], done.document["created"]) == (nodes, first["created"])
+        step = done.document["safe_step"]
+        assert (team.folder / "tiny" / f"checkpoint-{step}" / "safepoint-manifest.json").exists()
+        found = wait(team, "tiny", trains_at(step + 2), 180)
+        assert found["num_nodes"] == nodes
+        assert len(team.get("pods")["items"]) == nodes
+    ended = wait(team, "tiny", lambda job: job["state"] == "Complete", 240)
+    assert ended["progress"]["step"] == 96 / 2
+    assert [attempt["num_nodes"] for attempt in ended["attempts"]] == [1, 2]
+    happened = [json.loads(line) for line in (team.folder / "tiny/.safepoint/events.jsonl").read_text().splitlines()]
+    resumed = [event["step"] for event in happened if event["event"] == "resumed"]
+    assert len(resumed) == 2
+    assert resumed == [event["step"] for event in happened if event["event"] == "stop_requested"]
+    assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
+    assert team.left() == []

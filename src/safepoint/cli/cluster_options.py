@@ -1,13 +1,22 @@
-"""The options with which commands name a cluster, and those of `submit` that only a cluster has. Quick to import."""
+"""The options with which commands name the place of a job, and those of `submit` that only a cluster has."""
 
+import contextlib
 import dataclasses
+import shlex
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from safepoint.errors import UsageError
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.model.job_place import JobPlace
+
+if TYPE_CHECKING:
+    from safepoint.jobs.cluster.api import ClusterApi
+    from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 On = Annotated[
     str | None,
@@ -24,17 +33,37 @@ Namespace = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a command looks for jobs.
+@contextlib.contextmanager
+def open_jobs(on: str | None, namespace: str | None) -> Generator[JobPlace[Any]]:
+    """The jobs of the place that the options name: a cluster, or this machine."""
+    if on is None:
+        refuse_without_cluster(namespace)
+        with LocalJobs() as jobs:
+            yield jobs
+    else:
+        with connected(on, namespace) as jobs:
+            yield jobs
 
-    Args:
-        on: the name of a context in the kubeconfig, or `.` for the current one.
-        namespace: None for that of the context.
-    """
 
-    on: str
-    namespace: str | None = None
+def connected(on: str, namespace: str | None) -> "ClusterJobs":
+    """The jobs of a cluster; to be closed. No request is sent yet."""
+    from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
+
+    return ClusterJobs(cluster_api(on, namespace))
+
+
+def cluster_api(on: str, namespace: str | None) -> "ClusterApi":
+    """A namespace of a cluster; to be closed. No request is sent yet."""
+    from safepoint.jobs.cluster.api import ClusterApi  # these libraries take 0.2 s to import
+    from safepoint.jobs.cluster.connection import connect_to
+
+    return ClusterApi(connect_to(None if on == "." else on, namespace=namespace))
+
+
+def options_of(on: str | None, namespace: str | None) -> str:
+    """The options that name the place in a command that a person may type next; empty for this machine."""
+    given = (("--on", on), ("--namespace", namespace))
+    return "".join(f" {name} {shlex.quote(text)}" for name, text in given if text is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

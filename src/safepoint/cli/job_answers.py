@@ -1,12 +1,15 @@
 """How commands show a job: as a row of a table, as a page, as a JSON document."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from safepoint.cli.output import table
 from safepoint.errors import printable
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_duration, plural
-from safepoint.jobs.model.job_progress import newest_save, output_of
-from safepoint.jobs.model.records import AttemptRecord, JobRecord, JobState, JobSummary
+from safepoint.jobs.model.job_place import Job, JobPlace, Summary
+from safepoint.jobs.model.job_progress import newest_save
+from safepoint.jobs.model.records import AttemptRecord, JobState
 from safepoint.progress.record import Progress
 
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
@@ -14,7 +17,12 @@ _COMMAND_WIDTH = 48
 _OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
 
 
-def row(job: JobRecord | JobSummary, progress: Progress | None) -> list[str]:
+_SILENT = {JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETE}
+"""The states that need no reason in a list."""
+_MOST_REASON = 60
+
+
+def row(job: Summary, progress: Progress | None) -> list[str]:
     """The job in a table with the columns of `HEAD`."""
     step = "-" if progress is None else str(progress.step)
     if progress is not None and progress.max_steps:
@@ -32,25 +40,40 @@ def row(job: JobRecord | JobSummary, progress: Progress | None) -> list[str]:
         "-" if left_s is None else format_duration(left_s),
         "-" if loss is None else f"{loss:.4g}",
         "-" if safe is None else str(safe),
-        job.command if len(job.command) <= _COMMAND_WIDTH else job.command[: _COMMAND_WIDTH - 1] + "…",
+        _short(job.command or "(not submitted by Safepoint)", _COMMAND_WIDTH),
     ]
 
 
-def safe_step(job: JobRecord | JobSummary, progress: Progress | None) -> int | None:
+def with_reasons(head: Sequence[str], rows: Sequence[Sequence[str]], jobs: Sequence[Summary]) -> list[str]:
+    """The table, with the column WHY if a job has a reason for its state."""
+    reasons = ["" if job.state in _SILENT else _short(job.message, _MOST_REASON) for job in jobs]
+    if not any(reasons):
+        return table(head, rows)
+    return table((*head, "WHY"), [[*row, reason] for row, reason in zip(rows, reasons, strict=True)])
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def safe_step(job: Summary, progress: Progress | None) -> int | None:
     """The step of the newest checkpoint, as far as it is known."""
     if progress is None or progress.safe_step is None or not job.state.holds_slots:
         return job.safe_step
     return max(progress.safe_step, job.safe_step or 0)
 
 
-def page(job: JobRecord, progress: Progress | None, attempts: list[AttemptRecord], output: str | None) -> list[str]:
-    """Everything about one job, for a person."""
-    spec = job.spec
-    size = f"{plural(spec.num_nodes, 'node')}, {plural(spec.ranks_per_node, 'rank')} on each"
+def page(
+    job: Job, progress: Progress | None, attempts: list[AttemptRecord], output: str | None, *, options: str = ""
+) -> list[str]:
+    """Everything about one job, for a person. `options` name its place in commands."""
+    size = plural(job.num_nodes, "node")
+    if job.ranks_per_node is not None:
+        size += f", {plural(job.ranks_per_node, 'rank')} on each"
     lines = [f"{job.name}: {job.state}" + (f" ({job.message})" if job.message else "")]
-    lines += [f"  runs        {job.command}", f"  in          {spec.working_dir}", f"  size        {size}"]
-    if spec.priority:
-        lines.append(f"  priority    {spec.priority}")
+    lines += [f"  runs        {job.command}"] if job.command else []
+    lines += [f"  in          {job.where}", f"  size        {size}"]
+    lines += [f"  {key:<11} {text}" for key in ("priority", "queue") if (text := job.particulars.get(key))]
     if output is not None:
         lines.append(f"  output      {output}")
     if progress is not None:
@@ -60,7 +83,7 @@ def page(job: JobRecord, progress: Progress | None, attempts: list[AttemptRecord
     if attempts:
         lines.append("  attempts")
         lines += [f"    {_attempt(attempt)}" for attempt in attempts]
-    return [*map(printable, lines), "", *(f"  {command}" for command in useful_commands(job))]
+    return [*map(printable, lines), "", *(f"  {command}{options}" for command in useful_commands(job))]
 
 
 def progress_lines(progress: Progress, state: JobState) -> list[str]:
@@ -84,7 +107,7 @@ def progress_lines(progress: Progress, state: JobState) -> list[str]:
     return lines
 
 
-def useful_commands(job: JobRecord) -> list[str]:
+def useful_commands(job: Job) -> list[str]:
     """The commands that are useful next."""
     if job.state.is_active:
         return [f"safepoint logs -f {job.name}", f"safepoint suspend {job.name}"]
@@ -93,25 +116,19 @@ def useful_commands(job: JobRecord) -> list[str]:
     return [f"safepoint resume {job.name}", f"safepoint logs {job.name}", f"safepoint delete {job.name}"]
 
 
-def job_document(job: JobRecord, progress: Progress | None) -> dict[str, Any]:
+def job_document(jobs: JobPlace[Any], job: Job) -> dict[str, Any]:
     """The job as JSON; see docs/jobs.md."""
-    spec = job.spec
+    progress = jobs.progress_of(job)
     return {
         "name": job.name,
         "state": str(job.state),
-        "wanted": str(job.wanted),
         "message": job.message,
         "command": job.command,
-        "working_dir": spec.working_dir,
-        "output_dir": output_of(spec, progress),
-        "num_nodes": spec.num_nodes,
-        "ranks_per_node": spec.ranks_per_node,
-        "cpu_per_node": spec.cpu_per_node,
-        "gpu_per_node": spec.gpu_per_node,
-        "priority": spec.priority,
-        "grace_s": spec.settings.grace_s,
+        "output_dir": jobs.output_of(job),
+        "num_nodes": job.num_nodes,
+        "ranks_per_node": job.ranks_per_node,
+        **job.particulars,
         "created": job.created,
-        "changed": job.changed,
         "attempt": job.attempt,
         "exit_code": job.exit_code,
         "safe_step": safe_step(job, progress),

@@ -1,6 +1,5 @@
 """Kubeflow's backend for a cluster, with jobs that save, suspend, resume and say their true state."""
 
-import dataclasses
 import logging
 import secrets
 from collections.abc import Callable, Iterator
@@ -58,7 +57,6 @@ class ClusterBackend(KubernetesBackend):
             applied: dict[str, Any] = {}
             for option in options or []:
                 option(applied, trainer, self)
-            self._jobs.repair()
             return self._jobs.submit(cluster_spec(trainer, name, applied)).name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
@@ -140,15 +138,22 @@ class ClusterBackend(KubernetesBackend):
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
         """Stop a job with a checkpoint, and wait until its pods are gone."""
         with as_kubeflow_raises():
-            receipt = self._jobs.suspend(name, timeout_s=timeout)
-        if receipt.is_saved is False:
-            _log.warning("job %s was suspended, but a pod ended without a save", name)
-        return dataclasses.replace(self._train_job(receipt.job, {}), safe_step=receipt.safe_step)
+            return self._stopped(self._jobs.suspend(name, timeout_s=timeout))
 
     def resume_job(self, name: str) -> TrainJob:
         """Let a suspended job go on from its newest checkpoint."""
         with as_kubeflow_raises():
             return self._train_job(self._jobs.resume(name), {})
+
+    def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
+        """Suspend a job, and let another TrainJob of its name go on with this number of nodes."""
+        with as_kubeflow_raises():
+            return self._stopped(self._jobs.scale(name, num_nodes, timeout_s=timeout))
+
+    def _stopped(self, job: ClusterJob) -> TrainJob:
+        if job.was_saved is False:
+            _log.warning("job %s was stopped, but a pod ended without a save", job.name)
+        return self._train_job(job, {})
 
 
 def cluster_spec(trainer: TransformersTrainer, runtime: str, options: dict[str, Any]) -> ClusterSpec:

@@ -149,18 +149,15 @@ class LocalBackend(RuntimeBackend):
     ) -> Iterator[str]:
         """The output of a node's launcher and its ranks; with the step `rank-N`, the output of one rank."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
-            spec = jobs.job(name).spec
+            jobs.job(name)
             kind, _, text = step.rpartition("-")
             if step in _OTHER_STEPS:
                 return
             if kind not in {constants.NODE, "rank"} or not text.isdecimal():
                 raise UsageError(f"step {step!r} is invalid", hint="use node-0, node-1, … or rank-0, rank-1, …")
-            number = int(text)
-            first = number * spec.ranks_per_node
             is_node = kind == constants.NODE
-            ranks = range(first, first + spec.ranks_per_node) if is_node else range(number, number + 1)
-            nodes = range(number, number + 1) if is_node else range(0)
-            for line in jobs.logs(name, ranks=ranks, nodes=nodes, follow=bool(follow)):
+            node, rank = (int(text), None) if is_node else (None, int(text))
+            for line in jobs.logs(name, node=node, rank=rank, follow=bool(follow)):
                 yield line.text
 
     def get_job_events(self, name: str) -> list[types.Event]:

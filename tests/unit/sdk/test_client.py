@@ -229,7 +229,6 @@ def test_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.backend, "get_job", lambda name: f"job {name}")
     assert client.get_job("x") == "job x"  # type: ignore[comparison-overlap]
     calls = (
-        lambda: client.scale_job("x", 2),
         lambda: client.list_checkpoints("x"),
         lambda: client.delete_job("x", with_checkpoints=True),
     )

@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from safepoint.cli.cluster_options import Namespace, On, cluster_api, refuse_without_cluster
 from safepoint.cli.defaults import effective
 from safepoint.cli.lazy import LazyGroup
 from safepoint.cli.output import print_answer
 from safepoint.cli.place import Connection
 from safepoint.doctor.examination import examine
 from safepoint.doctor.finding import Finding, Status
-from safepoint.errors import SafepointError
+from safepoint.errors import SafepointError, UsageError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.units import plural
 from safepoint.settings.run_settings import RunSettings, place_output
@@ -48,15 +49,28 @@ def doctor(
         ),
     ] = None,
     connection: Connection = None,
+    on: On = None,
+    namespace: Namespace = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check that this machine and an output location are ready for a run.
+    """Check that this machine and an output location are ready for a run; with --on, a cluster instead.
 
     The command prints the result of each check. For a warning or a failure it also prints why it matters and what to
     do. It leaves nothing behind.
 
     Exit codes: 0 no check failed; 1 a check failed.
     """
+    is_plain = bool(os.environ.get("NO_COLOR") or os.environ.get("CI") or not sys.stdout.isatty())
+    if on is not None:
+        _refuse(
+            on, {"--output-dir": output_dir, "--local-dir": local_dir, "--grace": grace, "--connection": connection}
+        )
+        from safepoint.jobs.cluster.examination import examine_cluster  # its libraries take 0.2 s to import
+
+        with cluster_api(on, namespace) as api:
+            _answer(examine_cluster(api), is_placed=True, is_plain=is_plain, as_json=as_json)
+        return
+    refuse_without_cluster(namespace)
     root = context.find_root().command
     assert isinstance(root, LazyGroup)
     values: dict[str, Any] = {item.option: item.value for item in effective(root, ("run",), Configuration.load())}
@@ -67,9 +81,18 @@ def doctor(
     if settings.output_dir is not None:
         place = place_output(settings.output_dir, local_dir=settings.local_dir)
     findings = examine(place, grace_s=settings.grace_s, margin_s=settings.margin_s)
+    _answer(findings, is_placed=place is not None, is_plain=is_plain, as_json=as_json)
+
+
+def _refuse(on: str, options: dict[str, object]) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"{', '.join(given)} has no effect with --on {on}", hint="leave it out")
+
+
+def _answer(findings: list[Finding], *, is_placed: bool, is_plain: bool, as_json: bool) -> None:
     document = {"findings": [dataclasses.asdict(finding) for finding in findings]}
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or not sys.stdout.isatty()
-    lines = _lines(findings, is_placed=place is not None)
+    lines = _lines(findings, is_placed=is_placed)
     print_answer(as_json, document, lines, {} if is_plain else _COLOURS)
     num_failures = sum(finding.status is Status.FAILURE for finding in findings)
     if num_failures:

@@ -4,22 +4,19 @@ import contextlib
 import dataclasses
 import json
 import logging
-from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from safepoint.cli.cluster_options import Namespace, On, Place, refuse_without_cluster
-from safepoint.cli.job_answers import HEAD, job_document, page, row
+from safepoint.cli.cluster_options import Namespace, On, open_jobs, options_of
+from safepoint.cli.job_answers import HEAD, job_document, page, row, with_reasons
 from safepoint.cli.output import print_answer, print_warning, table, versioned
-from safepoint.errors import ConflictError, NotFoundError, PartlyDoneError, SafepointError, StorageError, printable
+from safepoint.errors import ConflictError, PartlyDoneError, SafepointError, StorageError, printable
 from safepoint.foundation.events import console
 from safepoint.foundation.units import plural
-from safepoint.jobs.local.attempt.logs import FOLDER
 from safepoint.jobs.local.history import History
-from safepoint.jobs.local.local_jobs import LocalJobs
-from safepoint.jobs.local.paths import history_file, job_folder
-from safepoint.jobs.local.slots import count_slots, remark_on
+from safepoint.jobs.local.paths import history_file
+from safepoint.jobs.model.job_place import JobPlace
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import JobState
 
@@ -49,21 +46,6 @@ Timeout = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.", show_default=False)]
 
 
-def _place(on: str | None, namespace: str | None) -> Place | None:
-    """The cluster that the options name; None for this machine."""
-    if on is None:
-        refuse_without_cluster(namespace)
-        return None
-    return Place(on=on, namespace=namespace)
-
-
-def on_cluster() -> ModuleType:
-    """The commands for jobs on a cluster; their libraries take 0.2 s to import."""
-    from safepoint.cli import on_cluster
-
-    return on_cluster
-
-
 def list_(
     active: Annotated[
         bool, typer.Option("--active", help="Only jobs that run, or will run without another command.")
@@ -77,33 +59,30 @@ def list_(
     The safe step is the step of the newest checkpoint.
     """
 
-    if place := _place(on, namespace):
-        on_cluster().list_(place, active=active, as_json=as_json)
-        return
-
     def is_listed(state: JobState) -> bool:
         return state.is_active or not active
 
-    with LocalJobs() as jobs:
+    with open_jobs(on, namespace) as jobs:
         if as_json:
             listed = [job for job in reversed(jobs.jobs()) if is_listed(job.state)]
-            print_answer(as_json, [job_document(job, jobs.progress_of(job)) for job in listed], [])
+            print_answer(as_json, [job_document(jobs, job) for job in listed], [])
             return
-        rows = [row(job, jobs.progress_of(job)) for job in reversed(jobs.summaries()) if is_listed(job.state)]
-        print_answer(as_json, [], table(HEAD, rows) if rows else ["no jobs"])
+        found = [job for job in reversed(jobs.summaries()) if is_listed(job.state)]
+        rows = [row(job, jobs.progress_of(job)) for job in found]
+        print_answer(as_json, [], with_reasons(HEAD, rows, found) if rows else ["no jobs"])
 
 
 def status(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Show one job: its command, progress, output location and attempts."""
-    if place := _place(on, namespace):
-        on_cluster().status(place, name, as_json=as_json)
-        return
-    with LocalJobs() as jobs:
+    with open_jobs(on, namespace) as jobs:
         job = jobs.job(name)
-        progress, attempts = jobs.progress_of(job), jobs.attempts(job.name)
-        document = job_document(job, progress)
+        attempts = jobs.attempts(job.name)
+        document = job_document(jobs, job)
         document["attempts"] = [dataclasses.asdict(attempt) for attempt in attempts]
-        print_answer(as_json, document, page(job, progress, attempts, jobs.output_of(job)))
+        options = options_of(on, namespace)
+        print_answer(
+            as_json, document, page(job, jobs.progress_of(job), attempts, jobs.output_of(job), options=options)
+        )
 
 
 def logs(
@@ -120,21 +99,10 @@ def logs(
 
     If the job has several ranks, each line begins with the name of its process.
     """
-    if place := _place(on, namespace):
-        on_cluster().logs(place, name, follow=follow, rank=rank, as_json=as_json)
-        return
-    only = None if rank is None else range(rank, rank + 1)
-    with LocalJobs() as jobs:
+    with open_jobs(on, namespace) as jobs:
         job = jobs.job(name)
-        spec = job.spec
-        num_ranks = spec.num_nodes * spec.ranks_per_node
-        # A rank of an earlier, larger number of nodes still has its log.
-        has_printed = (job_folder(job.name) / FOLDER / f"rank-{rank}.log").exists()
-        if rank is not None and rank >= num_ranks and not has_printed:
-            there = "0 only" if num_ranks == 1 else f"0 to {num_ranks - 1}"
-            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"its ranks are {there}")
-        is_alone = only is not None or num_ranks == 1
-        for line in jobs.logs(name, ranks=only, nodes=None if only is None else range(0), follow=follow):
+        is_alone = rank is not None or job.num_nodes * (job.ranks_per_node or 1) == 1
+        for line in jobs.logs(name, rank=rank, follow=follow):
             if as_json:
                 typer.echo(json.dumps(versioned({"source": line.source, "text": line.text})))
             else:
@@ -143,10 +111,7 @@ def logs(
 
 def events(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Print the events of a job, oldest first, with the cause of each."""
-    if place := _place(on, namespace):
-        on_cluster().events(place, name, as_json=as_json)
-        return
-    with LocalJobs() as jobs:
+    with open_jobs(on, namespace) as jobs:
         happened = jobs.events(name)
     rows = [
         [
@@ -166,7 +131,8 @@ def events(name: Name, on: On = None, namespace: Namespace = None, as_json: Json
 
 def _figures(detail: dict[str, object]) -> list[str]:
     choice = [str(detail["choice"]).replace("_", " ")] if detail.get("choice") is not None else []
-    shown = [key for key in ("step", "attempt", "exit_code", "safe_step", "path") if detail.get(key) is not None]
+    names = ("object", "step", "attempt", "exit_code", "safe_step", "path")
+    shown = [key for key in names if detail.get(key) is not None]
     return choice + [f"{key.replace('_', ' ')} {detail[key]}" for key in shown]
 
 
@@ -184,20 +150,17 @@ def suspend(
 
     Exit codes: 0 the job is saved and suspended, or complete; 3 it is suspended without a save; 1 it failed.
     """
-    if place := _place(on, namespace):
-        on_cluster().suspend(place, name, timeout_s=timeout, as_json=as_json)
-        return
-    with LocalJobs() as jobs:
+    with open_jobs(on, namespace) as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.suspend(name, timeout_s=timeout)
-        progress = jobs.progress_of(job)
         lines = [f"job {job.name} is {job.state}" + (f": {job.message}" if job.message else "")]
-        print_answer(as_json, job_document(job, progress), lines)
+        print_answer(as_json, {**job_document(jobs, job), "was_saved": job.was_saved}, lines)
     if job.state is JobState.FAILED:
         raise SafepointError(
-            f"job {job.name} failed before it was suspended", hint=f"see `safepoint logs {job.name}`"
+            f"job {job.name} failed before it was suspended",
+            hint=f"see `safepoint logs {job.name}{options_of(on, namespace)}`",
         )
-    if job.state is JobState.SUSPENDED and not job.was_saved:
+    if job.state is JobState.SUSPENDED and job.was_saved is False:
         raise PartlyDoneError(
             f"job {job.name} is suspended, but its last attempt ended without a durable save",
             hint="`resume` continues from the newest checkpoint and repeats the steps after it",
@@ -206,12 +169,9 @@ def suspend(
 
 def resume(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Continue a suspended or failed job from its newest checkpoint."""
-    if place := _place(on, namespace):
-        on_cluster().resume(place, name, as_json=as_json)
-        return
-    with LocalJobs() as jobs:
+    with open_jobs(on, namespace) as jobs:
         job = jobs.resume(name)
-        print_answer(as_json, job_document(job, jobs.progress_of(job)), [f"job {job.name} resumes"])
+        print_answer(as_json, job_document(jobs, job), [f"job {job.name} resumes"])
 
 
 def scale(
@@ -219,16 +179,18 @@ def scale(
     nnodes: Annotated[int, typer.Option(metavar="N", help="The new number of nodes.", min=1)],
     yes: Yes = False,
     timeout: Timeout = None,
+    on: On = None,
+    namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
     """Suspend a job, change its number of nodes, and resume it."""
-    with LocalJobs() as jobs:
+    with open_jobs(on, namespace) as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)
-        if remark := remark_on(job.spec, count_slots()):
+        if remark := jobs.remark_on(job):
             print_warning(remark)
         lines = [f"job {job.name} has {plural(nnodes, 'node')} now, and is {job.state}"]
-        print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
+        print_answer(as_json, job_document(jobs, job), lines)
 
 
 def delete(
@@ -246,11 +208,8 @@ def delete(
 
     With --checkpoints, they are deleted too.
     """
-    if place := _place(on, namespace):
-        on_cluster().delete(place, name, checkpoints=checkpoints, timeout_s=timeout, as_json=as_json)
-        return
-    with LocalJobs() as jobs:
-        where = "its output folder"
+    with open_jobs(on, namespace) as jobs:
+        where = "its output location"
         try:
             job = jobs.job(name)
             name, where = job.name, jobs.output_of(job) or where
@@ -279,7 +238,7 @@ def _confirm(question: str) -> None:
         raise SafepointError("not confirmed; nothing was done")
 
 
-def _ask_if_risky(jobs: LocalJobs, name: str, *, yes: bool) -> None:
+def _ask_if_risky(jobs: JobPlace[Any], name: str, *, yes: bool) -> None:
     job = jobs.job(name)
     risk = risk_of_suspending(job, jobs.progress_of(job))
     if risk is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from safepoint.cli.cluster_options import Namespace, On, Place, SubmitOptions, refuse_without_cluster
+from safepoint.cli.cluster_options import Namespace, On, SubmitOptions, refuse_without_cluster
 from safepoint.cli.commands.run import check_resume
 from safepoint.cli.commands.run_options import RunOptions, with_options
 from safepoint.cli.job_answers import job_document
@@ -149,7 +149,7 @@ def submit(
             connection=connection,
             max_restarts=max_restarts,
         )
-        on_cluster.submit(Place(on=on, namespace=namespace), spec, is_dry_run=dry_run, as_json=as_json)
+        on_cluster.submit(on, namespace, spec, is_dry_run=dry_run, as_json=as_json)
         return
     refuse_without_cluster(namespace, cluster)
     machine = count_slots()
@@ -192,7 +192,7 @@ def submit(
             f"  safepoint logs -f {job.name}",
             f"  safepoint suspend {job.name}",
         ]
-        print_answer(as_json, job_document(job, jobs.progress_of(job)), lines)
+        print_answer(as_json, job_document(jobs, job), lines)
 
 
 def _ranks(text: str, automatic: int) -> int:

@@ -5,19 +5,17 @@ import json
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from safepoint.cli.cluster_options import Namespace, On, open_jobs
 from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.job_answers import HEAD, job_document, row
 from safepoint.cli.output import table, versioned
 from safepoint.errors import UsageError, without_credentials
-from safepoint.foundation import clock
-from safepoint.jobs.local.local_jobs import LocalJobs
-from safepoint.jobs.model.records import JobRecord
-from safepoint.progress.record import Progress
+from safepoint.jobs.model.job_place import Job, JobPlace
 
 _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 500
@@ -33,6 +31,8 @@ def watch(
         ),
     ] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two updates.", min=0.1)] = 1.0,
+    on: On = None,
+    namespace: Namespace = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON whenever a job changes.")] = False,
 ) -> None:
     """Show jobs live, with a plot of the loss.
@@ -42,25 +42,9 @@ def watch(
     if not (as_json or sys.stdout.isatty()):
         raise UsageError("watch needs a terminal, and stdout is not one", hint="use --json, or `safepoint list`")
     show: Any = _Changes() if as_json else _Screen()
-    with LocalJobs() as jobs, contextlib.suppress(KeyboardInterrupt):
-        for found in _looks(jobs, name, interval):
-            show([(job, jobs.progress_of(job)) for job in found])
-
-
-def _looks(jobs: LocalJobs, name: str | None, interval_s: float) -> Iterator[list[JobRecord]]:
-    """Yield the jobs to show at every interval. A job that has ended is included once more."""
-    before: set[str] = set()
-    while True:
-        if name is not None:
-            found = [jobs.job(name)]
-            name = found[0].name  # its first letters may match another job later
-        else:
-            found = [job for job in jobs.jobs() if job.state.is_active or job.name in before]
-            before = {job.name for job in found if job.state.is_active}
-        yield found
-        if name is not None and not found[0].needs_supervisor:
-            return
-        clock.sleep(interval_s)
+    with open_jobs(on, namespace) as jobs, contextlib.suppress(KeyboardInterrupt):
+        for found in jobs.watch(name, interval_s=interval):
+            show(jobs, found)
 
 
 class _Changes:
@@ -69,9 +53,9 @@ class _Changes:
     def __init__(self) -> None:
         self._printed: dict[str, str] = {}
 
-    def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
-        for job, progress in found:
-            text = without_credentials(json.dumps(versioned(job_document(job, progress))))
+    def __call__(self, jobs: JobPlace[Any], found: Sequence[Job]) -> None:
+        for job in found:
+            text = without_credentials(json.dumps(versioned(job_document(jobs, job))))
             if self._printed.get(job.name) != text:
                 self._printed[job.name] = text
                 typer.echo(text)
@@ -84,15 +68,16 @@ class _Screen:
         self._losses: dict[str, deque[float]] = {}
         self._width = self._height = 0
 
-    def __call__(self, found: Sequence[tuple[JobRecord, Progress | None]]) -> None:
-        for job, progress in found:
+    def __call__(self, jobs: JobPlace[Any], found: Sequence[Job]) -> None:
+        reports = [jobs.progress_of(job) for job in found]
+        for job, progress in zip(found, reports, strict=True):
             losses = self._losses.setdefault(job.name, deque(maxlen=_POINTS))
             # If the loss is unchanged, assume that there is no new report.
             if progress is not None and progress.loss is not None and progress.loss not in list(losses)[-1:]:
                 losses.append(progress.loss)
         size = shutil.get_terminal_size()
-        rows = [row(job, progress)[:-1] for job, progress in found]
-        curves = [list(self._losses[job.name]) for job, _ in found]
+        rows = [row(job, progress)[:-1] for job, progress in zip(found, reports, strict=True)]
+        curves = [list(self._losses[job.name]) for job in found]
         lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
         if len(lines) >= size.lines:
             lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]

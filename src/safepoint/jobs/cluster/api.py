@@ -33,10 +33,17 @@ _GROUPS = {
     "workloads": "apis/kueue.x-k8s.io/v1beta1",
     "localqueues": "apis/kueue.x-k8s.io/v1beta1",
     "selfsubjectaccessreviews": "apis/authorization.k8s.io/v1",
+    "selfsubjectrulesreviews": "apis/authorization.k8s.io/v1",
     "events": "api/v1",
 }
 _CORE = "api/v1"
-_OF_CLUSTER = {"clustertrainingruntimes", "selfsubjectaccessreviews", "nodes", "persistentvolumes"}
+_OF_CLUSTER = {
+    "clustertrainingruntimes",
+    "selfsubjectaccessreviews",
+    "selfsubjectrulesreviews",
+    "nodes",
+    "persistentvolumes",
+}
 
 
 class ClusterApi:
@@ -95,6 +102,10 @@ class ClusterApi:
 
     def objects(self, kind: str, *, labels: str = "", fields: str = "") -> list[Object]:
         """All objects of a kind, or those that the selectors choose. Empty if the cluster does not know the kind."""
+        return self.objects_at(kind, labels=labels, fields=fields)[0]
+
+    def objects_at(self, kind: str, *, labels: str = "", fields: str = "") -> tuple[list[Object], str]:
+        """The same, and the version from which a watch continues."""
         found: list[Object] = []
         marker = ""
         while True:
@@ -111,11 +122,11 @@ class ClusterApi:
                 found, marker = [], ""
                 continue
             except NotFoundError:
-                return []
+                return [], ""
             found += items(page, "items")
             marker = str(at(page, "metadata", "continue") or "")
             if not marker:
-                return found
+                return found, str(at(page, "metadata", "resourceVersion") or "")
 
     def create(self, kind: str, body: Object) -> Object:
         """Create an object.
@@ -150,11 +161,10 @@ class ClusterApi:
 
     def may(self, verb: str, kind: str, *, subresource: str = "") -> bool:
         """Whether this identity may do `verb` with objects of a kind in the namespace."""
-        group = _GROUPS.get(kind, _CORE)
         attributes = {
             "namespace": None if kind in _OF_CLUSTER else self.namespace,
             "verb": verb,
-            "group": "" if group == _CORE else group.split("/")[1],
+            "group": self.group_of(kind),
             "resource": kind,
             "subresource": subresource,
         }
@@ -167,11 +177,40 @@ class ClusterApi:
         answer = self.create("selfsubjectaccessreviews", body)
         return bool(answer["status"]["allowed"])
 
+    def rights(self) -> Callable[[str, str, str], bool]:
+        """What this identity may do in the namespace: a function of verb, kind and subresource.
+
+        In one request; the cluster may not list all rights, so only True is certain.
+        """
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectRulesReview",
+            "spec": {"namespace": self.namespace},
+        }
+        rules = items(self.create("selfsubjectrulesreviews", body), "status", "resourceRules")
+
+        def is_allowed(verb: str, kind: str, subresource: str) -> bool:
+            resource = f"{kind}/{subresource}" if subresource else kind
+            wanted = (("verbs", verb), ("apiGroups", self.group_of(kind)), ("resources", resource))
+            unnamed = (rule for rule in rules if not items(rule, "resourceNames"))
+            return any(all({"*", text} & set(items(rule, key)) for key, text in wanted) for rule in unnamed)
+
+        return is_allowed
+
+    def group_of(self, kind: str) -> str:
+        """The API group of a kind; empty for Kubernetes' own first one."""
+        group = _GROUPS.get(kind, _CORE)
+        return "" if group == _CORE else group.split("/")[1]
+
+    def read(self, path: str) -> Object:
+        """The document at a path of the API server, such as `/version`."""
+        return self._json("GET", path)
+
     # ---- streams --------------------------------------------------------------------------------------------------
 
     def watch(
         self, kind: str, *, version: str = "", labels: str = "", timeout_s: float = 300
-    ) -> Iterator[tuple[str, Object]]:
+    ) -> Generator[tuple[str, Object]]:
         """The changes of objects since `version`: ADDED, MODIFIED or DELETED, and the object.
 
         Without a version, all objects come first, as ADDED.

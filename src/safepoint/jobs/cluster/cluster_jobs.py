@@ -1,7 +1,8 @@
-"""The jobs of one namespace of a cluster: submit, show, suspend, resume, delete, logs, events.
+"""The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
 Nothing is kept on this machine. Each method leaves the cluster in a state that the next one understands, also when it
-is killed: what was made for a job that never came is removed by the next command that submits.
+is killed: what was made for a job that never came is removed by the next command that submits, and a change of the
+number of nodes is carried on by the next command that looks at the job.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import getpass
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from safepoint.errors import (
@@ -17,53 +18,37 @@ from safepoint.errors import (
     ConflictError,
     NotFoundError,
     SafepointError,
-    TransientError,
+    UsageError,
     WaitTimeoutError,
 )
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.failures import AlreadyExistsError
+from safepoint.jobs.cluster.changes.submission import create_job, repair
+from safepoint.jobs.cluster.changes.successor import Plan, Successions
 from safepoint.jobs.cluster.manifests import Manifests, manifests_for
-from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
-from safepoint.jobs.cluster.pod_ends import JOBSET_LABEL, PodEnds
+from safepoint.jobs.cluster.objects import Object, at, name_of, texts, uid_of
 from safepoint.jobs.cluster.requirements import check_claim, check_queue, find_runtime, secret_keys
-from safepoint.jobs.cluster.spec import JOB_LABEL, ClusterSpec
-from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, container_status, describe, node_of
-from safepoint.jobs.model.records import JobEvent, JobState
+from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.jobs.cluster.state import (
+    JOBSET_LABEL,
+    NODES,
+    SUSPENDED_BY,
+    UID_LABEL,
+    ClusterJob,
+    Observed,
+    describe,
+    node_of,
+)
+from safepoint.jobs.cluster.watches.job_watch import JobWatch
+from safepoint.jobs.cluster.watches.pod_ends import PodEnds
+from safepoint.jobs.cluster.watches.pod_logs import read_pods
+from safepoint.jobs.model.job_place import LogLine
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState
+from safepoint.progress.record import Progress
 
-_UID_LABEL = "kueue.x-k8s.io/job-uid"
-_ORPHAN_S = 600
-"""An object for a job that does not exist is removed when it is older than this."""
-_MADE_FOR_JOBS = ("configmaps", "secrets", "trainingruntimes")
 _LOOK_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """What a suspension has saved.
-
-    Args:
-        job: after it.
-        safe_step: the step of the checkpoint that the job resumes from; None if none is known.
-        is_saved: whether the save of this suspension has succeeded; None if it cannot be seen.
-    """
-
-    job: ClusterJob
-    safe_step: int | None
-    is_saved: bool | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
-    """One line of a pod.
-
-    Args:
-        source: `node 0`, or the name of the pod.
-        text: the line.
-    """
-
-    source: str
-    text: str
+_LOOK_AT_LEAST_S = 10.0
+"""How often a list is shown again when nothing changes: the ages of jobs do."""
 
 
 class ClusterJobs:
@@ -75,7 +60,14 @@ class ClusterJobs:
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
+        self._successions = Successions(api)
         self.place = api.connection.name
+
+    def __enter__(self) -> "ClusterJobs":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._api.close()
 
     # ---- submit ---------------------------------------------------------------------------------------------------
 
@@ -87,7 +79,7 @@ class ClusterJobs:
             UsageError: they contradict each other.
         """
         runtime = find_runtime(self._api, spec.runtime)
-        check_claim(self._api, spec)
+        check_claim(self._api, spec.settings.output_dir, spec.num_nodes)
         check_queue(self._api, spec)
         return manifests_for(
             spec,
@@ -104,85 +96,34 @@ class ClusterJobs:
             ConflictError: there is a job of this name.
             AccessDeniedError: you may not create it.
         """
+        repair(self._api)
+        self._carry_on(spec.name)
         if self._api.find("trainjobs", spec.name) is not None:
             raise ConflictError(
                 f"there is a job {spec.name} in namespace {self._api.namespace}; nothing was submitted",
                 hint="choose another name, or delete that job first",
             )
-        manifests = self.manifests(spec)
-        made: list[tuple[str, Object]] = []
-        try:
-            for kind, item in manifests.before:
-                # A submit that was killed may have made it; its name is its digest, or the name of the job.
-                with contextlib.suppress(AlreadyExistsError):
-                    made.append((kind, self._api.create(kind, item)))
-            job = self._create_job(manifests.trainjob)
-        except BaseException:
-            for kind, item in made:
-                with contextlib.suppress(SafepointError):
-                    self._api.delete(kind, name_of(item))
-            raise
-        self._own(job, manifests)
+        job = create_job(self._api, self.manifests(spec))
         return describe(Observed(trainjob=job), place=self.place)
-
-    def _create_job(self, trainjob: Object) -> Object:
-        try:
-            return self._api.create("trainjobs", trainjob)
-        except TransientError:  # the answer may have been lost
-            found = self._api.find("trainjobs", name_of(trainjob))
-            if found is None:
-                raise
-            return found
-
-    def _own(self, job: Object, manifests: Manifests) -> None:
-        """Make the job the owner of what was made for it, so that they are deleted together."""
-        owner = {
-            "apiVersion": "trainer.kubeflow.org/v1alpha1",
-            "kind": "TrainJob",
-            "name": name_of(job),
-            "uid": at(job, "metadata", "uid"),
-        }
-        for kind, item in manifests.before:
-            self._api.patch(kind, name_of(item), {"metadata": {"ownerReferences": [owner]}})
-
-    def repair(self) -> int:
-        """Finish or remove what a command that was killed has left; returns the number of objects."""
-        jobs = {name_of(job): job for job in self._api.objects("trainjobs", labels=JOB_LABEL)}
-        num_repaired = 0
-        for kind in _MADE_FOR_JOBS:
-            try:
-                found = self._api.objects(kind, labels=JOB_LABEL)
-            except AccessDeniedError:
-                continue
-            for item in found:
-                if items(item, "metadata", "ownerReferences"):
-                    continue
-                job = jobs.get(texts(item, "metadata", "labels")[JOB_LABEL])
-                if job is not None:
-                    self._own(job, Manifests(trainjob=job, before=((kind, item),)))
-                elif clock.wall_s() - clock.parse_utc(at(item, "metadata", "creationTimestamp")) > _ORPHAN_S:
-                    self._api.delete(kind, name_of(item), uid=at(item, "metadata", "uid"))
-                else:
-                    continue
-                num_repaired += 1
-        return num_repaired
 
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first; four requests for each 500 of them."""
+        """All jobs of the namespace, oldest first; five requests for each 500 of them."""
+        plans = {plan.job: plan for plan in self._successions.plans() if not self._step(plan)}
         jobsets = {name_of(item): item for item in self._api.objects("jobsets")}
         pods: dict[str, list[Object]] = {}
         for pod in self._api.objects("pods", labels=JOBSET_LABEL):
             pods.setdefault(texts(pod, "metadata", "labels")[JOBSET_LABEL], []).append(pod)
-        workloads = {texts(item, "metadata", "labels").get(_UID_LABEL): item for item in self._workloads("")}
+        workloads = {texts(item, "metadata", "labels").get(UID_LABEL): item for item in self._workloads("")}
         found = [
             describe(
                 Observed(
                     trainjob=job,
                     jobset=jobsets.get(name_of(job)),
                     pods=pods.get(name_of(job), []),
-                    workload=workloads.get(at(job, "metadata", "uid")),
+                    workload=workloads.get(uid_of(job)),
+                    target_nodes=_target(plans.get(name_of(job)), job),
                 ),
                 place=self.place,
             )
@@ -190,13 +131,37 @@ class ClusterJobs:
         ]
         return sorted(found, key=lambda job: job.created)
 
+    def summaries(self) -> list[ClusterJob]:
+        """All jobs, oldest first."""
+        return self.jobs()
+
     def job(self, name: str) -> ClusterJob:
         """One job.
 
         Raises:
             NotFoundError: there is no such job.
         """
-        return describe(self.observe(name), place=self.place)
+        plan = self._successions.plan(name)
+        if plan is not None and self._step(plan):
+            plan = None
+        seen = self.observe(name)
+        return describe(replace(seen, target_nodes=_target(plan, seen.trainjob)), place=self.place)
+
+    def progress_of(self, job: ClusterJob) -> Progress | None:
+        """The progress that was posted to the cluster."""
+        return job.progress
+
+    def output_of(self, job: ClusterJob) -> str | None:
+        """Its output location; None for a job that Safepoint did not submit."""
+        return job.output
+
+    def attempts(self, name: str) -> list[AttemptRecord]:
+        """One for each number of nodes that the job has had, oldest first."""
+        return list(self.job(name).attempts)
+
+    def remark_on(self, job: ClusterJob) -> str:
+        """Nothing: the cluster decides where its pods run."""
+        return ""
 
     def observe(self, name: str) -> Observed:
         """All objects of a job.
@@ -206,8 +171,8 @@ class ClusterJobs:
         """
         job = self._api.find("trainjobs", name)
         if job is None:
-            raise NotFoundError(f"there is no job {name} in namespace {self._api.namespace} of cluster {self.place}")
-        workloads = self._workloads(f"{_UID_LABEL}={at(job, 'metadata', 'uid')}")
+            raise self._unknown(name)
+        workloads = self._workloads(f"{UID_LABEL}={uid_of(job)}")
         pods = self._pods(name)
         return Observed(
             trainjob=job,
@@ -233,6 +198,24 @@ class ClusterJobs:
                 found += self._api.objects("events", fields=fields)
         return sorted(found, key=_event_time)
 
+    def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[ClusterJob]]:
+        """The active jobs, or one job, whenever something has changed; see `JobPlace.watch`."""
+        before: set[str] = set()
+        found = self.jobs() if name is None else [self.job(name)]
+        with JobWatch(self._api) as watch:
+            while True:
+                found = [describe(seen, place=self.place) for seen in watch.jobs()]
+                if name is None:
+                    found = [job for job in found if job.state.is_active or job.name in before]
+                    before = {job.name for job in found if job.state.is_active}
+                else:  # between two TrainJobs of the same name there is none for a moment
+                    found = [job for job in found if job.name == name] or [self.job(name)]
+                yield found
+                if name is not None and not found[0].state.is_active:
+                    return
+                clock.sleep(interval_s)
+                watch.wait(_LOOK_AT_LEAST_S)
+
     def events(self, name: str) -> list[JobEvent]:
         """What the cluster reports about a job and its pods, oldest first, as long as the cluster keeps it."""
         seen = self.observe(name)
@@ -249,71 +232,64 @@ class ClusterJobs:
             for item in sorted(found, key=_event_time)
         ]
 
-    def logs(self, name: str, *, follow: bool = False, node: int | None = None) -> Iterator[LogLine]:
+    def logs(
+        self, name: str, *, rank: int | None = None, node: int | None = None, follow: bool = False
+    ) -> Iterator[LogLine]:
         """The output of a job's pods, one pod after the other; with `follow`, of the first one as it grows.
 
         Raises:
             NotFoundError: there is no such job, or no pod of it.
+            UsageError: a rank was named.
         """
+        if rank is not None:
+            raise UsageError("--rank is not supported with --on: a pod writes the lines of all its ranks")
         self.job(name)
         pods = [pod for pod in self._pods(name) if node is None or node_of(pod) == node]
         if not pods:
             raise NotFoundError(f"job {name} has no pods now, and their output is gone with them")
-        for pod in pods[:1] if follow else pods:
-            if not self._has_started(pod, follow=follow):
-                continue
-            container = str(at(container_status(pod), "name") or "node")
-            if at(container_status(pod), "restartCount"):
-                with contextlib.suppress(NotFoundError, SafepointError):
-                    for line in self._api.log(name_of(pod), container, previous=True):
-                        yield LogLine(source=f"node {node_of(pod)}", text=line)
-            for line in self._api.log(name_of(pod), container, follow=follow):
-                yield LogLine(source=f"node {node_of(pod)}", text=line)
-
-    def _has_started(self, pod: Object, *, follow: bool) -> bool:
-        """Whether the pod's container has started; with `follow`, wait for it."""
-        while True:
-            state = texts(container_status(pod), "state")
-            if "running" in state or "terminated" in state or at(container_status(pod), "restartCount"):
-                return True
-            found = self._api.find("pods", name_of(pod)) if follow else None
-            if found is None:
-                return False
-            pod = found
-            clock.sleep(_LOOK_S)
+        yield from read_pods(self._api, pods, follow=follow)
 
     # ---- change ---------------------------------------------------------------------------------------------------
 
-    def suspend(self, name: str, *, timeout_s: float | None = None) -> Receipt:
+    def suspend(self, name: str, *, timeout_s: float | None = None) -> ClusterJob:
         """Stop a job with a checkpoint, and wait until its pods are gone.
 
         Raises:
             ConflictError: the job has ended or is being deleted.
             WaitTimeoutError: its pods are not gone yet; the request stays in effect.
         """
+        self._carry_on(name, timeout_s=timeout_s)
+        return self._stopped(name, timeout_s)
+
+    def _stopped(self, name: str, timeout_s: float | None) -> ClusterJob:
         seen = self.observe(name)
         job = describe(seen, place=self.place)
         if job.state.is_over or job.state is JobState.DELETING:
             raise ConflictError(f"job {name} cannot be suspended: it is {job.state}")
         if job.state is JobState.SUSPENDED:
-            return Receipt(job=job, safe_step=job.safe_step, is_saved=None)
-        deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
+            return job
+
+        def has_stopped() -> bool:
+            nonlocal job
+            job = describe(self.observe(name), place=self.place)
+            return job.state.is_over or job.state is JobState.SUSPENDED
+
         with PodEnds(self._api, name) as ends:
             self._request_stop(seen)
-            while True:
-                job = self.job(name)
-                if job.state.is_over or job.state is JobState.SUSPENDED:
-                    break
-                if deadline_s is not None and clock.monotonic_s() >= deadline_s:
-                    raise WaitTimeoutError(
-                        f"job {name} was not suspended within {timeout_s:g} s; it is {job.state}",
-                        hint=f"the request stays in effect; `safepoint status {name}` shows when it has stopped",
-                    )
-                clock.sleep(_LOOK_S)
+            _until(
+                has_stopped,
+                f"job {name} was not suspended",
+                timeout_s,
+                f"`safepoint status {name}` shows when it has",
+            )
             if seen.pods:
                 ends.wait_for_last()
+        if job.state.is_over:
+            return job
         safe_step = ends.safe_step if ends.safe_step is not None else job.safe_step
-        return Receipt(job=job, safe_step=safe_step, is_saved=ends.is_saved)
+        saved = "" if safe_step is None else f"step {safe_step} is saved"
+        message = ", ".join(filter(None, (saved, job.message)))
+        return replace(job, safe_step=safe_step, was_saved=ends.is_saved, message=message)
 
     def _request_stop(self, seen: Observed) -> None:
         """Set what stops the job: the Workload's `active` if a queue owns it, else its own `suspend`."""
@@ -335,11 +311,15 @@ class ClusterJobs:
         Raises:
             ConflictError: the job is not suspended.
         """
+        self._carry_on(name)
         seen = self.observe(name)
         job = describe(seen, place=self.place)
         if job.state not in {JobState.SUSPENDED, JobState.SUSPENDING}:
             hint = "submit it again" if job.state.is_over else f"`safepoint logs -f {name}` shows its output"
             raise ConflictError(f"job {name} is {job.state}, not suspended", hint=hint)
+        if texts(seen.trainjob, "metadata", "annotations").get(NODES) is not None:
+            self._carry_on(name, plan=self._successions.write(seen.trainjob, job.num_nodes, actor=actor()))
+            return self.job(name)
         released: Object = {"metadata": {"annotations": {SUSPENDED_BY: None}}}
         if seen.workload is not None:
             if at(seen.workload, "spec", "active") is False:
@@ -349,17 +329,115 @@ class ClusterJobs:
         self._api.patch("trainjobs", name, released)
         return self.job(name)
 
-    def delete(self, name: str, *, timeout_s: float | None = None) -> None:
+    def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> ClusterJob:
+        """Change a job's number of nodes. A running job is saved, stopped and succeeded by another TrainJob.
+
+        A suspended job gets its new number when it is resumed.
+
+        Raises:
+            UsageError: the job's output location is not shared by several pods.
+            ConflictError: the job was not submitted by Safepoint, has ended, or has ended before the change.
+            WaitTimeoutError: the job has not been changed yet; the next command that looks at it carries this on.
+        """
+        self._carry_on(name, timeout_s=timeout_s)
+        seen = self.observe(name)
+        job = describe(seen, place=self.place)
+        if job.state.is_over or job.state is JobState.DELETING:
+            hint = "to train further, submit it again" if job.state.is_over else None
+            raise ConflictError(f"job {name} is {job.state}", hint=hint)
+        if not job.is_ours:
+            raise ConflictError(
+                f"job {name} was not submitted by Safepoint, which does not know whether its program resumes from a "
+                "checkpoint; nothing was done",
+                hint="suspend it, and submit it again with another number of nodes",
+            )
+        check_claim(self._api, job.output, num_nodes)
+        if num_nodes == job.num_nodes:
+            return job
+        if job.state is JobState.SUSPENDED:
+            self._api.patch("trainjobs", name, {"metadata": {"annotations": {NODES: str(num_nodes)}}})
+            return self.job(name)
+        plan = self._successions.write(seen.trainjob, num_nodes, actor=actor())
+        stopped = self._stopped(name, timeout_s)
+        self._carry_on(name, plan=plan, stopped=stopped, timeout_s=timeout_s)
+        return replace(self.job(name), was_saved=stopped.was_saved)
+
+    def _carry_on(
+        self,
+        name: str,
+        *,
+        plan: Plan | None = None,
+        stopped: ClusterJob | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Carry a plan for the job out, and wait for its end; nothing happens without one."""
+        plan = self._successions.plan(name) if plan is None else plan
+        if plan is None:
+            return
+        what = f"job {name} was not scaled to {plan.num_nodes} nodes"
+
+        def is_done() -> bool:
+            again = self._successions.plan(name)
+            return again is None or again.uid != plan.uid or self._step(again, stopped)
+
+        _until(is_done, what, timeout_s, f"`safepoint status {name}` carries it on")
+        ended = self._api.find("trainjobs", name)
+        if uid_of(ended) == plan.old_uid and stopped is not None:
+            job = self.job(name)
+            raise ConflictError(f"{what}: it is {job.state}" + (f": {job.message}" if job.message else ""))
+
+    def _step(self, plan: Plan, stopped: ClusterJob | None = None) -> bool:
+        """Take the next step of a plan without waiting; returns whether the plan is done."""
+        try:
+            seen = self.observe(plan.job)
+        except NotFoundError:
+            with contextlib.suppress(AccessDeniedError):
+                self._successions.create(plan)
+            return plan.successor is None and self._drop(plan)
+        job = describe(seen, place=self.place)
+        if job.uid != plan.old_uid:
+            self._successions.finish(plan, seen.trainjob)
+            return True
+        if job.state.is_over:
+            return self._drop(plan)
+        if job.state is JobState.SUSPENDED:
+            safe_step = stopped.safe_step if stopped is not None else job.safe_step
+            self._successions.release(plan, seen.trainjob, replace(job, safe_step=safe_step))
+        elif job.state not in {JobState.SUSPENDING, JobState.DELETING}:
+            self._request_stop(seen)
+        return False
+
+    def _drop(self, plan: Plan) -> bool:
+        self._successions.drop(plan)
+        return True
+
+    def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
         """Delete a job and what was made for it, and wait until it is gone; its checkpoints stay."""
-        uid = self.job(name).uid
+        if with_checkpoints:
+            raise ConflictError(
+                "--checkpoints is not supported with --on; nothing was done",
+                hint="delete the job, then its folder or bucket with your own tools",
+            )
+        plan = self._successions.plan(name)
+        if plan is not None:
+            self._successions.drop(plan)
+        found = self._api.find("trainjobs", name)
+        if found is None and plan is None:
+            raise self._unknown(name)
+        if found is None:
+            return 0
+        uid = uid_of(found)
         self._api.delete("trainjobs", name, uid=uid)
-        deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
-        while at(self._api.find("trainjobs", name), "metadata", "uid") == uid:
-            if deadline_s is not None and clock.monotonic_s() >= deadline_s:
-                raise WaitTimeoutError(
-                    f"job {name} was not deleted within {timeout_s:g} s", hint="the request stays in effect"
-                )
-            clock.sleep(_LOOK_S)
+        _until(
+            lambda: uid_of(self._api.find("trainjobs", name)) != uid,
+            f"job {name} was not deleted",
+            timeout_s,
+            "`safepoint list` shows when it is gone",
+        )
+        return 0
+
+    def _unknown(self, name: str) -> NotFoundError:
+        return NotFoundError(f"there is no job {name} in namespace {self._api.namespace} of cluster {self.place}")
 
     def wait(
         self,
@@ -388,6 +466,24 @@ class ClusterJobs:
                 expected = " or ".join(sorted(map(str, states)))
                 raise WaitTimeoutError(f"job {name} was not {expected} within {timeout_s:g} s; it is {job.state}")
             clock.sleep(poll_s)
+
+
+def _until(is_done: Callable[[], bool], what_not: str, timeout_s: float | None, hint: str) -> None:
+    """Look again and again until `is_done`.
+
+    Raises:
+        WaitTimeoutError: it was not done in time.
+    """
+    deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
+    while not is_done():
+        if deadline_s is not None and clock.monotonic_s() >= deadline_s:
+            raise WaitTimeoutError(f"{what_not} within {timeout_s:g} s", hint=f"the request stays in effect; {hint}")
+        clock.sleep(_LOOK_S)
+
+
+def _target(plan: Plan | None, job: Object) -> int | None:
+    """The number of nodes that is about to replace that of this TrainJob."""
+    return plan.num_nodes if plan is not None and plan.old_uid == uid_of(job) else None
 
 
 def actor() -> str:

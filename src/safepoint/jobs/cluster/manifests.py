@@ -20,7 +20,8 @@ CHECKPOINTS = "/mnt/kubeflow-checkpoints"
 """Where users of OpenShift AI expect the claim, or the local folder in front of an object store."""
 _STORAGE, _SHIPPED, _PLACE = "checkpoint-storage", "safepoint", "/opt/safepoint"
 _CODE = "code.zip"
-_SECRET_KEY, _SECRET_PLACE = "job-secret", "/var/run/safepoint"
+_SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint", "SAFEPOINT_JOB_SECRET_FILE"
+_MANAGER = f"{DOMAIN}/job"
 _MOST_SHIPPED_BYTES = (1 << 20) - (16 << 10)
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _QUEUE, _PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
@@ -125,7 +126,7 @@ def manifests_for(
         runtime_reference = {"name": name_of(before[-1][1]), "kind": "TrainingRuntime"}
     has_secret = spec.num_nodes > 1 and with_secret
     if has_secret:
-        before.append(("secrets", _secret(spec)))
+        before.append(("secrets", _secret(spec.name)))
     volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), has_secret=has_secret)
     trainer: Object = {
         "command": ["python3", f"{_PLACE}/{pod_archive.NAME}", "run", *_program(spec)],
@@ -163,9 +164,33 @@ def _patch(replicated_job: str, pod: Object) -> Object:
     template = {"spec": {"template": {"spec": pod}}}
     jobs = [{"name": replicated_job, "template": template}]
     return {
-        "manager": f"{DOMAIN}/job",
+        "manager": _MANAGER,
         "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},
     }
+
+
+def add_secret(trainjob: Object) -> tuple[Object, Object]:
+    """A TrainJob of one pod, and the Secret that it mounts from now on, so that several pods recognize each other.
+
+    Returns:
+        The TrainJob, changed; the Secret.
+    """
+    changed, name = copy.deepcopy(trainjob), name_of(trainjob)
+    entry = {"name": _SECRET_VARIABLE, "value": f"{_SECRET_PLACE}/{_SECRET_KEY}"}
+    changed["spec"]["trainer"].setdefault("env", []).append(entry)
+    own = [patch for patch in items(changed, "spec", "runtimePatches") if at(patch, "manager") == _MANAGER]
+    for patch in own:
+        for job in items(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs"):
+            pod = job["template"]["spec"]["template"]["spec"]
+            volume, mount = _secret_volume(name)
+            pod["volumes"].append(volume)
+            pod["containers"][0]["volumeMounts"].append(mount)
+    return changed, _secret(name)
+
+
+def mounts_secret(trainjob: Object) -> bool:
+    """Whether the pods of a TrainJob have a Secret by which they recognize each other."""
+    return any(at(entry, "name") == _SECRET_VARIABLE for entry in items(trainjob, "spec", "trainer", "env"))
 
 
 def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
@@ -210,11 +235,11 @@ def _shipped(spec: ClusterSpec) -> Object:
     }
 
 
-def _secret(spec: ClusterSpec) -> Object:
+def _secret(name: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": f"{spec.name}-nodes", "labels": {JOB_LABEL: spec.name}},
+        "metadata": {"name": f"{name}-nodes", "labels": {JOB_LABEL: name}},
         "immutable": True,
         "stringData": {_SECRET_KEY: secrets.token_hex(32)},
     }
@@ -247,7 +272,7 @@ def _environment(
         ]
         chosen["SAFEPOINT_PACKAGES"] = json.dumps([*indexes, *spec.packages])
     if has_secret:
-        chosen["SAFEPOINT_JOB_SECRET_FILE"] = f"{_SECRET_PLACE}/{_SECRET_KEY}"
+        chosen[_SECRET_VARIABLE] = f"{_SECRET_PLACE}/{_SECRET_KEY}"
     entries: list[Object] = [{"name": name, "value": text} for name, text in {**chosen, **spec.env}.items()]
     return entries + _keys(spec, secret_keys)
 
@@ -273,10 +298,10 @@ def _volumes(
     volumes: list[Object] = [{"name": _SHIPPED, "configMap": {"name": config_map}}]
     mounts: list[Object] = [{"name": _SHIPPED, "mountPath": _PLACE, "readOnly": True}]
 
-    def add(name: str, path: str, source: Mapping[str, Any], *, is_read_only: bool = False) -> None:
+    def add(name: str, path: str, source: Mapping[str, Any]) -> None:
         if path not in runtime.mounted:
             volumes.append({"name": name, **source})
-            mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if is_read_only else {})})
+            mounts.append({"name": name, "mountPath": path})
 
     output = spec.settings.output_dir
     location = parse_location(output) if output is not None else None
@@ -287,9 +312,16 @@ def _volumes(
     add("safepoint-tmp", "/tmp", {"emptyDir": {}})  # the root may be read-only
     add("safepoint-shm", "/dev/shm", {"emptyDir": {"medium": "Memory", **_limited(spec.shared_memory_bytes)}})
     if has_secret:
-        source = {"secret": {"secretName": f"{spec.name}-nodes", "defaultMode": 0o440}}
-        add("safepoint-nodes", _SECRET_PLACE, source, is_read_only=True)
+        volume, mount = _secret_volume(spec.name)
+        volumes.append(volume)
+        mounts.append(mount)
     return volumes, mounts
+
+
+def _secret_volume(job: str) -> tuple[Object, Object]:
+    name = "safepoint-nodes"
+    volume = {"name": name, "secret": {"secretName": f"{job}-nodes", "defaultMode": 0o440}}
+    return volume, {"name": name, "mountPath": _SECRET_PLACE, "readOnly": True}
 
 
 def _limited(size_bytes: int | None) -> Object:

@@ -30,6 +30,11 @@ def name_of(value: Any) -> str:
     return str(at(value, "metadata", "name") or "")
 
 
+def uid_of(value: Any) -> str:
+    """The id of an object, which no later one of the same name has."""
+    return str(at(value, "metadata", "uid") or "")
+
+
 def condition(value: Any, kind: str) -> Any:
     """The condition of this type in an object's status if it is true, else None."""
     found = [item for item in items(value, "status", "conditions") if at(item, "type") == kind]

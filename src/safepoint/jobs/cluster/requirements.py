@@ -6,7 +6,7 @@ from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.manifests import Runtime
 from safepoint.jobs.cluster.objects import at, items, name_of, texts
-from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.jobs.cluster.spec import ClusterSpec, check_shared
 from safepoint.storage.location import parse_location
 
 _RUNTIMES = (("trainingruntimes", "TrainingRuntime"), ("clustertrainingruntimes", "ClusterTrainingRuntime"))
@@ -37,32 +37,33 @@ def find_runtime(api: ClusterApi, name: str) -> Runtime:
     )
 
 
-def check_claim(api: ClusterApi, spec: ClusterSpec) -> None:
-    """Check that the claim of the output location can be mounted by all pods of the job.
+def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
+    """Check that all pods of a job can use its output location.
 
     Raises:
+        UsageError: it is a folder, of which each pod has its own.
         NotFoundError: there is no such claim.
         ConflictError: only one node may mount it, or its volume is lost.
     """
-    output = spec.settings.output_dir
+    check_shared(output, num_nodes)
     claim = parse_location(output).claim if output is not None else None
     if claim is None:
         return
     found = api.find("persistentvolumeclaims", claim)
     if found is None:
         raise NotFoundError(
-            f"there is no claim {claim} in namespace {api.namespace}; nothing was submitted",
+            f"there is no claim {claim} in namespace {api.namespace}; nothing was done",
             hint="`kubectl get pvc` lists the claims",
         )
     modes = set(map(str, items(found, "spec", "accessModes")))
-    if spec.num_nodes > 1 and not modes & {"ReadWriteMany"}:
+    if num_nodes > 1 and not modes & {"ReadWriteMany"}:
         raise ConflictError(
-            f"claim {claim} is {', '.join(sorted(modes))}, and the {spec.num_nodes} pods of the job may run on "
-            "different nodes; nothing was submitted",
+            f"claim {claim} is {', '.join(sorted(modes))}, and the {num_nodes} pods of the job may run on "
+            "different nodes; nothing was done",
             hint="use a claim that is ReadWriteMany, an object store, or one pod",
         )
     if at(found, "status", "phase") == "Lost":
-        raise ConflictError(f"claim {claim} has lost its volume; nothing was submitted")
+        raise ConflictError(f"claim {claim} has lost its volume; nothing was done")
 
 
 def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:

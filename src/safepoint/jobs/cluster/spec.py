@@ -94,14 +94,7 @@ class ClusterSpec:
                 f"env has {', '.join(keys)}, which would be readable in the job; nothing was submitted",
                 hint="put the keys into a Secret, and use --connection NAME or data_connection_name",
             )
-        output = self.settings.output_dir
-        if output is not None and self.num_nodes > 1 and parse_location(output).is_folder:
-            location = parse_location(output)
-            if location.claim is None:
-                raise UsageError(
-                    f"output location {output} is a folder of each pod, and {self.num_nodes} pods would not share it",
-                    hint="use pvc://CLAIM/PATH, or an object store",
-                )
+        check_shared(self.settings.output_dir, self.num_nodes)
 
     def to_record(self) -> str:
         """What the TrainJob's annotation keeps, for commands that show the job or make its successor."""
@@ -110,6 +103,16 @@ class ClusterSpec:
         record["patches"] = list(self.patches)
         record |= {name: dict(record[name]) for name in ("resources", "env", "labels", "annotations")}
         return json.dumps(record, sort_keys=True)
+
+
+def check_shared(output: str | None, num_nodes: int) -> None:
+    """Raise UsageError when several pods would each have an output location of their own."""
+    location = parse_location(output) if output is not None and num_nodes > 1 else None
+    if location is not None and location.is_folder and location.claim is None:
+        raise UsageError(
+            f"output location {output} is a folder of each pod, and {num_nodes} pods would not share it",
+            hint="use pvc://CLAIM/PATH, or an object store",
+        )
 
 
 _NOT_RECORDED = {"files", "code"}

@@ -4,6 +4,7 @@ No single condition is enough: after a resume Trainer leaves `Suspended` as it w
 by Kueue as well as by a person.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +13,22 @@ from typing import Any
 
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, texts
-from safepoint.jobs.cluster.spec import RECORD, read_record
-from safepoint.jobs.model.records import JobState, command_line
+from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record
+from safepoint.jobs.model.records import AttemptRecord, JobState, command_line
 from safepoint.progress.record import Progress, SaveStatistics, State
+from safepoint.settings.run_settings import RunSettings
 
-SUSPENDED_BY = "safepoint.dev/suspended-by"
+SUSPENDED_BY = f"{DOMAIN}/suspended-by"
 """The annotation with the person who suspended the job."""
+NODES = f"{DOMAIN}/nodes"
+"""The annotation with the number of nodes that a suspended job gets when it is resumed."""
+CREATED, HISTORY, SAFE_STEP = f"{DOMAIN}/created", f"{DOMAIN}/history", f"{DOMAIN}/safe-step"
+"""The annotations of a TrainJob that succeeds another one: when the first one was created, the attempts before, the
+newest step that is saved."""
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+"""The label of a job's pods."""
+UID_LABEL = "kueue.x-k8s.io/job-uid"
+"""The label of a Workload with the id of its job."""
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NODE = "node"
 _STUCK = {
@@ -43,6 +54,7 @@ class Observed:
         pods: of the JobSet.
         workload: Kueue's, or None.
         events: warnings about the job and its pods, oldest first.
+        target_nodes: the number of nodes that another TrainJob of this name is about to have; None without one.
     """
 
     trainjob: Object
@@ -50,6 +62,7 @@ class Observed:
     pods: Sequence[Object] = ()
     workload: Object | None = None
     events: Sequence[Object] = ()
+    target_nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +97,16 @@ class ClusterJob:
         queue: Kueue's LocalQueue, or None.
         output: the output location, or None.
         progress: as it was posted to the cluster, or None.
+        safe_step: the step of the newest checkpoint, as far as it is known.
         attempt: the number of its newest start, as far as it is known.
         exit_code: of its first pod that has failed.
         is_ours: whether Safepoint submitted it.
         uid: of the TrainJob.
         runtime: the name of its runtime.
         pods: those that train, first node first.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        attempts: before this TrainJob, and that of this one while it has pods.
+        was_saved: whether the suspension by this command has saved; None if it cannot be seen.
     """
 
     name: str
@@ -104,12 +121,16 @@ class ClusterJob:
     queue: str | None
     output: str | None
     progress: Progress | None
+    safe_step: int | None
     attempt: int
     exit_code: int | None
     is_ours: bool
     uid: str
     runtime: str
     pods: tuple[PodSummary, ...]
+    grace_s: float
+    attempts: tuple[AttemptRecord, ...]
+    was_saved: bool | None = None
 
     @property
     def created_at(self) -> datetime:
@@ -117,9 +138,20 @@ class ClusterJob:
         return datetime.fromisoformat(self.created)
 
     @property
-    def safe_step(self) -> int | None:
-        """The step of the newest checkpoint, as far as it is known."""
-        return None if self.progress is None else self.progress.safe_step
+    def where(self) -> str:
+        """The cluster and the namespace."""
+        return f"{self.place}, namespace {self.namespace}"
+
+    @property
+    def settings(self) -> RunSettings:
+        """The options of its run, as far as commands need them."""
+        return RunSettings(grace_s=self.grace_s)
+
+    @property
+    def particulars(self) -> dict[str, Any]:
+        """What only jobs of a cluster have, as JSON."""
+        own = ("place", "namespace", "queue", "is_ours", "grace_s")
+        return {name: getattr(self, name) for name in own}
 
 
 def describe(seen: Observed, *, place: str) -> ClusterJob:
@@ -130,21 +162,30 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     program: list[str] = list(map(str, items(record, "program")))
     settings = record.get("settings")
     trainer = at(job, "spec", "trainer")
+    notes = texts(job, "metadata", "annotations")
     progress = _progress_of(job, state)
+    begun = str(at(job, "metadata", "creationTimestamp") or "")
+    num_nodes = int(_whole(notes.get(NODES)) or at(trainer, "numNodes") or max(1, len(_training(seen.pods))))
+    safe_step = None if progress is None else progress.safe_step
+    attempts = attempts_before(job)
+    attempt = progress.attempt if progress is not None else attempts[-1].number if attempts else 0
+    if state.holds_slots:
+        attempts += (AttemptRecord(number=max(1, attempt), num_nodes=num_nodes, started=begun),)
     return ClusterJob(
         name=name_of(job),
         place=place,
         namespace=str(at(job, "metadata", "namespace") or ""),
         state=state,
         message=message[:_MOST_MESSAGE],
-        created=str(at(job, "metadata", "creationTimestamp") or ""),
+        created=_time(notes.get(CREATED, "")) or begun,
         command=command_line(program, is_module=bool(record.get("is_module"))) if program else "",
-        num_nodes=int(at(trainer, "numNodes") or max(1, len(_training(seen.pods)))),
+        num_nodes=num_nodes,
         ranks_per_node=at(trainer, "numProcPerNode"),
         queue=texts(job, "metadata", "labels").get(_QUEUE),
         output=at(settings, "SAFEPOINT_OUTPUT_DIR"),
         progress=progress,
-        attempt=progress.attempt if progress is not None else 0,
+        safe_step=_whole(notes.get(SAFE_STEP)) if safe_step is None else safe_step,
+        attempt=attempt,
         exit_code=_exit_code(seen.pods),
         is_ours=bool(record),
         uid=str(at(job, "metadata", "uid") or ""),
@@ -153,13 +194,44 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
             PodSummary(name=name_of(pod), node=node_of(pod), phase=str(at(pod, "status", "phase") or "Unknown"))
             for pod in _training(seen.pods)
         ),
+        grace_s=_number(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s,
+        attempts=attempts,
     )
+
+
+def attempts_before(job: Object) -> tuple[AttemptRecord, ...]:
+    """The attempts before this TrainJob, oldest first; empty if someone has changed the annotation."""
+    try:
+        found = json.loads(texts(job, "metadata", "annotations").get(HISTORY, "[]"))
+        return tuple(_attempt(**attempt) for attempt in found)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return ()
+
+
+def _attempt(*, number: int, num_nodes: int, started: str, ended: str, outcome: str, **_: Any) -> AttemptRecord:
+    if _time(started) is None or _time(ended) is None:
+        raise ValueError("the attempt has no time")
+    return AttemptRecord(
+        number=int(number), num_nodes=int(num_nodes), started=started, ended=ended, outcome=str(outcome)
+    )
+
+
+def _time(text: str) -> str | None:
+    """The time if it is one."""
+    with contextlib.suppress(ValueError, TypeError):
+        clock.parse_utc(text)
+        return text
+    return None
+
+
+def _variable(trainer: Any, name: str) -> str:
+    return next((str(at(entry, "value")) for entry in items(trainer, "env") if at(entry, "name") == name), "")
 
 
 def _state_of(seen: Observed) -> tuple[JobState, str]:
     job = seen.trainjob
-    if at(job, "metadata", "deletionTimestamp"):
-        return JobState.DELETING, ""
+    if at(job, "metadata", "deletionTimestamp") or seen.target_nodes is not None:
+        return _ending(seen)
     if condition(job, "Complete"):
         return JobState.COMPLETE, ""
     failed = condition(job, "Failed")
@@ -171,6 +243,13 @@ def _state_of(seen: Observed) -> tuple[JobState, str]:
     if seen.workload is not None and not condition(seen.workload, "Admitted"):
         return _stopped(seen, has_pods=bool(pods))  # Kueue has not admitted it yet, or takes its quota back
     return _started(seen, pods)
+
+
+def _ending(seen: Observed) -> tuple[JobState, str]:
+    """The state of a job that is being deleted, or that another TrainJob succeeds."""
+    if seen.target_nodes is None:
+        return JobState.DELETING, ""
+    return JobState.RESTARTING, f"its number of nodes changes to {seen.target_nodes}"
 
 
 def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
@@ -329,7 +408,11 @@ def _trouble_before_pods(seen: Observed) -> str:
 
 def _has_run(seen: Observed) -> bool:
     """Whether an earlier start of the job has trained."""
-    return at(seen.trainjob, "status", "trainerStatus") is not None or any(_restarts(pod) for pod in seen.pods)
+    return (
+        bool(attempts_before(seen.trainjob))
+        or at(seen.trainjob, "status", "trainerStatus") is not None
+        or any(_restarts(pod) for pod in seen.pods)
+    )
 
 
 def _trains(seen: Observed, pods: Sequence[Object]) -> bool:
@@ -412,6 +495,5 @@ def _number(value: object) -> float | None:
         return None
 
 
-def age_s(job: ClusterJob) -> float:
-    """Seconds since the job was created."""
-    return clock.wall_s() - clock.parse_utc(job.created)
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None

@@ -204,7 +204,7 @@ class History:
 
     def summaries(self) -> list[JobSummary]:
         """Summaries of all jobs, oldest first; fast for thousands of jobs."""
-        rows = self._query("SELECT name, spec, state, created, safe_step FROM job ORDER BY created, name")
+        rows = self._query("SELECT name, spec, state, message, created, safe_step FROM job ORDER BY created, name")
         return [job for row in rows if (job := self._readable(_summary, row)) is not None]
 
     def _readable(self, read: Callable[[tuple[Any, ...]], _Job], row: tuple[Any, ...]) -> _Job | None:
@@ -420,13 +420,14 @@ def this_user() -> str:
 
 
 def _summary(row: tuple[Any, ...]) -> JobSummary:
-    name, text, state, created, safe_step = row
+    name, text, state, message, created, safe_step = row
     with _altered(name):
         clock.parse_utc(created)
         spec: dict[str, Any] = json.loads(text)
         return JobSummary(
             name=name,
             state=JobState(state),
+            message=message,
             created=created,
             safe_step=safe_step,
             command=command_line(spec["program"], is_module=spec["is_module"]),

@@ -12,12 +12,13 @@ from safepoint.errors import ConflictError, NotFoundError, SafepointError, Stora
 from safepoint.foundation import clock
 from safepoint.foundation.files import FolderLock, is_locked, write_atomic
 from safepoint.jobs.local.attempt import rank_reports
-from safepoint.jobs.local.attempt.logs import LogLine, read_logs
+from safepoint.jobs.local.attempt.logs import FOLDER, read_logs
 from safepoint.jobs.local.history import History, this_user
 from safepoint.jobs.local.paths import job_folder, make_private, new_job_folder, supervisor_lock
-from safepoint.jobs.local.slots import check_size, count_slots
+from safepoint.jobs.local.slots import check_size, count_slots, remark_on
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
 from safepoint.jobs.model.connections import keys_of
+from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.job_progress import output_of, place_of, with_claims
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobState, JobSummary, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
@@ -79,16 +80,59 @@ class LocalJobs:
         return rank_reports.progress(job_folder(job.name))
 
     def logs(
-        self, name: str, *, ranks: range | None = None, nodes: range | None = None, follow: bool = False
+        self, name: str, *, rank: int | None = None, node: int | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
-        """The output of a job."""
-        name = self.job(name).name
+        """The output of a job.
+
+        Args:
+            name: the job.
+            rank: only that of this rank.
+            node: only that of this node: its launcher and its ranks.
+            follow: wait for new lines until the job has stopped.
+
+        Raises:
+            NotFoundError: the job has no such rank.
+        """
+        job = self.job(name)
+        name, each = job.name, job.spec.ranks_per_node
+        ranks, nodes = None, None
+        if node is not None:
+            ranks, nodes = range(node * each, (node + 1) * each), range(node, node + 1)
+        if rank is not None:
+            self._check_rank(job, rank)
+            ranks, nodes = range(rank, rank + 1), range(0)
 
         def is_over() -> bool:
             job = self._history.find(name)
             return job is None or not job.needs_supervisor
 
         yield from read_logs(job_folder(name), ranks=ranks, nodes=nodes, is_over=is_over if follow else None)
+
+    def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[JobRecord]]:
+        """The active jobs, or one job, at every interval; see `JobPlace.watch`."""
+        before: set[str] = set()
+        while True:
+            if name is not None:
+                found = [self.job(name)]
+                name = found[0].name  # its first letters may match another job later
+            else:
+                found = [job for job in self.jobs() if job.state.is_active or job.name in before]
+                before = {job.name for job in found if job.state.is_active}
+            yield found
+            if name is not None and not found[0].needs_supervisor:
+                return
+            clock.sleep(interval_s)
+
+    def _check_rank(self, job: JobRecord, rank: int) -> None:
+        num_ranks = job.spec.num_nodes * job.spec.ranks_per_node
+        # A rank of an earlier, larger number of nodes still has its log.
+        if rank >= num_ranks and not (job_folder(job.name) / FOLDER / f"rank-{rank}.log").exists():
+            there = "0 only" if num_ranks == 1 else f"0 to {num_ranks - 1}"
+            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"its ranks are {there}")
+
+    def remark_on(self, job: JobRecord) -> str:
+        """A warning if the job requests more cores than this machine has; otherwise empty."""
+        return remark_on(job.spec, count_slots())
 
     # ---- changing ------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_duration
-from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.job_place import Job
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.progress.record import Progress
 from safepoint.storage.location import CLAIMS, parse_location, resolve_claim
@@ -43,12 +43,12 @@ def absolute_location(output: str, working_dir: str) -> str:
     return str(parse_location(output).resolved(working_dir))
 
 
-def risk_of_suspending(job: JobRecord, progress: Progress | None) -> str | None:
+def risk_of_suspending(job: Job, progress: Progress | None) -> str | None:
     """A warning when a save may not fit into the grace period; None when it fits, or when its duration is unknown.
 
     A save has the grace period minus `margin_s`: it must end before the platform's SIGKILL.
     """
-    settings = job.spec.settings
+    settings = job.settings
     if not job.state.holds_slots or progress is None or progress.state.is_end:
         return None
     needed_s = progress.save_needed_s

@@ -9,6 +9,7 @@ from typing import Any
 from safepoint.errors import ExitCode
 from safepoint.foundation.processes import ProcessId
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.settings.run_settings import RunSettings
 
 
 class JobState(enum.StrEnum):
@@ -127,6 +128,40 @@ class JobRecord:
         """Its program, as a command line."""
         return command_line(self.spec.program, is_module=self.spec.is_module)
 
+    @property
+    def where(self) -> str:
+        """The folder in which it runs."""
+        return self.spec.working_dir
+
+    @property
+    def num_nodes(self) -> int:
+        """How many launchers it has."""
+        return self.spec.num_nodes
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of each node."""
+        return self.spec.ranks_per_node
+
+    @property
+    def settings(self) -> RunSettings:
+        """The options of its run."""
+        return self.spec.settings
+
+    @property
+    def particulars(self) -> dict[str, Any]:
+        """What only jobs of this machine have, as JSON; see docs/jobs.md."""
+        spec = self.spec
+        return {
+            "wanted": str(self.wanted),
+            "working_dir": spec.working_dir,
+            "cpu_per_node": spec.cpu_per_node,
+            "gpu_per_node": spec.gpu_per_node,
+            "priority": spec.priority,
+            "grace_s": spec.settings.grace_s,
+            "changed": self.changed,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
@@ -135,6 +170,7 @@ class JobSummary:
     Args:
         name: unique.
         state: its state.
+        message: why it is in this state; may be empty.
         created: RFC 3339 UTC.
         safe_step: the newest step known to be committed.
         command: its program, as a command line.
@@ -142,6 +178,7 @@ class JobSummary:
 
     name: str
     state: JobState
+    message: str
     created: str
     safe_step: int | None
     command: str

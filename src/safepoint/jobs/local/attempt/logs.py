@@ -6,22 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from safepoint.foundation import clock
+from safepoint.jobs.model.job_place import LogLine
 
 FOLDER = "logs"
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
-    """One line.
-
-    Args:
-        source: `rank 0`, `node 0` (its launcher) or `packages`.
-        text: the line without its end.
-    """
-
-    source: str
-    text: str
 
 
 @dataclass(slots=True)

@@ -8,10 +8,8 @@ from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of
-from safepoint.jobs.cluster.state import container_status, node_of
+from safepoint.jobs.cluster.state import JOBSET_LABEL, container_status, node_of
 
-JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-"""The label of a job's pods."""
 _AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
 
 

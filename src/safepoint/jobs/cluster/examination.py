@@ -1,0 +1,204 @@
+"""What a namespace of a cluster lacks for jobs: rights, Trainer, JobSet, Kueue, runtimes, storage."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from safepoint.doctor.finding import Finding, Status
+from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.manifests import Runtime
+from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+
+_ALL = ("get", "list", "watch", "create", "patch", "delete")
+_MADE = ("get", "list", "create", "patch", "delete")
+_NEEDED = (
+    ("trainjobs", "", _ALL, ""),
+    ("configmaps", "", _MADE, ""),
+    ("clustertrainingruntimes", "", ("get", "list"), ""),
+    ("trainingruntimes", "", ("get", "list"), ""),
+    ("jobsets", "", ("get", "list"), ""),
+    ("pods", "", ("get", "list", "watch"), ""),
+    ("pods", "log", ("get",), ""),
+    ("persistentvolumeclaims", "", ("get", "list"), ""),
+    ("events", "", ("list",), "a job that does not start does not say why"),
+    ("secrets", "", _MADE, "the pods of a job recognize each other by a file in the output location"),
+    ("trainingruntimes", "", ("create", "patch", "delete"), "`submit --grace` keeps the grace period of the runtime"),
+)
+"""Kind, subresource, verbs, and what happens without them; empty where a job does not work without them."""
+_OF_QUEUES = (
+    ("workloads", "", ("get", "list", "patch"), "the state of a job in a queue is incomplete"),
+    ("localqueues", "", ("get", "list"), "a wrong name of a queue is not noticed before the job waits for ever"),
+)
+_PROGRAMS = (
+    (
+        "Trainer",
+        "trainer.kubeflow.org",
+        "kubeflow-trainer-controller-manager",
+        ("kubeflow-system", "opendatahub", "redhat-ods-applications"),
+    ),
+    ("JobSet", "jobset.x-k8s.io", "jobset-controller-manager", ("jobset-system", "openshift-jobset-operator")),
+    ("Kueue", "kueue.x-k8s.io", "kueue-controller-manager", ("kueue-system", "openshift-kueue-operator")),
+)
+"""What it is called, its API, its deployment, and the namespaces where it may be."""
+
+
+def examine_cluster(api: ClusterApi) -> list[Finding]:
+    """Run all checks, in some fifteen requests.
+
+    Raises:
+        TransientError: the cluster does not answer.
+        AccessDeniedError: it does not accept the login.
+    """
+    found = [_cluster(api)]
+    groups = {str(at(one, "name")): one for one in items(api.read("/apis"), "groups")}
+    found += [_program(api, *program, groups) for program in _PROGRAMS]
+    found += _rights(api, [*_NEEDED, *(_OF_QUEUES if "kueue.x-k8s.io" in groups else ())])
+    if "trainer.kubeflow.org" in groups:
+        found.append(_runtimes(api))
+    found.append(_storage(api))
+    if "kueue.x-k8s.io" in groups:
+        found += _queues(api)
+    return found
+
+
+def _cluster(api: ClusterApi) -> Finding:
+    version = at(api.read("/version"), "gitVersion")
+    return Finding(
+        check="cluster",
+        status=Status.OK,
+        found=f"{api.connection.name}, namespace {api.namespace}, Kubernetes {version}",
+        why="the API server answers and accepts the login",
+    )
+
+
+def _program(
+    api: ClusterApi, title: str, group: str, deployment: str, namespaces: Sequence[str], groups: dict[str, Any]
+) -> Finding:
+    check = title.lower()
+    if group in groups:
+        served = ", ".join(str(at(one, "version")) for one in items(groups[group], "versions"))
+        version = _version(api, deployment, namespaces)
+        what = f"{title} {version}" if version else f"{title}, a release that you may not look up"
+        return Finding(check=check, status=Status.OK, found=f"{what}; API {served}", why="it runs the jobs")
+    if title == "Kueue":
+        why = "without Kueue there are no queues: jobs start at once, or wait for room on a node"
+        return Finding(check=check, status=Status.OK, found="not installed", why=why)
+    return Finding(
+        check=check,
+        status=Status.FAILURE,
+        found="not installed",
+        why="a job is a TrainJob, which Trainer makes a JobSet",
+        fix=f"ask the cluster's administrator to install Kubeflow {title}",
+    )
+
+
+def _version(api: ClusterApi, deployment: str, namespaces: Sequence[str]) -> str:
+    """The tag of the image that runs it; empty if it may not be read."""
+    for namespace in namespaces:
+        try:
+            found = api.read(f"/apis/apps/v1/namespaces/{namespace}/deployments/{deployment}")
+        except (AccessDeniedError, NotFoundError):
+            continue
+        images = [str(at(one, "image")) for one in items(found, "spec", "template", "spec", "containers")]
+        label = texts(found, "metadata", "labels").get("app.kubernetes.io/version", "")
+        tags = [image.rpartition(":")[2] for image in images if ":" in image.rpartition("/")[2] and "@" not in image]
+        return label or next(iter(tags), "")
+    return ""
+
+
+def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str]]) -> Iterator[Finding]:
+    """One line for each kind of which a right is missing; one in all if none is."""
+    allowed = api.rights()
+    has_all = True
+    for kind, subresource, verbs, without in needed:
+        # An authorizer may not list its rules; then each right is asked for.
+        missing = [
+            verb
+            for verb in verbs
+            if not allowed(verb, kind, subresource) and not api.may(verb, kind, subresource=subresource)
+        ]
+        if not missing:
+            continue
+        has_all = False
+        resource = f"{kind}/{subresource}" if subresource else kind
+        group = api.group_of(kind) or '""'
+        role = "ClusterRole" if kind == "clustertrainingruntimes" else "Role"
+        yield Finding(
+            check="rights",
+            status=Status.WARNING if without else Status.FAILURE,
+            found=f"you may not {', '.join(missing)} {resource}",
+            why=without or "jobs do not work without it",
+            fix=f"ask for a {role} with apiGroups [{group}], resources [{resource}], verbs [{', '.join(missing)}]",
+        )
+    if has_all:
+        yield Finding(
+            check="rights",
+            status=Status.OK,
+            found=f"you have all that jobs need in namespace {api.namespace}",
+            why="commands act with your own rights",
+        )
+
+
+def _runtimes(api: ClusterApi) -> Finding:
+    check, why = "runtimes", "a job names a runtime, which has the image and the grace period of its pods"
+    try:
+        found = api.objects("trainingruntimes") + api.objects("clustertrainingruntimes")
+    except AccessDeniedError as error:
+        return Finding(check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for this right")
+    shown = sorted(filter(None, map(_runtime, found)))
+    if shown:
+        return Finding(check=check, status=Status.OK, found=", ".join(shown), why=why)
+    return Finding(
+        check=check,
+        status=Status.FAILURE,
+        found="there is no runtime that trains PyTorch",
+        why=why,
+        fix="ask the cluster's administrator for the ClusterTrainingRuntime torch-distributed",
+    )
+
+
+def _runtime(document: Object) -> str:
+    """Its name and grace period; empty if it does not train PyTorch."""
+    try:
+        return f"{name_of(document)} (grace {Runtime(document=document).grace_s} s)"
+    except UsageError:
+        return ""
+
+
+def _storage(api: ClusterApi) -> Finding:
+    check, why = "storage", "a job on several pods saves to a claim that is ReadWriteMany, or to an object store"
+    try:
+        claims = api.objects("persistentvolumeclaims")
+    except AccessDeniedError as error:
+        return Finding(check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for this right")
+    shown = [
+        f"{name_of(claim)} ({', '.join([*items(claim, 'spec', 'accessModes'), str(at(claim, 'status', 'phase'))])})"
+        for claim in claims
+    ]
+    try:
+        classes = items(api.read("/apis/storage.k8s.io/v1/storageclasses"), "items")
+        known = f"; storage classes {', '.join(map(name_of, classes)) or 'none'}"
+    except AccessDeniedError:
+        known = ""
+    if any("ReadWriteMany" in items(claim, "spec", "accessModes") for claim in claims):
+        return Finding(check=check, status=Status.OK, found=f"claims {', '.join(shown)}{known}", why=why)
+    return Finding(
+        check=check,
+        status=Status.WARNING,
+        found=(f"claims {', '.join(shown)}" if shown else "there is no claim") + known,
+        why=why,
+        fix="make a claim with accessModes [ReadWriteMany], or use an object store with --connection",
+    )
+
+
+def _queues(api: ClusterApi) -> Iterator[Finding]:
+    try:
+        names = sorted(map(name_of, api.objects("localqueues")))
+    except AccessDeniedError:
+        return  # said among the rights
+    yield Finding(
+        check="queues",
+        status=Status.OK,
+        found=", ".join(names) if names else f"none in namespace {api.namespace}",
+        why="`submit --queue` names one of them",
+    )

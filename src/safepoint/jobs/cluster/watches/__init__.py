@@ -1,0 +1,1 @@
+"""What is seen through watches: changes arrive by themselves, and no request is repeated."""

@@ -1,0 +1,168 @@
+"""What commands need of a place of jobs: this machine and a cluster are used alike."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState
+from safepoint.progress.record import Progress
+from safepoint.settings.run_settings import RunSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of a job's output.
+
+    Args:
+        source: `rank 0`, `node 0` (a launcher or a pod) or `packages`.
+        text: the line without its end.
+    """
+
+    source: str
+    text: str
+
+
+class Summary(Protocol):
+    """A job in a list."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its place."""
+        ...
+
+    @property
+    def state(self) -> JobState:
+        """Its state."""
+        ...
+
+    @property
+    def message(self) -> str:
+        """Why it is in this state; may be empty."""
+        ...
+
+    @property
+    def created(self) -> str:
+        """RFC 3339 UTC."""
+        ...
+
+    @property
+    def safe_step(self) -> int | None:
+        """The newest step known to be committed."""
+        ...
+
+    @property
+    def command(self) -> str:
+        """Its program, as a command line."""
+        ...
+
+
+class Job(Summary, Protocol):
+    """A job."""
+
+    @property
+    def where(self) -> str:
+        """The folder, or the cluster and the namespace, in which it runs."""
+        ...
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes it has."""
+        ...
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Ranks of each node; None when a runtime of the cluster decides."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """The number of its newest start; 0 before the first."""
+        ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its last attempt."""
+        ...
+
+    @property
+    def was_saved(self) -> bool | None:
+        """Whether its last attempt ended with a checkpoint; None if this is unknown."""
+        ...
+
+    @property
+    def settings(self) -> RunSettings:
+        """The options of its run."""
+        ...
+
+    @property
+    def particulars(self) -> Mapping[str, Any]:
+        """What only jobs of its place have, as JSON."""
+        ...
+
+
+J = TypeVar("J", bound=Job)
+
+
+class JobPlace(Protocol[J]):
+    """The jobs of one place. The errors are those of `LocalJobs`."""
+
+    def summaries(self) -> Sequence[Summary]:
+        """All jobs, oldest first, with what a list shows."""
+        ...
+
+    def jobs(self) -> list[J]:
+        """All jobs, oldest first."""
+        ...
+
+    def job(self, name: str) -> J:
+        """One job."""
+        ...
+
+    def progress_of(self, job: J) -> Progress | None:
+        """Its last progress report."""
+        ...
+
+    def output_of(self, job: J) -> str | None:
+        """Its output location; None if it is unknown."""
+        ...
+
+    def attempts(self, name: str) -> list[AttemptRecord]:
+        """Its attempts, oldest first, as far as the place keeps them."""
+        ...
+
+    def events(self, name: str) -> list[JobEvent]:
+        """Its events, oldest first."""
+        ...
+
+    def logs(self, name: str, *, rank: int | None = None, follow: bool = False) -> Iterator[LogLine]:
+        """Its output, or that of one rank; with `follow`, until it has stopped."""
+        ...
+
+    def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[J]]:
+        """The active jobs, or one job, again and again; one that has ended is included once more.
+
+        Args:
+            name: the job; None for all. Ends when it stops.
+            interval_s: the time between two looks.
+        """
+        ...
+
+    def suspend(self, name: str, *, timeout_s: float | None = None) -> J:
+        """Save a checkpoint and stop a job, and wait until it is suspended."""
+        ...
+
+    def resume(self, name: str) -> J:
+        """Continue a suspended or failed job."""
+        ...
+
+    def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> J:
+        """Change a job's number of nodes. A running job is saved, stopped and started again."""
+        ...
+
+    def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
+        """Stop a job and remove it; returns the number of deleted checkpoints."""
+        ...
+
+    def remark_on(self, job: J) -> str:
+        """A warning about the size of a job; may be empty."""
+        ...

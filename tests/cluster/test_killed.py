@@ -1,0 +1,212 @@
+"""Commands that are killed after each of their requests: the next command goes on, and no object is left over."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import killed
+from tests.support.cluster.workspace import CLAIM, Workspace
+from tests.support.commands import Outcome, safepoint
+from tests.support.patience import PATIENCE
+
+_SIGKILL = -9
+
+
+class Command:
+    """A command with its options.
+
+    Args:
+        team: where it runs.
+        name: its name.
+        words: its arguments.
+    """
+
+    def __init__(self, team: Workspace, name: str, *words: str) -> None:
+        self.team, self.words = team, [name, "--on", ".", "--namespace", team.namespace, *words]
+
+    def run(self) -> Outcome:
+        """Run it to its end."""
+        return safepoint(*self.words)
+
+    def requests(self, log: Path, *fatal: str) -> int:
+        """Run it in a process that a request kills; returns the exit code. `log` receives the requests."""
+        command = [sys.executable, "-P", killed.__file__, str(log), *fatal, "--", *self.words]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=200)
+        assert done.returncode in {0, _SIGKILL} or fatal, done.stderr
+        return done.returncode
+
+    def points(self, log: Path) -> Iterator[tuple[str, str, str]]:
+        """After each request once; looking is repeated while a command waits, so of each kind once."""
+        log.unlink(missing_ok=True)
+        assert self.requests(log) == 0
+        times: Counter[str] = Counter()
+        for line in log.read_text().splitlines():
+            times[line] += 1
+            method, path = line.split()
+            if method != "GET" or times[line] == 1:
+                yield method, path, str(times[line])
+
+
+# ---- what is left ----------------------------------------------------------------------------------------------
+
+
+def submission(team: Workspace, script: Path, name: str = "a", nodes: int = 1) -> Command:
+    """A job whose pods never start: the node has no such image. What is tested is in the cluster, not in the pods."""
+    script.write_text("print('never')\n")
+    options = (
+        "--name",
+        name,
+        "--nnodes",
+        str(nodes),
+        "--image",
+        "none.example/none:1",
+        "--output-dir",
+        f"pvc://{CLAIM}/a",
+    )
+    return Command(team, "submit", *options, str(script))
+
+
+def objects_of(team: Workspace) -> dict[str, str]:
+    """The owner of each object that Safepoint made, by name."""
+    found = team.get("trainjobs,configmaps,secrets,trainingruntimes")["items"]
+    return {
+        f"{item['kind']}/{item['metadata']['name']}": " ".join(
+            one["uid"] for one in item["metadata"].get("ownerReferences", [])
+        )
+        for item in found
+        if any(label.startswith("safepoint.dev/") for label in item["metadata"].get("labels", {}))  # not Trainer's
+    }
+
+
+def assert_whole(team: Workspace, name: str = "a") -> None:
+    """The job is there with what was made for it, which belongs to it, and there is nothing else."""
+    job = team.get("trainjob", name)
+    objects = objects_of(team)
+    assert objects.pop(f"TrainJob/{name}") == ""
+    assert sum(key.startswith("ConfigMap/") for key in objects) == 1, objects
+    assert set(objects.values()) == {job["metadata"]["uid"]}, objects
+
+
+def assert_gone(team: Workspace) -> None:
+    """Kubernetes deletes what belonged to a job some seconds later."""
+    deadline_s = time.monotonic() + 30 * PATIENCE
+    while objects_of(team) and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+    assert objects_of(team) == {}
+
+
+def until(is_so: object, seconds: float = 60) -> None:
+    deadline_s = time.monotonic() + seconds * PATIENCE
+    assert callable(is_so)
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.5)
+
+
+# ---- tests -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(900)
+def test_submit(team: Workspace, tmp_path: Path) -> None:
+    """The same command again finishes what the first one began, or says that the job is there."""
+    submit, log = submission(team, tmp_path / "train.py", nodes=2), tmp_path / "log"
+    delete = Command(team, "delete", "a")
+    for point in list(submit.points(log)):
+        assert delete.run().code == 0
+        assert_gone(team)
+        code = submit.requests(log, *point)
+        assert code == _SIGKILL, point
+        again = submit.run()
+        assert again.code == 0 or "there is a job a" in again.stderr, again.stderr
+        assert_whole(team)
+
+
+@pytest.mark.timeout(900)
+def test_suspend_and_resume(team: Workspace, tmp_path: Path) -> None:
+    submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
+    suspend, resume = Command(team, "suspend", "a"), Command(team, "resume", "a")
+    assert submit.run().code == 0
+    suspensions = list(suspend.points(log))
+    resumptions = list(resume.points(log))
+    for one, other in itertools.zip_longest(suspensions, resumptions):
+        if one is not None:
+            suspend.requests(log, *one)
+        done = suspend.run()
+        assert done.code == 0, (one, done.stderr)
+        assert team.get("trainjob", "a")["spec"]["suspend"] is True
+        if other is not None:
+            resume.requests(log, *other)
+        done = resume.run()
+        assert done.code == 0 or "not suspended" in done.stderr, (other, done.stderr)
+        assert team.get("trainjob", "a")["spec"].get("suspend", False) is False
+        assert_whole(team)
+
+
+@pytest.mark.timeout(1500)
+def test_scale(team: Workspace, tmp_path: Path) -> None:
+    """Up and down in turn. Each of the commands that look at the job finishes the change."""
+    submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
+    assert submit.run().code == 0
+    created = team.get("trainjob", "a")["metadata"]["creationTimestamp"]
+    up, down = (Command(team, "scale", "a", "--nnodes", str(nodes)) for nodes in (2, 1))
+    points = list(dict.fromkeys([*up.points(log), *down.points(log)]))
+    nodes = 1
+    finishers = itertools.cycle(
+        [Command(team, "status", "a"), Command(team, "list"), down, submit, Command(team, "resume", "a")]
+    )
+    for point in points:
+        command, wanted = (up, 2) if nodes == 1 else (down, 1)
+        code = command.requests(log, *point)
+        if team.get("configmaps", "", "-l", "safepoint.dev/successor-of")["items"]:
+            finisher = next(finishers)
+            finisher = command if finisher is down else finisher
+
+            def is_finished(finisher: Command = finisher) -> bool:
+                finisher.run()
+                return not team.get("configmaps", "", "-l", "safepoint.dev/successor-of")["items"]
+
+            until(is_finished)
+            nodes = wanted
+        else:  # it was killed before the change was written down, or after its end
+            nodes = team.get("trainjob", "a")["spec"]["trainer"]["numNodes"]
+        job = team.get("trainjob", "a")
+        assert job["spec"]["trainer"]["numNodes"] == nodes, (point, code)
+        assert job["metadata"]["annotations"]["safepoint.dev/created"] == created
+        assert job["spec"].get("suspend", False) is False, point
+        assert_whole(team)
+
+
+@pytest.mark.timeout(900)
+def test_delete(team: Workspace, tmp_path: Path) -> None:
+    submit, log = submission(team, tmp_path / "train.py", nodes=2), tmp_path / "log"
+    delete = Command(team, "delete", "a")
+    assert submit.run().code == 0
+    for point in list(delete.points(log)):
+        assert_gone(team)
+        assert submit.run().code == 0
+        delete.requests(log, *point)
+        done = delete.run()
+        assert done.code == 0 or "there is no job a" in done.stderr, (point, done.stderr)
+        assert_gone(team)
+
+
+@pytest.mark.timeout(300)
+def test_a_deleted_job_has_no_successor(team: Workspace, tmp_path: Path) -> None:
+    """`scale` was killed, and the job is deleted instead."""
+    submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
+    scale, delete = Command(team, "scale", "a", "--nnodes", "2"), Command(team, "delete", "a")
+    job = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{team.namespace}/trainjobs/a"
+    for method in ("PATCH", "DELETE"):
+        assert submit.run().code == 0
+        assert scale.requests(log, method, job, "1") == _SIGKILL
+        done = delete.run()
+        assert done.code == 0, done.stderr
+        assert_gone(team)
