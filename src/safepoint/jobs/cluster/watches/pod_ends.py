@@ -63,7 +63,7 @@ class PodEnds:
 
     def _note(self, pod: Object) -> None:
         ended = at(container_status(pod), "state", "terminated")
-        if ended is None:
+        if at(ended, "startedAt") is None:  # a container that never ran has an exit code too when its pod is deleted
             return
         code = int(at(ended, "exitCode") or 0)
         self._codes[name_of(pod)] = code
