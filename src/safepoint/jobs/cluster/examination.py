@@ -145,7 +145,7 @@ def _runtimes(api: ClusterApi) -> Finding:
         found = api.objects("trainingruntimes") + api.objects("clustertrainingruntimes")
     except AccessDeniedError as error:
         return Finding(check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for this right")
-    shown = sorted(filter(None, map(_runtime, found)))
+    shown = sorted(shown for document in found if (shown := _runtime(document)))
     if shown:
         return Finding(check=check, status=Status.OK, found=", ".join(shown), why=why)
     return Finding(
