@@ -25,7 +25,7 @@ from restart_worker import PLACES, WAYS
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.snapshot.keeper_client.process import KeeperProcess
-from safepoint.snapshot.protocol.channel import new_keeper_name
+from safepoint.snapshot.protocol.channel import new_keeper_key
 from safepoint.snapshot.protocol.messages import KeeperPlan
 
 WORKER = Path(__file__).parent / "restart_worker.py"
@@ -35,8 +35,8 @@ GOAL_S_PER_GB = 0.2
 def run_round(turn: int, folder: Path, options: argparse.Namespace) -> list[dict[str, float]]:
     """The figures of one killed rank and its successor; the snapshot's bytes come first."""
     OutputFolder(folder).prepare()
-    host = KeeperProcess(KeeperPlan(name=new_keeper_name()))
-    common = ["--keeper", host.name, "--folder", str(folder), "--mb", str(options.mb), "--turn", str(turn)]
+    host = KeeperProcess(KeeperPlan(key=new_keeper_key()))
+    common = ["--keeper", host.key, "--folder", str(folder), "--mb", str(options.mb), "--turn", str(turn)]
     saver = subprocess.Popen([sys.executable, str(WORKER), "save", *common], stdout=subprocess.PIPE, text=True)
     try:
         assert saver.stdout is not None

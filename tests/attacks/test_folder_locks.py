@@ -17,7 +17,7 @@ from safepoint.foundation.environment import host_name
 from safepoint.foundation.files import FolderLock, is_locked
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
-from safepoint.snapshot.protocol.channel import new_keeper_name
+from safepoint.snapshot.protocol.channel import new_keeper_key
 from safepoint.snapshot.protocol.messages import KeeperPlan
 from tests.support.checkpoints import prepared
 
@@ -105,8 +105,8 @@ def _hold_as(path: Path, owner: dict[str, Any], gate: Any) -> None:
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[KeeperClient]:
-    process = KeeperProcess(KeeperPlan(name=new_keeper_name()))
-    client = KeeperClient.connect(process.name, wait_s=30, rank=0, num_ranks=1)
+    process = KeeperProcess(KeeperPlan(key=new_keeper_key()))
+    client = KeeperClient.connect(process.key, wait_s=30, rank=0, num_ranks=1)
     assert client is not None
     yield client
     client.close()

@@ -24,7 +24,7 @@ from safepoint.jobs.local.attempt.launchers import Launchers
 from safepoint.jobs.local.paths import make_private
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.snapshot.keeper_client.process import KeeperProcess
-from safepoint.snapshot.protocol.channel import connect, new_keeper_name
+from safepoint.snapshot.protocol.channel import connect, new_keeper_key
 from safepoint.snapshot.protocol.messages import KeeperPlan
 from safepoint.training.rendezvous import job_secret, socket_owner
 from safepoint.training.rendezvous.admission import Gate, Key, RefusedError, SameUser
@@ -134,6 +134,15 @@ class TestPlantedFiles:
         with pytest.raises(UsageError, match="belongs to another user"):
             Configuration.load(shared)
 
+    @pytest.mark.parametrize(
+        "text", ["x = " + "[" * 5000, "x = " + "{a = " * 3000, "x = " + "9" * 5000, f"[{'.'.join('a' * 9000)}]"]
+    )
+    def test_settings_that_no_parser_likes(self, text: str, tmp_path: Path) -> None:
+        """In the current folder, which may be someone else's project."""
+        (tmp_path / "safepoint.toml").write_text(f"[run]\n{text}\n")
+        with pytest.raises(UsageError, match="nothing was done"):
+            Configuration.load(tmp_path)
+
     @pytest.mark.parametrize("kind", ["folder", "folder above", "link"])
     def test_output_folders(self, kind: str, shared: Path, tmp_path: Path) -> None:
         """A run would resume from what is in it."""
@@ -178,6 +187,34 @@ class TestPlantedFiles:
         monkeypatch.setattr(os.path, "expanduser", lambda path: path)
         assert environment.home_folder() == str(tmp_path / f"safepoint-home-{os.geteuid()}")
         assert place_output("s3://bucket/x", local_dir=None, environ={}).folder.is_relative_to(tmp_path)
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of another user")
+    def test_a_secret_that_another_user_has_written(self, tmp_path: Path) -> None:
+        """In a folder that others may write to; root could read it, and its writer would join the job as a node."""
+        path = tmp_path / ".safepoint" / "job-secret"
+        path.parent.mkdir()
+        path.write_text("0" * 64)
+        path.chmod(0o600)
+        os.chown(path, 65533, 65533)
+        with pytest.raises(StorageError, match="belongs to user 65533"):
+            job_secret.agree_on_secret(RunSettings(output_dir=str(tmp_path)), environ={})
+
+    @pytest.mark.timeout(60)
+    @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large"])
+    def test_a_file_for_the_secret_that_has_no_end(self, kind: str, tmp_path: Path) -> None:
+        """It is refused at once."""
+        path = tmp_path / "secret"
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+        with pytest.raises(UsageError, match="no rank was started"):
+            job_secret.agree_on_secret(RunSettings(), environ={"SAFEPOINT_JOB_SECRET_FILE": str(path)})
 
     def test_a_secret_that_others_can_read(self, tmp_path: Path) -> None:
         """It is none; another user may have written it."""
@@ -249,9 +286,9 @@ def test_processes_of_another_user_are_not_a_jobs(tmp_path: Path) -> None:
 
 def test_the_name_of_a_keeper_is_taken_when_others_can_see_it() -> None:
     """It is in the command line of its process, which takes a while to start."""
-    name = new_keeper_name()
-    process = KeeperProcess(KeeperPlan(name=name))
-    connect(name).close()
+    key = new_keeper_key()
+    process = KeeperProcess(KeeperPlan(key=key))
+    connect(key).close()
     process.finish()
 
 
@@ -336,11 +373,7 @@ class TestPorts:
             ]
             await asyncio.sleep(0.5)
             key = Key(_SECRET, node=1, may_use_token=False)
-            replay = asyncio.StreamReader()
-            replay.feed_data(greeting)
-            proving = asyncio.create_task(key._prove(replay, writer))
-            replay.feed_data(await reader.readexactly(33))
-            assert await proving
+            assert await key._prove(greeting[23:], reader, writer)
             for _, other in (*flood, (reader, writer)):
                 other.close()
 

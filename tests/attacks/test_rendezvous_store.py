@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.training.rendezvous.admission import Gate, Key, RefusedError
+from safepoint.training.rendezvous.admission import Gate, Key, RefusedError, _machine_of
 from safepoint.training.rendezvous.store_server import StoreServer
 from tests.support import networks
 from tests.support.ports import free_port
@@ -142,6 +142,12 @@ def test_garbage_ends_only_its_own_connection(data: bytes, server: StoreServer) 
     assert _ping(server.port) == b"ping"
 
 
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+    writer.close()
+
+
 class TestOtherNodes:
     """The port for the other nodes of a job."""
 
@@ -227,6 +233,54 @@ class TestOtherNodes:
         finally:
             for client in idle:
                 client.close()
+
+    @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+    def test_a_port_that_another_user_has_for_one_protocol(self, family: socket.AddressFamily) -> None:
+        """Node 0 does not serve the other protocol alone: nodes would reach the stranger, who passes them on."""
+        if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+            pytest.skip("this machine has no IPv6")
+        stranger, port = socket.socket(family), free_port()
+        if family == socket.AF_INET6:
+            stranger.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        stranger.bind(("", port))
+        stranger.listen()
+        server = StoreServer()
+        server.start()
+        with stranger, pytest.raises(OSError, match="in use"):
+            server.serve_nodes(Gate(_SECRET, num_nodes=2, is_open=False), port)
+        server.close()
+
+    def test_a_rank_waits_while_node_0_is_too_busy_to_answer(self, server: StoreServer, port: int) -> None:
+        """A flood closes or delays some handshakes; that ends no rank."""
+        drops = iter([False, True, True, True, False])
+
+        async def front(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if next(drops):
+                writer.close()
+                return
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(_pump(reader, back))
+                both.create_task(_pump(there, writer))
+
+        async def run() -> None:
+            listening = await asyncio.start_server(front, "127.0.0.1", 0)
+            there = listening.sockets[0].getsockname()[1]
+            other = await asyncio.to_thread(self._join, there, _SECRET, 1)
+            assert await asyncio.to_thread(_ping, other.port) == b"ping"
+            await asyncio.to_thread(other.close)
+            listening.close()
+
+        asyncio.run(run())
+        assert next(drops, None) is None
+
+    def test_many_addresses_of_one_machine_count_as_one(self) -> None:
+        """A neighbour has 2^64 addresses of IPv6."""
+        machines = [_machine_of(f"2001:db8:0:1::{number:x}") for number in range(1, 9)]
+        assert len(set(machines)) == 1
+        others = {_machine_of(host) for host in ("2001:db8:0:2::1", "::ffff:10.0.0.1", "::ffff:10.0.0.2", "10.0.0.3")}
+        assert len(others | set(machines)) == 5
+        assert _machine_of("::ffff:10.0.0.1") == _machine_of("10.0.0.1")
 
     def test_without_a_common_secret_the_first_keeps_the_number(self, server: StoreServer) -> None:
         """Where nodes have nothing in common, a second program cannot take a node's place."""

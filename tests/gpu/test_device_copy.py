@@ -19,7 +19,7 @@ from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
-from safepoint.snapshot.protocol.channel import new_keeper_name
+from safepoint.snapshot.protocol.channel import new_keeper_key
 from safepoint.snapshot.protocol.messages import CheckpointFacts, Goodbye, KeeperPlan
 from safepoint.snapshot.staging.device_copy import _host_bytes, pin
 from safepoint.snapshot.staging.guard import Guard
@@ -317,9 +317,9 @@ def test_a_restart_loads_from_memory(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer(1)
     train(model, optimizer, 2)
     OutputFolder(tmp_path).prepare()
-    host = KeeperProcess(KeeperPlan(name=new_keeper_name()))
+    host = KeeperProcess(KeeperPlan(key=new_keeper_key()))
     try:
-        keeper = KeeperClient.connect(host.name, wait_s=20, rank=0, num_ranks=1)
+        keeper = KeeperClient.connect(host.key, wait_s=20, rank=0, num_ranks=1)
         assert keeper is not None
         assert keeper.open_folder(str(tmp_path)) == ""
         snapshotter = Snapshotter(keeper, optimizers=[optimizer], on_torn=lambda _: None)
@@ -344,7 +344,7 @@ def test_a_restart_loads_from_memory(tmp_path: Path) -> None:
         train(model, optimizer, 1)
         snapshotter.wait_staged()
         keeper.close()  # without a goodbye
-        again = KeeperClient.connect(host.name, wait_s=20, rank=0, num_ranks=1, restart=1)
+        again = KeeperClient.connect(host.key, wait_s=20, rank=0, num_ranks=1, restart=1)
         assert again is not None
         recalled = again.find_earlier_snapshot()
         assert recalled is not None

@@ -51,7 +51,7 @@ def save(folder: str, how: str) -> None:
         if child == 0:
             signal.pause()
             os._exit(0)
-    said = {"how": how, "pid": os.getpid(), "keeper": keeper, "child": child, "name": checkpointer._host.name}
+    said = {"how": how, "pid": os.getpid(), "keeper": keeper, "child": child, "key": checkpointer._host.key}
     os.write(1, f"{json.dumps(said)}\n".encode())
     signal.pause()
 

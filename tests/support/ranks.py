@@ -31,6 +31,7 @@ class ThreadPeers:
 
     def __init__(self, meetings: "Meetings", place: Place) -> None:
         self.place = place
+        self.secret: bytes | None = None
         self._meetings = meetings
 
     def gather(self, value: Any) -> list[Any]:

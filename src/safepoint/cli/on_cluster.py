@@ -71,16 +71,22 @@ def zip_of(folder: Path) -> bytes:
     """The files below a folder in a zip; the same files give the same bytes. Hidden files and caches are left out.
 
     Raises:
-        UsageError: it is not a folder, or a file in it cannot be read.
+        UsageError: it is not a folder, a file in it cannot be read, or a link in it leads out of the folder.
     """
     if not folder.is_dir():
         raise UsageError(f"--code {folder} is not a folder")
+    root = folder.resolve()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for path in sorted(folder.rglob("*")):
             inner = path.relative_to(folder)
             if any(part.startswith(".") or part == "__pycache__" for part in inner.parts) or not path.is_file():
                 continue
+            if not path.resolve().is_relative_to(root):
+                raise UsageError(
+                    f"--code {folder}: {inner} is a link to {path.resolve()}, which is outside; nothing was sent",
+                    hint="replace the link with the file if the job needs it, or delete it",
+                )
             entry = zipfile.ZipInfo(str(inner), (1980, 1, 1, 0, 0, 0))
             entry.external_attr = (0o755 if path.stat().st_mode & 0o100 else 0o644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED

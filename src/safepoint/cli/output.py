@@ -1,6 +1,8 @@
 """The answer of a command on stdout: lines for a person, or JSON for a program."""
 
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +10,7 @@ import typer
 
 from safepoint.errors import printable, without_credentials
 
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
 _VERSION = 1
 """The version of every JSON document on stdout. It increases when a key is removed or changes its meaning."""
 
@@ -32,6 +35,20 @@ def print_answer(
         typer.echo(without_credentials(json.dumps(versioned(document), indent=1)))
     else:
         typer.echo(without_credentials(json.dumps([versioned(one) for one in document], indent=1)))
+
+
+def print_log_line(line: str) -> None:
+    """Print a line of a program's output.
+
+    For a program that reads it, it is printed as it is. On a terminal only its colours are: other sequences could
+    replace what the user has copied, or hide lines.
+    """
+    if sys.stdout.isatty():
+        shown = line.expandtabs().rpartition("\r")[2]  # a progress bar writes over itself
+        parts = _COLOUR.split(shown)
+        line = "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
+        line += "\x1b[0m" if len(parts) > 1 else ""
+    typer.echo(line)
 
 
 def print_warning(text: str) -> None:

@@ -24,6 +24,7 @@ from safepoint.foundation.units import nearest
 PROJECT_FILE = "safepoint.toml"
 _PYPROJECT = "pyproject.toml"
 _MOST_BYTES = 1 << 20
+_MOST_DEPTH = 10
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
 _KEY = re.compile(r"\s*([^=#\[\]{}]+?)\s*=")
 _PVC, _LOCAL = "pvc", "local"
@@ -211,7 +212,7 @@ def _tables(path: Path) -> Iterator[Table]:
 
     try:
         document: Any = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not valid TOML: {printable(str(error))}; nothing was done",
             hint="correct the file; strings need quotation marks",
@@ -234,6 +235,11 @@ def _walk(
     lines: Mapping[tuple[str, ...], tuple[int, str]],
 ) -> Iterator[Table]:
     settings: dict[str, Setting] = {}
+    if len(name) > _MOST_DEPTH:
+        raise UsageError(
+            f"{file} has tables that are nested more than {_MOST_DEPTH} deep; nothing was done",
+            hint="no command has so many parts; correct the file",
+        )
     for key, value in content.items():
         if isinstance(value, dict):
             continue

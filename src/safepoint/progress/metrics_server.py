@@ -130,7 +130,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(503, _JSON, b'{"error": "training has not begun"}')
         elif path == "/metrics/prometheus" or wants_text(self.headers.get("Accept", "")):
             text = prometheus_text.render(known[0], now_s=clock.wall_s())
-            self._answer(200, prometheus_text.CONTENT_TYPE, text.encode())
+            self._answer(200, prometheus_text.CONTENT_TYPE, text.encode(errors="backslashreplace"))
         else:
             self._answer(200, _JSON, TrainerStatus.of(known[0], has_ended=known[1]).to_bytes())
 

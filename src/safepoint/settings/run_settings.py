@@ -79,7 +79,7 @@ class RunSettings:
     launcher_pid: int | None = None
     """The pid of the launcher, whose death ends the rank; set by the launcher."""
     keeper: str | None = None
-    """The name of the socket of the node's keeper; set by the launcher."""
+    """The key of the node's keeper; set by the launcher."""
     has_begun: bool = False
     """Whether an earlier launcher of the job has started training; then `resume` and `from_scratch` have been applied
     already, and are not applied again."""

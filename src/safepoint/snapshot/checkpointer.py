@@ -35,7 +35,7 @@ from safepoint.snapshot.keeper_client.arena import NoRoomError
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.keeper_client.snapshotter import Snapshotter
-from safepoint.snapshot.protocol.channel import new_keeper_name
+from safepoint.snapshot.protocol.channel import new_keeper_key
 from safepoint.snapshot.protocol.messages import CheckpointFacts, Goodbye, KeeperPlan, Outcome
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -126,7 +126,7 @@ class Checkpointer:
         self._pid = os.getpid()
         self._is_closed = False
         self._claim()
-        self._host = KeeperProcess(KeeperPlan(name=new_keeper_name()))
+        self._host = KeeperProcess(KeeperPlan(key=new_keeper_key()))
         self._snapshotter = self._connect()
 
     def _claim(self) -> None:
@@ -158,7 +158,7 @@ class Checkpointer:
         )
 
     def _connect(self) -> Snapshotter:
-        keeper = KeeperClient.connect(self._host.name, wait_s=_KEEPER_START_S, rank=0, num_ranks=1)
+        keeper = KeeperClient.connect(self._host.key, wait_s=_KEEPER_START_S, rank=0, num_ranks=1)
         error = "it does not answer" if keeper is None else keeper.open_folder(str(self._output.root))
         if keeper is None or error:
             raise SaveError(f"the keeper cannot be used: {error}")

@@ -24,6 +24,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConflictError, SaveError
 from safepoint.snapshot.checkpointer import Checkpointer
 from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.snapshot.protocol.channel import names_of
 from tests.support.keepers import commands_with
 from tests.support.memory import shared_files
 from tests.support.snapshots import LARGE_STATE_ELEMENTS, same
@@ -359,11 +360,11 @@ def test_nothing_is_left_after_close(tmp_path: Path, training: Training) -> None
     before = len(os.listdir("/proc/self/fd"))
     shared = shared_files()
     with Checkpointer(tmp_path / "out") as checkpointer:
-        name, pid = checkpointer._host.name, checkpointer._host.pid
+        key, pid = checkpointer._host.key, checkpointer._host.pid
         checkpointer.save(training.state, training.step())
     assert steps(tmp_path / "out") == [1], "closing waits for what was begun"
     assert not Path(f"/proc/{pid}").exists()
-    assert name not in Path("/proc/net/unix").read_text()
+    assert not any(name in Path("/proc/net/unix").read_text() for name in names_of(key))
     assert shared_files() <= shared
     del checkpointer
     gc.collect()
@@ -379,7 +380,7 @@ class Killed:
 
     def __init__(self, folder: Path, said: dict[str, Any]) -> None:
         self.folder = folder / said["how"]
-        self.keeper, self.child, self.name = said["keeper"], said["child"], said["name"]
+        self.keeper, self.child, self.names = said["keeper"], said["child"], names_of(said["key"])
         self._keeper = os.pidfd_open(self.keeper)
         os.kill(said["pid"], signal.SIGKILL)
 
@@ -388,8 +389,8 @@ class Killed:
         with contextlib.suppress(ProcessLookupError):  # not all of them were stopped
             os.kill(self.keeper, signal.SIGCONT)
         wait_for_death(self.keeper, self._keeper)
-        assert self.name not in Path("/proc/net/unix").read_text()
-        assert not commands_with(self.name)
+        assert not any(name in Path("/proc/net/unix").read_text() for name in self.names)
+        assert not any(commands_with(name) for name in self.names)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import typer
 
 from safepoint.cli.cluster_options import Namespace, On, open_jobs, options_of
 from safepoint.cli.job_answers import HEAD, job_document, page, row, with_reasons
-from safepoint.cli.output import print_answer, print_warning, table, versioned
+from safepoint.cli.output import print_answer, print_log_line, print_warning, table, versioned
 from safepoint.errors import ConflictError, PartlyDoneError, SafepointError, StorageError, printable
 from safepoint.foundation.events import console
 from safepoint.foundation.units import plural
@@ -106,7 +106,7 @@ def logs(
             if as_json:
                 typer.echo(json.dumps(versioned({"source": line.source, "text": line.text})))
             else:
-                typer.echo(line.text if is_alone else f"{line.source} | {line.text}")
+                print_log_line(line.text if is_alone else f"{line.source} | {line.text}")
 
 
 def events(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeVar, cast
@@ -15,7 +16,7 @@ from safepoint.errors import AccessDeniedError, NotFoundError, StorageError, Tra
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.connection import Connection
 from safepoint.jobs.cluster.failures import BusyError, GoneError, refusal, unreachable
-from safepoint.jobs.cluster.objects import Object, at, items
+from safepoint.jobs.cluster.objects import Object, at, items, name_of, number
 
 _T = TypeVar("_T")
 _CONNECT_S, _REQUEST_S = 5.0, 20.0
@@ -23,7 +24,15 @@ _WITHIN_S = 30.0
 """For how long a request is repeated while the server is busy or out of reach."""
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _PAGE = 500
+_MOST_OBJECTS = 100_000
+_MOST_EXPIRED = 5
+"""How often a list may have to start over, because its pages had expired."""
 _MOST_ANSWER_BYTES = 64 << 20
+_MOST_LINE_BYTES = 16 << 20
+_ANSWER_S = 120.0
+"""How long one answer may take; a server that sends a byte now and then keeps to the limit for each read."""
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
+_NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _GROUPS = {
     "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
@@ -37,6 +46,7 @@ _GROUPS = {
     "events": "api/v1",
 }
 _CORE = "api/v1"
+_PLAIN = {"accept-encoding": "identity"}
 _OF_CLUSTER = {
     "clustertrainingruntimes",
     "selfsubjectaccessreviews",
@@ -57,8 +67,10 @@ class ClusterApi:
         self.connection = connection
         self.namespace = connection.namespace
         timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S)
+        is_encrypted = connection.config.cluster.server.startswith("https:")
         try:
-            parameters: Any = ConnectionParams(timeout=timeout)  # its options are of many types
+            # A proxy could read what is not encrypted. The options of this class are of many types.
+            parameters: Any = ConnectionParams(timeout=timeout, trust_env=is_encrypted)
             options: Any = parameters.httpx_params(connection.config)
         except (ConfigError, OSError) as error:  # a certificate that cannot be read
             raise UsageError(f"the connection to {connection.name} is not valid: {error}") from error
@@ -100,15 +112,29 @@ class ClusterApi:
         except NotFoundError:
             return None
 
-    def objects(self, kind: str, *, labels: str = "", fields: str = "") -> list[Object]:
-        """All objects of a kind, or those that the selectors choose. Empty if the cluster does not know the kind."""
-        return self.objects_at(kind, labels=labels, fields=fields)[0]
+    def objects(self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True) -> list[Object]:
+        """All objects of a kind, or those that the selectors choose. Empty if the cluster does not know the kind.
 
-    def objects_at(self, kind: str, *, labels: str = "", fields: str = "") -> tuple[list[Object], str]:
+        Args:
+            kind: the plural.
+            labels: a selector.
+            fields: likewise.
+            has_content: False for the metadata only, for kinds with large contents or secret ones.
+
+        Raises:
+            StorageError: there are more than any cluster has.
+            GoneError: the pages expire faster than they can be read.
+        """
+        return self.objects_at(kind, labels=labels, fields=fields, has_content=has_content)[0]
+
+    def objects_at(
+        self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True
+    ) -> tuple[list[Object], str]:
         """The same, and the version from which a watch continues."""
+        headers = {} if has_content else {"accept": _NAMES_ONLY}
         found: list[Object] = []
-        marker = ""
-        while True:
+        marker, num_expired = "", 0
+        while len(found) <= _MOST_OBJECTS:
             given: dict[str, str] = {
                 "limit": str(_PAGE),
                 "labelSelector": labels,
@@ -117,16 +143,20 @@ class ClusterApi:
             }
             query = {name: value for name, value in given.items() if value}
             try:
-                page: Any = self._json("GET", self._path(kind), query=query)
+                page: Any = self._json("GET", self._path(kind), query=query, headers=headers)
             except GoneError:  # the pages before have expired
+                num_expired += 1
+                if num_expired > _MOST_EXPIRED:
+                    raise
                 found, marker = [], ""
                 continue
             except NotFoundError:
                 return [], ""
-            found += items(page, "items")
+            found += (item for item in items(page, "items") if name_of(item))
             marker = str(at(page, "metadata", "continue") or "")
             if not marker:
                 return found, str(at(page, "metadata", "resourceVersion") or "")
+        raise StorageError(f"cluster {self.connection.name} has more than {_MOST_OBJECTS} {kind}; nothing was done")
 
     def create(self, kind: str, body: Object) -> Object:
         """Create an object.
@@ -175,7 +205,7 @@ class ClusterApi:
             "spec": {"resourceAttributes": attributes},
         }
         answer = self.create("selfsubjectaccessreviews", body)
-        return bool(answer["status"]["allowed"])
+        return at(answer, "status", "allowed") is True
 
     def rights(self) -> Callable[[str, str, str], bool]:
         """What this identity may do in the namespace: a function of verb, kind and subresource.
@@ -230,11 +260,13 @@ class ClusterApi:
         }
         with self._stream(self._path(kind), query, read_s=timeout_s + 10) as lines:
             for line in lines:
-                event: Any = json.loads(line)
-                if event["type"] == "ERROR":
-                    raise refusal(event["object"].get("code", 500), event["object"], f"watch {kind}")
-                if event["type"] != "BOOKMARK":
-                    yield event["type"], event["object"]
+                event = _document(line)
+                what, item = str(at(event, "type")), at(event, "object")
+                if what == "ERROR" or not isinstance(item, dict):
+                    status = cast(Object, item) if isinstance(item, dict) else {}
+                    raise refusal(number(status, "code") or 500, status, f"watch {kind}")
+                if what != "BOOKMARK":
+                    yield what, cast(Object, item)
 
     def log(
         self, pod: str, container: str, *, follow: bool = False, previous: bool = False, tail: int | None = None
@@ -254,24 +286,27 @@ class ClusterApi:
         given: dict[str, Any] = {"container": container, "follow": follow, "previous": previous, "tailLines": tail}
         query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
         with self._stream(f"{self._path('pods', pod)}/log", query, read_s=None if follow else _REQUEST_S) as lines:
-            yield from lines
+            yield from (line.decode(errors="replace") for line in lines)
 
     @contextlib.contextmanager
-    def _stream(self, path: str, query: Mapping[str, str], *, read_s: float | None) -> Generator[Iterator[str]]:
+    def _stream(self, path: str, query: Mapping[str, str], *, read_s: float | None) -> Generator[Iterator[bytes]]:
         what = f"GET {path}"
         timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
         self.num_requests += 1
         try:
-            with self._client.stream("GET", path, params=query, timeout=timeout) as response:
+            with self._client.stream("GET", path, params=query, timeout=timeout, headers=_PLAIN) as response:
                 if response.status_code >= 300:
-                    raise refusal(response.status_code, _document(response.read()), what)
-                yield response.iter_lines()
+                    raise refusal(response.status_code, _document(_content(response)), what)
+                yield _lines(response.iter_raw())
         except (httpx2.HTTPError, OSError) as error:
             raise TransientError(f"the connection to {self.connection.name} broke: {error}") from error
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def _path(self, kind: str, name: str = "") -> str:
+        for text in filter(None, (name, self.namespace)):
+            if not _NAME.fullmatch(text):  # it could lead to another object
+                raise UsageError(f"{text!r} is not a valid name on a cluster; nothing was done")
         namespace = "" if kind in _OF_CLUSTER else f"/namespaces/{self.namespace}"
         return f"/{_GROUPS.get(kind, _CORE)}{namespace}/{kind}" + (f"/{name}" if name else "")
 
@@ -288,14 +323,10 @@ class ClusterApi:
 
         def send() -> Object:
             self.num_requests += 1
-            response = self._client.request(
-                method,
-                path,
-                params=query,
-                content=None if body is None else json.dumps(body).encode(),
-                headers={"content-type": "application/json", "accept": "application/json", **(headers or {})},
-            )
-            document = _document(response.content)
+            given = {"content-type": "application/json", "accept": "application/json", **_PLAIN, **(headers or {})}
+            content = None if body is None else json.dumps(body).encode()
+            with self._client.stream(method, path, params=query, content=content, headers=given) as response:
+                document = _document(_content(response))
             if response.status_code >= 300:
                 raise refusal(response.status_code, document, what, after_s=response.headers.get("retry-after"))
             return document
@@ -314,9 +345,9 @@ class ClusterApi:
             asked_s = 0.0
             try:
                 return send()
-            except ConfigError as error:
+            except (ConfigError, KeyError, TypeError, ValueError) as error:
                 raise AccessDeniedError(
-                    f"the program that gives your token for {name} failed: {error}",
+                    f"the program that gives your token for {name} failed: {type(error).__name__}: {error}",
                     hint="log in to the cluster again",
                 ) from error
             except (httpx2.HTTPError, OSError) as error:
@@ -335,10 +366,38 @@ class ClusterApi:
         raise AssertionError
 
 
+def _content(response: httpx2.Response) -> bytes:
+    """The body of an answer. It is not compressed: a small one could become larger than the memory.
+
+    Raises:
+        StorageError: it is too large.
+        TransientError: it takes too long.
+    """
+    data, give_up_s = bytearray(), clock.monotonic_s() + _ANSWER_S
+    for block in response.iter_raw():
+        data += block
+        if len(data) > _MOST_ANSWER_BYTES:
+            raise StorageError(f"the cluster's answer has more than {_MOST_ANSWER_BYTES:,} bytes; it was not read")
+        if clock.monotonic_s() > give_up_s:
+            raise TransientError(f"the cluster's answer took more than {_ANSWER_S:g} s")
+    return bytes(data)
+
+
+def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The lines of a stream. One that is too long is cut into several."""
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+        if len(rest) > _MOST_LINE_BYTES:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
+
 def _document(data: bytes) -> Object:
     """The answer; empty if it is not a JSON object, as from a proxy."""
-    if len(data) > _MOST_ANSWER_BYTES:
-        raise StorageError(f"the cluster's answer has {len(data)} bytes, more than is accepted")
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(data)
         if isinstance(found, dict):

@@ -114,7 +114,7 @@ class ClusterJobs:
         jobsets = {name_of(item): item for item in self._api.objects("jobsets")}
         pods: dict[str, list[Object]] = {}
         for pod in self._api.objects("pods", labels=JOBSET_LABEL):
-            pods.setdefault(texts(pod, "metadata", "labels")[JOBSET_LABEL], []).append(pod)
+            pods.setdefault(texts(pod, "metadata", "labels").get(JOBSET_LABEL, ""), []).append(pod)
         workloads = {texts(item, "metadata", "labels").get(UID_LABEL): item for item in self._workloads("")}
         found = [
             describe(

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from safepoint.errors import NotFoundError, UnsupportedError, UsageError
+from safepoint.foundation.environment import is_planted
 from safepoint.jobs.cluster.objects import at, items, texts
 
 try:
@@ -24,6 +26,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_V1 = "client.authentication.k8s.io/v1"
 _EXEC_KNOWN = "client.authentication.k8s.io/v1beta1"
 _DEFAULT_NAMESPACE = "default"
+_LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,12 @@ def _connection(name: str, config: SingleConfig | None, namespace: str | None) -
             user=User(),
             fname=config.fname,
         )
+    server = urlsplit(config.cluster.server)
+    if server.scheme != "https" and server.hostname not in _LOCAL and config.user != User():
+        raise UsageError(
+            f"{name} has an address with {server.scheme}, so your login would be sent unencrypted; nothing was sent",
+            hint="correct server in the kubeconfig",
+        )
     program = config.user.exec if config.user is not None else None
     if program is not None and program.apiVersion == _EXEC_V1:
         program.apiVersion = _EXEC_KNOWN  # lightkube knows only this one, whose answer is the same
@@ -134,10 +143,15 @@ def _read(files: list[Path]) -> KubeConfig:
     for file in files:
         if not file.is_file():
             continue
+        if is_planted(file):  # it can name a program that gives the token
+            raise UsageError(
+                f"the kubeconfig {file} was put by another user where everyone may write; it was not read",
+                hint="set KUBECONFIG to a file of your own",
+            )
         first = first or file
         try:
             document: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
             raise UsageError(f"the kubeconfig {file} cannot be read: {error}") from error
         if not isinstance(document, dict):
             raise UsageError(f"the kubeconfig {file} is not a kubeconfig")
@@ -147,12 +161,15 @@ def _read(files: list[Path]) -> KubeConfig:
         raise NotFoundError(f"there is no kubeconfig {names}", hint="log in to your cluster, or set KUBECONFIG")
     try:
         return KubeConfig.from_dict(merged)  # pyright: ignore[reportUnknownMemberType]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the kubeconfig {first} is not valid: {error}") from error
 
 
 def _merge(merged: dict[str, Any], document: dict[str, Any], file: Path) -> None:
-    merged["current-context"] = merged.get("current-context") or document.get("current-context") or None
+    current = document.get("current-context")
+    merged["current-context"] = (
+        merged.get("current-context") or (current if isinstance(current, str) else None) or None
+    )
     for kind in ("clusters", "contexts", "users"):
         known = {str(item["name"]) for item in merged[kind]}
         for item in items(document, kind):
@@ -161,9 +178,12 @@ def _merge(merged: dict[str, Any], document: dict[str, Any], file: Path) -> None
 
 
 def _with_absolute_paths(item: Any, kind: str, folder: Path) -> dict[str, Any]:
-    """Paths in a kubeconfig are relative to it."""
+    """Paths in a kubeconfig are relative to it, also that of the program that gives the token."""
     paths = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
     inner: dict[str, Any] = {
         key: str(folder / value) if key in paths else value for key, value in texts(item, kind).items()
     }
+    command = at(inner, "exec", "command")
+    if isinstance(command, str) and "/" in command:
+        inner["exec"] = {**inner["exec"], "command": str(folder / command)}
     return {**item, kind: inner}

@@ -65,6 +65,8 @@ class Runtime:
         """Its container that trains."""
         containers = items(self.pod, "containers")
         named = [container for container in containers if at(container, "name") == "node"]
+        if not containers:
+            raise UsageError(f"the pods of runtime {name_of(self.document)} have no container; nothing was submitted")
         return (named or containers)[0]
 
     @property

@@ -25,6 +25,12 @@ def texts(value: Any, *path: str) -> dict[str, str]:
     return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
+def number(value: Any, *path: str) -> int:
+    """The whole number below these keys, such as an exit code; 0 where none is."""
+    found = at(value, *path)
+    return found if isinstance(found, int) else 0
+
+
 def name_of(value: Any) -> str:
     """The name of an object."""
     return str(at(value, "metadata", "name") or "")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from safepoint.errors import UsageError
 from safepoint.jobs.model.connections import IDENTITY
-from safepoint.jobs.model.spec import check_name
+from safepoint.jobs.model.spec import check_name, check_packages
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import parse_location
 
@@ -94,6 +94,7 @@ class ClusterSpec:
                 f"env has {', '.join(keys)}, which would be readable in the job; nothing was submitted",
                 hint="put the keys into a Secret, and use --connection NAME or data_connection_name",
             )
+        check_packages(self.packages, self.package_indexes)
         check_shared(self.settings.output_dir, self.num_nodes)
 
     def to_record(self) -> str:

@@ -6,13 +6,14 @@ by Kueue as well as by a person.
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from safepoint.foundation import clock
-from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, texts
+from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record
 from safepoint.jobs.model.records import AttemptRecord, JobState, command_line
 from safepoint.progress.record import Progress, SaveStatistics, State
@@ -165,7 +166,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     notes = texts(job, "metadata", "annotations")
     progress = _progress_of(job, state)
     begun = str(at(job, "metadata", "creationTimestamp") or "")
-    num_nodes = int(_whole(notes.get(NODES)) or at(trainer, "numNodes") or max(1, len(_training(seen.pods))))
+    num_nodes = _whole(notes.get(NODES)) or number(trainer, "numNodes") or max(1, len(_training(seen.pods)))
     safe_step = None if progress is None else progress.safe_step
     attempts = attempts_before(job)
     attempt = progress.attempt if progress is not None else attempts[-1].number if attempts else 0
@@ -204,16 +205,15 @@ def attempts_before(job: Object) -> tuple[AttemptRecord, ...]:
     try:
         found = json.loads(texts(job, "metadata", "annotations").get(HISTORY, "[]"))
         return tuple(_attempt(**attempt) for attempt in found)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError, KeyError):
         return ()
 
 
-def _attempt(*, number: int, num_nodes: int, started: str, ended: str, outcome: str, **_: Any) -> AttemptRecord:
+def _attempt(*, num_nodes: int, started: str, ended: str, outcome: str, **other: Any) -> AttemptRecord:
     if _time(started) is None or _time(ended) is None:
         raise ValueError("the attempt has no time")
-    return AttemptRecord(
-        number=int(number), num_nodes=int(num_nodes), started=started, ended=ended, outcome=str(outcome)
-    )
+    counts = {"number": int(other["number"]), "num_nodes": int(num_nodes)}
+    return AttemptRecord(started=started, ended=ended, outcome=str(outcome), **counts)
 
 
 def _time(text: str) -> str | None:
@@ -338,7 +338,7 @@ def _container_state(pod: Object) -> dict[str, Any]:
 
 
 def _restarts(pod: Object) -> int:
-    return int(at(container_status(pod), "restartCount") or 0)
+    return number(container_status(pod), "restartCount")
 
 
 def _ended(pod: Object) -> str:
@@ -353,8 +353,9 @@ def _ended(pod: Object) -> str:
 
 
 def _exit_code(pods: Sequence[Object]) -> int | None:
-    codes = [at(container_status(pod), "state", "terminated", "exitCode") for pod in _training(pods)]
-    return next((int(code) for code in codes if code), 0 if codes and all(code == 0 for code in codes) else None)
+    ended = [at(container_status(pod), "state", "terminated") for pod in _training(pods)]
+    codes = [None if one is None else number(one, "exitCode") for one in ended]
+    return next((code for code in codes if code), 0 if codes and None not in codes else None)
 
 
 def _first_cause(pods: Sequence[Object]) -> str:
@@ -489,11 +490,11 @@ def _progress(
 
 
 def _number(value: object) -> float | None:
-    try:
-        return float(str(value))
-    except ValueError:
-        return None
+    """The number; None for infinity and what is no number, which anyone who may change the job can write."""
+    with contextlib.suppress(ValueError):
+        return found if math.isfinite(found := float(str(value))) else None
+    return None
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else None

@@ -23,6 +23,7 @@ from typing import Any
 
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation.configuration import user_file
+from safepoint.foundation.environment import is_planted
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _POSITION = re.compile(r"line \d+, column \d+|end of document")
@@ -107,6 +108,11 @@ def _read(path: Path) -> dict[str, Any]:
             path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         )  # without O_NONBLOCK, opening a pipe would wait
         with open(descriptor, "rb") as file:
+            if is_planted(path):
+                raise UsageError(
+                    f"{path} was put by another user where everyone may write; it was not used",
+                    hint="set XDG_CONFIG_HOME to a folder of your own",
+                )
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise UsageError(f"{path} is not a file", hint="replace it with a file")
@@ -120,7 +126,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         # Neither the parser's message nor its error is shown: both may quote an access key.
         position = _POSITION.search(str(error))
         where = position[0] if position else "position unknown"

@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -99,21 +99,7 @@ class JobSpec:
                 "keys; nothing was submitted",
                 hint="put the keys into connections.toml, and use --connection NAME or data_connection_name",
             )
-        self._check_packages()
-
-    def _check_packages(self) -> None:
-        # Messages do not show addresses and package names: they may contain passwords.
-        for what, given in (("the address of a package index", self.package_indexes), ("a package", self.packages)):
-            if any(_has_credentials(text) for text in given):
-                raise UsageError(
-                    f"{what} contains a user name or a password, which would be stored; nothing was submitted",
-                    hint="put the password into pip's configuration, ~/.netrc or PIP_INDEX_URL",
-                )
-            if any(not text.strip() or text.strip().startswith("-") for text in given):
-                raise UsageError(
-                    f"{what} is empty or an option of pip",
-                    hint="use package names only, such as 'peft>=0.20'; put options into pip's configuration",
-                )
+        check_packages(self.packages, self.package_indexes)
 
     def to_json(self) -> str:
         """The document that `from_json` reads."""
@@ -146,6 +132,22 @@ def _has_credentials(text: str) -> bool:
 def names_of_secrets(env: Mapping[str, str]) -> list[str]:
     """The variables of `env` whose names suggest secrets. The history would store their values."""
     return sorted(name for name in env if _SECRET.search(name))
+
+
+def check_packages(packages: Sequence[str], indexes: Sequence[str]) -> None:
+    """Raise UsageError when a package or the address of an index has a password, or is an option of pip."""
+    # Messages do not show addresses and package names: they may contain passwords.
+    for what, given in (("the address of a package index", indexes), ("a package", packages)):
+        if any(_has_credentials(text) for text in given):
+            raise UsageError(
+                f"{what} contains a user name or a password, which would be stored; nothing was submitted",
+                hint="put the password into pip's configuration, ~/.netrc or PIP_INDEX_URL",
+            )
+        if any(not text.strip() or text.strip().startswith("-") for text in given):
+            raise UsageError(
+                f"{what} is empty or an option of pip",
+                hint="use package names only, such as 'peft>=0.20'; put options into pip's configuration",
+            )
 
 
 def check_name(name: str) -> None:

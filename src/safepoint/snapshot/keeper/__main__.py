@@ -16,7 +16,7 @@ from safepoint.snapshot.keeper.held_folder import Reporter
 from safepoint.snapshot.keeper.keeper_state import KeeperState, Rank, RankGroup
 from safepoint.snapshot.keeper.message_handler import MessageHandler
 from safepoint.snapshot.keeper.writer import write_snapshots
-from safepoint.snapshot.protocol.channel import Channel, check_same_user, close_all, listen
+from safepoint.snapshot.protocol.channel import Channel, check_same_user, close_all
 from safepoint.snapshot.protocol.codec import ProtocolError, encode
 from safepoint.snapshot.protocol.messages import Hello, KeeperPlan, Refused, Welcome, decode_rank_message
 
@@ -29,7 +29,7 @@ class _Keeper:
         self._state = KeeperState(Reporter(plan.verbosity, plan.events))
         self._earlier = EarlierSnapshotLinks(self._state, plan.scratch)
         self._handler = MessageHandler(self._state, self._earlier)
-        self._server = listen(plan.name) if plan.listening is None else socket.socket(fileno=plan.listening)
+        self._server = socket.socket(fileno=plan.listening)
         self._owner_was_killed = False
 
     def run(self) -> None:

@@ -64,7 +64,7 @@ class KeeperClient:
     @classmethod
     def connect(
         cls,
-        name: str,
+        key: str,
         *,
         wait_s: float = 0.0,
         rank: int,
@@ -72,10 +72,10 @@ class KeeperClient:
         restart: int = 0,
         on_leave: Callable[[messages.Leave], None] | None = None,
     ) -> "KeeperClient | None":
-        """Connect to the keeper called `name`; None if no such keeper answers.
+        """Connect to the keeper with this key; None if no such keeper answers.
 
         Args:
-            name: see `KeeperPlan`.
+            key: see `KeeperPlan`.
             wait_s: how long the keeper may take to start.
             rank: see `KeeperClient`.
             num_ranks: see `KeeperClient`.
@@ -85,7 +85,7 @@ class KeeperClient:
         deadline_s = clock.monotonic_s() + wait_s
         while True:
             try:
-                return cls(connect(name), rank=rank, num_ranks=num_ranks, restart=restart, on_leave=on_leave)
+                return cls(connect(key), rank=rank, num_ranks=num_ranks, restart=restart, on_leave=on_leave)
             except OSError:
                 if clock.monotonic_s() >= deadline_s:
                     return None

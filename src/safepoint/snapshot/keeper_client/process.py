@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,10 +24,13 @@ class KeeperProcess:
 
     Args:
         plan: what the keeper needs to start.
+
+    Raises:
+        OSError: the process cannot be started, or another keeper has the key.
     """
 
     def __init__(self, plan: KeeperPlan) -> None:
-        self.name = plan.name
+        self.key = plan.key
         self._plan = plan
         self._process = _start(plan)
         self._started_s = clock.monotonic_s()
@@ -55,7 +59,11 @@ class KeeperProcess:
             )
             return
         self._say_goodbye()
-        self._process = _start(self._plan)
+        try:
+            self._process = _start(self._plan)
+        except OSError as error:
+            self._has_given_up = True
+            _log.warning("the keeper cannot be started again: %s: saves are synchronous from now on", error.strerror)
         self._started_s = clock.monotonic_s()
 
     def _say_goodbye(self) -> None:
@@ -86,18 +94,18 @@ class KeeperProcess:
 
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
-    # This process opens the socket. Otherwise another user could read the name in the keeper's command line, and
-    # listen under it first.
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # another keeper of this user has the name; the new process reports that
-            plan = dataclasses.replace(plan, listening=stack.enter_context(listen(plan.name)).fileno())
+    # Everyone can read the command line of the keeper. So it has the socket and its name, which everyone can see, and
+    # not the key.
+    with listen(plan.key) as server:
+        name = os.fsdecode(server.getsockname()[1:])
+        plan = dataclasses.replace(plan, key=name, listening=server.fileno())
         # In a session of its own: a signal to the process group of a rank or a launcher does not reach the keeper.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "safepoint.snapshot.keeper", json.dumps(dataclasses.asdict(plan))],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            pass_fds=() if plan.listening is None else (plan.listening,),
+            pass_fds=(server.fileno(),),
         )
     close_in_children(process.stdin)
     return process

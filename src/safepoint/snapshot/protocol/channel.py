@@ -1,19 +1,21 @@
 """The connection between a rank and its keeper: frames of bytes over a Unix socket, with descriptors of memory.
 
 The socket is in the abstract namespace: it has no file that would have to be removed. Any user may listen under such
-a name, so rank and keeper each check that the process at the other end belongs to the same user.
+a name, so rank and keeper each check that the process at the other end belongs to the same user. The names of a
+keeper are computed from a key that other users do not know. They see a name only when a keeper has it, so they cannot
+take the next one.
 """
 
 import contextlib
+import errno
+import hashlib
 import os
-import random
 import socket
 import struct
 import sys
 import threading
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 
 from safepoint.foundation.processes import close_in_children
 
@@ -21,14 +23,12 @@ _HEADER = struct.Struct("<II")
 MAX_FRAME_BYTES = 64 << 20
 _MAX_DESCRIPTORS = 2
 """A message has at most one descriptor. A second one is received too, so that the message can be refused."""
-_MAX_NAMES = 400
-"""How many names are tried at most. Other users can listen under any number of names, and a name that does not answer
-costs a millisecond."""
+_NUM_NAMES = 8
+"""How many names a keeper may use. Another user can take one of them each time that a keeper dies."""
+_SHORT_US, _LONG_US = 10_000, 1_000_000
+"""How long to wait for a socket whose queue is full, which another user may keep full."""
 _CREDENTIALS = struct.Struct("3i")
 _TIME = struct.Struct("ll")
-_SOCKETS = Path("/proc/net/unix")
-_LISTENING = "00010000"
-"""The flags of a socket that listens, in the fourth column."""
 
 
 class Channel:
@@ -96,70 +96,77 @@ def close_all(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-def new_keeper_name() -> str:
-    """A name for a keeper that no other process uses."""
-    return f"safepoint-{os.getuid()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+def new_keeper_key() -> str:
+    """A key for a keeper that no other process has."""
+    return f"safepoint-{os.getuid()}-{os.getpid()}-{uuid.uuid4().hex}"
 
 
-def listen(name: str) -> socket.socket:
-    """Accept connections under `name`. If another user has taken it, use a longer name that begins with `name`.
+def names_of(key: str) -> list[str]:
+    """The names that the keeper with this key may use, in this order.
+
+    Args:
+        key: a part that everyone may know, a dash, and a part that only this user knows.
+    """
+    known, _, secret = key.rpartition("-")
+    digests = (hashlib.sha256(f"{secret} {number}".encode()).hexdigest() for number in range(_NUM_NAMES))
+    return [f"{known}-{digest[:24]}" for digest in digests]
+
+
+def listen(key: str) -> socket.socket:
+    """Accept connections under the first name of `key` that no other user has taken.
 
     Raises:
-        OSError: another keeper of this user has the name.
+        OSError: another keeper of this user has the key, or other users have taken all names.
     """
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        server.bind(f"\0{name}")
-    except OSError:
-        if _is_ours(name):
+    if _is_in_use(key):
+        raise OSError(errno.EADDRINUSE, "the name of the keeper is in use")
+    for name in names_of(key):
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            server.bind(f"\0{name}")
+        except OSError:
             server.close()
-            raise
-        server.bind(f"\0{name}-{uuid.uuid4().hex}")
-    server.listen(128)
-    return server
+            continue
+        server.listen(128)
+        return server
+    raise OSError(errno.EADDRINUSE, "other users have taken all names of the keeper")
 
 
-def _is_ours(name: str) -> bool:
+def _is_in_use(key: str) -> bool:
     try:
-        connect(name).close()
+        connect(key).close()
     except OSError:
         return False
     return True
 
 
-def connect(name: str) -> Channel:
-    """Connect to the keeper called `name`, under that name or one that `listen` used instead.
+def connect(key: str) -> Channel:
+    """Connect to the keeper with this key.
 
     Raises:
         OSError: there is no such keeper, or it belongs to another user.
     """
-    try:
-        return _connect(name, 1_000_000)
-    except OSError:
-        names = _similar_names(name)
-        for other in random.sample(names, min(len(names), _MAX_NAMES)):
-            with contextlib.suppress(OSError):
-                return _connect(other, 1_000)
-        raise
-
-
-def _similar_names(name: str) -> list[str]:
-    """The names of listening sockets on this machine that begin like those that `listen` uses instead of `name`.
-
-    The file also has a line with the server's name for each connection that is not accepted yet. These are left out.
-    """
-    with contextlib.suppress(OSError):
-        lines = [line.partition(" @") for line in _SOCKETS.read_text(errors="replace").splitlines()]
-        return [
-            other for state, _, other in lines if other.startswith(f"{name}-") and state.split()[3:4] == [_LISTENING]
-        ]
-    return []
+    failure: OSError = ConnectionRefusedError(errno.ECONNREFUSED, "no keeper listens")
+    names = names_of(key)
+    for wait_us in (_SHORT_US, _LONG_US):
+        full: list[str] = []
+        for name in names:
+            try:
+                return _connect(name, wait_us)
+            except BlockingIOError as error:
+                failure = error
+                full.append(name)
+            except ConnectionRefusedError:
+                continue
+            except OSError as error:
+                failure = error
+        names = full
+    raise failure
 
 
 def _connect(name: str, wait_us: int) -> Channel:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Connecting blocks while the socket's queue is full, and another user may keep the queue full.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(*divmod(wait_us, 1_000_000)))
         client.connect(f"\0{name}")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(0, 0))

@@ -136,8 +136,8 @@ class KeeperPlan:
     """What a keeper needs to start: the command-line argument of its process, as JSON.
 
     Args:
-        name: the name under which ranks connect to the keeper; see `channel.new_keeper_name`.
-        listening: the descriptor of a socket that listens under this name already; None if the keeper is to listen.
+        key: by which ranks find the keeper; see `channel.names_of`. In the command line, the socket's name.
+        listening: the descriptor of the socket that listens.
         owner_pid: the keeper runs at least as long as this process; None: as long as its own stdin is open.
         verbosity: of the console.
         scratch: a temporary folder of the owner, in which the keeper makes folders too. The keeper removes it if the
@@ -145,8 +145,8 @@ class KeeperPlan:
         events: a file for the job's events, besides the one in the output folder.
     """
 
-    name: str
-    listening: int | None = None
+    key: str
+    listening: int = -1
     owner_pid: int | None = None
     verbosity: int = 0
     scratch: str | None = None

@@ -104,6 +104,8 @@ class Peers:
         self.values = array("q", [0] * NUM_VALUES)
         self._tensor = torch.frombuffer(self.values, dtype=torch.int64)
         self._running: Reduction | None = None
+        self.secret: bytes | None = None
+        """What only the ranks of this job know; None for a lone process."""
         if place.world_size > 1:
             # The destructor of torch's gloo group can hang: it waits for a thread that waits for the interpreter's
             # lock. It would run when a script destroys its process group. This reference prevents that, and the
@@ -113,6 +115,7 @@ class Peers:
             self._group = group
             self._backend = group._get_backend(torch.device("cpu"))
             self._seal = Seal()
+            self.secret = self._seal.derive(b"ranks")
 
     def start_maximum(self, values: list[int]) -> Reduction:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.

@@ -49,5 +49,9 @@ class Seal:
         self._num_exchanges += 1
         return [pickle.loads(body) for body in bodies]
 
+    def derive(self, purpose: bytes) -> bytes:
+        """A secret for another purpose, the same on all ranks."""
+        return hmac.digest(self._key, purpose, "sha256")
+
     def _mac(self, body: bytes, sender: int) -> bytes:
         return hmac.digest(self._key, f"{self._num_exchanges} {sender} ".encode() + body, "sha256")

@@ -1,6 +1,9 @@
 """This rank's connection to its node's keeper: opened, or opened again after the keeper died and was replaced."""
 
+import hashlib
+import logging
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
 from safepoint.snapshot.protocol.messages import KeeperPlan, Leave
 
+_log = logging.getLogger("safepoint")
 _START_S = 20.0
 _process_host: KeeperProcess | None = None
 
@@ -19,7 +23,7 @@ class KeeperConnection:
     """The connection of one rank.
 
     Args:
-        settings: `keeper` names the keeper that the launcher has started.
+        settings: `keeper` is the key of the keeper that the launcher has started.
         place: this rank.
         on_leave: see `KeeperClient`.
     """
@@ -30,7 +34,7 @@ class KeeperConnection:
         self._settings = settings
         self._is_possible = block.are_available() and settings.snapshot_slots != 0
         self._may_start = settings.keeper is None
-        self._name = settings.keeper or _name_for(place)
+        self._key = settings.keeper
         self.client: KeeperClient | None = None
         """The client, while there is a connection that works."""
 
@@ -43,8 +47,14 @@ class KeeperConnection:
         """Use no keeper until `reopen`, because the keeper cannot write to the output folder."""
         self.client = None
 
-    def open(self) -> KeeperClient | None:
-        """Connect; start the keeper if no launcher has started one. None if no keeper is possible."""
+    def open(self, job_secret: bytes | None = None) -> KeeperClient | None:
+        """Connect; start the keeper if no launcher has started one. None if no keeper is possible.
+
+        Args:
+            job_secret: what only the ranks of this job know; None for a single rank.
+        """
+        if self._key is None:
+            self._key = _key_for(self._place, job_secret)
         return self._reach_or_start(_START_S) if self.client is None else self.client
 
     def reopen(self) -> KeeperClient | None:
@@ -62,8 +72,9 @@ class KeeperConnection:
 
     def _reach(self, wait_s: float) -> bool:
         place = self._place
+        assert self._key is not None, "`open` was called"
         self.client = KeeperClient.connect(
-            self._name,
+            self._key,
             wait_s=wait_s,
             rank=place.rank,
             num_ranks=place.local_world_size,
@@ -77,15 +88,28 @@ class KeeperConnection:
         global _process_host  # noqa: PLW0603  one for the process
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         events = str(self._settings.job_events) if self._settings.job_events else None
-        _process_host = KeeperProcess(
-            KeeperPlan(name=self._name, owner_pid=owner, verbosity=self._settings.verbosity, events=events)
-        )
+        assert self._key is not None
+        plan = KeeperPlan(key=self._key, owner_pid=owner, verbosity=self._settings.verbosity, events=events)
+        try:
+            _process_host = KeeperProcess(plan)
+        except OSError as error:
+            _log.warning("the keeper cannot be started: %s: saves are synchronous", error.strerror)
 
 
-def _name_for(place: Place) -> str:
-    """The keeper's name under plain torchrun: the same on all ranks of the node, and different from other jobs'."""
+def _key_for(place: Place, job_secret: bytes | None) -> str:
+    """The keeper's key under plain torchrun: the same on all ranks of the node, and unknown to other users.
+
+    The process that restarts the ranks lives as long as the keeper. Only its user can read where the system has put
+    its memory. If another user started that process, as Slurm does, the ranks use what they have in common.
+    """
     owner = os.getppid() if is_launched(place) else os.getpid()
-    return f"safepoint-{os.getuid()}-of-{owner}-{_unique_id(owner)}"
+    try:
+        secret = Path(f"/proc/{owner}/auxv").read_bytes()
+    except OSError:
+        secret = b""
+    secret = secret or job_secret or secrets.token_bytes(16)
+    digest = hashlib.sha256(_unique_id(owner).encode() + secret).hexdigest()
+    return f"safepoint-{os.getuid()}-of-{owner}-{digest}"
 
 
 def _unique_id(pid: int) -> str:

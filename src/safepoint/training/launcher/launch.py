@@ -19,7 +19,7 @@ from safepoint.foundation.events import console
 from safepoint.settings.run_settings import STATUS_URL, RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
-from safepoint.snapshot.protocol.channel import new_keeper_name
+from safepoint.snapshot.protocol.channel import new_keeper_key
 from safepoint.snapshot.protocol.messages import KeeperPlan
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
@@ -56,8 +56,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         relay.install()
         reporter.start()
         keeper = _start_keeper(settings, folder)
-        name = None if keeper is None else keeper.name
-        settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=name)
+        key = None if keeper is None else keeper.key
+        settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
         _prepare_environment(settings)
         # Importing torch takes seconds; a signal before the ranks start ends this process.
         from safepoint.training.launcher.agent import run_agent
@@ -95,7 +95,7 @@ def _start_keeper(settings: RunSettings, folder: Path) -> KeeperProcess | None:
         return None
     events = None if settings.job_events is None else str(settings.job_events)
     return KeeperProcess(
-        KeeperPlan(name=new_keeper_name(), verbosity=settings.verbosity, scratch=str(folder), events=events)
+        KeeperPlan(key=new_keeper_key(), verbosity=settings.verbosity, scratch=str(folder), events=events)
     )
 
 

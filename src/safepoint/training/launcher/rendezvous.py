@@ -15,7 +15,7 @@ from safepoint.errors import UsageError
 from safepoint.foundation import clock
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launch_plan import LaunchPlan
-from safepoint.training.rendezvous.admission import Gate, Key, RefusedError, SameUser
+from safepoint.training.rendezvous.admission import Gate, Key, NoAnswerError, RefusedError, SameUser
 from safepoint.training.rendezvous.job_secret import SECRET_FILE, agree_on_secret
 from safepoint.training.rendezvous.store_server import StoreServer
 
@@ -106,7 +106,7 @@ class Rendezvous(RendezvousHandler):
             try:
                 return server.pass_on(key, address, self._port)
             except (RefusedError, OSError) as error:
-                num_refused += isinstance(error, RefusedError)
+                num_refused += isinstance(error, RefusedError) and not isinstance(error, NoAnswerError)
                 if num_refused == _MAX_REFUSALS or clock.monotonic_s() > deadline_s:
                     raise UsageError(
                         f"node {self._plan.node_rank} could not join node 0 at {self._address}:{self._port}: "

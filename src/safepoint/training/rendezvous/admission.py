@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import os
 import secrets
 import struct
@@ -22,6 +23,10 @@ _MAX_HANDSHAKES = 64
 
 class RefusedError(Exception):
     """The other side does not belong to this job, or is not a rendezvous store of Safepoint."""
+
+
+class NoAnswerError(RefusedError):
+    """The other side did not answer in time, or closed the connection. It may be busy."""
 
 
 class _Proof(IntEnum):
@@ -72,10 +77,10 @@ class Gate:
         """
         if len(self._running) >= _MAX_HANDSHAKES:
             most, _ = Counter(self._running.values()).most_common(1)[0]
-            oldest = next(other for other, host in self._running.items() if host == most)
+            oldest = next(other for other, machine in self._running.items() if machine == most)
             del self._running[oldest]
             oldest.close()
-        self._running[writer] = writer.get_extra_info("peername")[0]
+        self._running[writer] = _machine_of(writer.get_extra_info("peername")[0])
         try:
             yield
         finally:
@@ -120,23 +125,38 @@ class Key:
         self._token = secrets.token_bytes(_NONCE_BYTES)
         self._proofs = [_Proof.SECRET, _Proof.TOKEN] if may_use_token else [_Proof.SECRET]
 
-    async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(
+        self, host: str, port: int, patience_s: float = _HANDSHAKE_S
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the rendezvous store and prove that this node belongs to the job.
+
+        Args:
+            host: the address of node 0.
+            port: its port.
+            patience_s: how long to wait until the store greets.
 
         Raises:
             OSError: the store cannot be reached.
+            NoAnswerError: it does not answer, or not in time.
             RefusedError: the store refuses this node, or the program there is not a rendezvous store of Safepoint.
         """
         while True:
-            reader, writer = await asyncio.open_connection(host, port)
+            writer: asyncio.StreamWriter | None = None
             try:
+                async with asyncio.timeout(patience_s):
+                    reader, writer = await asyncio.open_connection(host, port)
+                    greeting = await _greeting_of(reader)
                 async with asyncio.timeout(_HANDSHAKE_S):
-                    is_admitted = await self._prove(reader, writer)
+                    is_admitted = await self._prove(greeting, reader, writer)
             except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
-                writer.close()
-                raise RefusedError(f"{host}:{port} did not answer as a rendezvous of Safepoint does") from error
+                if writer is None and not isinstance(error, TimeoutError):
+                    raise  # nothing listens there
+                if writer is not None:
+                    writer.close()
+                raise NoAnswerError(f"{host}:{port} did not answer as a rendezvous of Safepoint does") from error
             except RefusedError:
-                writer.close()
+                if writer is not None:
+                    writer.close()
                 raise
             if is_admitted:
                 return reader, writer
@@ -145,10 +165,7 @@ class Key:
                 raise RefusedError(f"node 0 at {host}:{port} has another secret, or another node has this number")
             self._proofs.pop(0)
 
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        if await reader.readexactly(len(_GREETING)) != _GREETING:
-            raise RefusedError("the program at the master's address is no Safepoint of this release")
-        challenge = await reader.readexactly(_NONCE_BYTES)
+    async def _prove(self, challenge: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         nonce = secrets.token_bytes(_NONCE_BYTES)
         is_token = self._proofs[0] == _Proof.TOKEN
         key, token = (self._token, self._token) if is_token else (self._secret, bytes(_NONCE_BYTES))
@@ -162,6 +179,21 @@ class Key:
         return True
 
 
+def _machine_of(host: str) -> str:
+    """What one machine cannot change about its address: of an IPv6 address the first half."""
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    return str(address.ipv4_mapped or int(address) >> 64)
+
+
+async def _greeting_of(reader: asyncio.StreamReader) -> bytes:
+    """The challenge of the store at the other end."""
+    if await reader.readexactly(len(_GREETING)) != _GREETING:
+        raise RefusedError("the program at the master's address is no Safepoint of this release")
+    return await reader.readexactly(_NONCE_BYTES)
+
+
 def _mac(key: bytes, side: bytes, first: bytes, second: bytes, node: int) -> bytes:
     return hmac.digest(key, side + first + second + node.to_bytes(4, "big"), "sha256")
 
@@ -172,8 +204,15 @@ class SameUser:
     Node 0 checks the same of this node.
     """
 
-    async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(
+        self, host: str, port: int, patience_s: float = _HANDSHAKE_S
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the store.
+
+        Args:
+            host: an address of this machine.
+            port: the port of node 0.
+            patience_s: how long to wait until the store accepts the connection.
 
         Raises:
             OSError: it cannot be reached.
@@ -182,7 +221,7 @@ class SameUser:
         reader, writer = await asyncio.open_connection(host, port)
         near, far = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_HANDSHAKE_S):
+            async with asyncio.timeout(patience_s):
                 while (owner := owner_of(near, far)) is None:  # the program has not accepted the connection yet
                     await asyncio.sleep(_ACCEPTED_S)
                 if owner == os.geteuid():

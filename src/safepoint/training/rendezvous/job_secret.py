@@ -29,6 +29,7 @@ _MIN_BYTES = 16
 _MAX_BYTES = 4096
 _NUM_BYTES = 32
 _WRITER_S = 5.0
+_SQUASHED = 65534
 # Two machines never share a file system of these types.
 _WITHOUT_MODES = ("cifs", "smb", "9p", "vfat", "exfat", "fuse")
 """File systems on which every file has the mode that was chosen for the mount."""
@@ -69,7 +70,8 @@ def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None 
 
 def _from_file(path: Path) -> bytes:
     try:
-        value = path.read_bytes().strip()
+        # Kubernetes mounts a link to the file. Of a pipe or a device there would be no end.
+        value = read_regular(path.resolve(), _MAX_BYTES).strip()
     except OSError as error:
         raise UsageError(
             f"{SECRET_FILE}={path} cannot be read: {error.strerror}; no rank was started",
@@ -101,14 +103,26 @@ def _in_folder(output: OutputFolder) -> bytes:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_hex(_NUM_BYTES).encode())
-        if not _file_system(output.control).startswith(_WITHOUT_MODES) and stat.S_IMODE(path.lstat().st_mode) & 0o077:
-            raise PermissionError(errno.EPERM, "other users can read it; delete it, or chmod 600")
+        _check_private(path, _file_system(output.control))
         return _read_whole(path)
     except OSError as error:
         raise StorageError(
             f"the job's secret in {path} cannot be used: {error.strerror}; no rank was started",
             hint=f"make the output folder writable, or set {SECRET_FILE} to a file with a secret",
         ) from error
+
+
+def _check_private(path: Path, file_system: str) -> None:
+    """Check that only this user can have written the secret, and can read it."""
+    if file_system.startswith(_WITHOUT_MODES):
+        return
+    status = path.lstat()
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise PermissionError(errno.EPERM, "other users can read it; delete it, or chmod 600")
+    # A server may give what root writes to a user without rights (root_squash).
+    owners = {os.geteuid()} if file_system in _OF_ONE_MACHINE else {os.geteuid(), _SQUASHED}
+    if status.st_uid not in owners:
+        raise PermissionError(errno.EPERM, f"it belongs to user {status.st_uid}, who may know it; delete it")
 
 
 def _read_whole(path: Path) -> bytes:

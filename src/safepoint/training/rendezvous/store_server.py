@@ -7,18 +7,33 @@ the job's secret.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from safepoint.training.rendezvous.admission import Gate, Key, RefusedError, SameUser, is_same_user
+from safepoint.foundation import clock
+from safepoint.training.rendezvous.admission import (
+    Gate,
+    Key,
+    NoAnswerError,
+    RefusedError,
+    SameUser,
+    is_same_user,
+)
 from safepoint.training.rendezvous.store_protocol import KeyValues, ProtocolError, serve
 
 _log = logging.getLogger("safepoint")
 _LOOPBACK = "127.0.0.1"
 _BLOCK_BYTES = 64 << 10
+_BACKLOG = 100
+"""How many connections may wait. If strangers connect very often, a node that waits behind more would give up."""
+_PATIENCE_S = 120.0
+"""For how long a process of another node is connected again, if node 0 does not answer in time."""
+_AGAIN_S = 0.1
+_FIRST_PATIENCE_S, _MORE_PATIENCE = 1.0, 1.1
 _T = TypeVar("_T")
 _Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -84,7 +99,7 @@ class StoreServer:
         """
 
         async def try_once() -> None:
-            _, writer = await key.connect(host, port)
+            _, writer = await _connect(key, host, port)
             writer.close()
 
         self._wait(try_once())
@@ -128,7 +143,7 @@ class StoreServer:
             finally:
                 writer.close()
 
-        server = await asyncio.start_server(connected, sock=listening)
+        server = await asyncio.start_server(connected, sock=listening, backlog=_BACKLOG)
         self._servers.append(server)
         return listening.getsockname()[1]
 
@@ -139,7 +154,7 @@ class StoreServer:
             await serve(self._store, reader, writer)
             return
         key, host, port = self._upstream
-        others_reader, others_writer = await key.connect(host, port)
+        others_reader, others_writer = await _connect(key, host, port)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(_copy(reader, others_writer))
@@ -153,9 +168,30 @@ class StoreServer:
 def _bind(host: str, port: int) -> socket.socket:
     """A listening socket; for IPv6 and IPv4 if `host` is empty and the machine has both."""
     if not host and socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 may be switched off
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    return socket.create_server((host, port), backlog=1024)
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+        except OSError as error:
+            # Without IPv6 here, another user with this port there could pass on the connections of nodes.
+            if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:  # IPv6 is switched off
+                raise
+    return socket.create_server((host, port), backlog=_BACKLOG)
+
+
+async def _connect(key: Key | SameUser, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to node 0, which strangers may keep busy: the rank that waits must not end for that.
+
+    If they connect very often, the system drops some requests. It would repeat one after 1, 3, 7, 15 and 31 s. A new
+    connection has the same chance sooner.
+    """
+    give_up_s, patience_s = clock.monotonic_s() + _PATIENCE_S, _FIRST_PATIENCE_S
+    while True:
+        try:
+            return await key.connect(host, port, patience_s)
+        except NoAnswerError:
+            if clock.monotonic_s() > give_up_s:
+                raise
+        await asyncio.sleep(_AGAIN_S)
+        patience_s *= _MORE_PATIENCE
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

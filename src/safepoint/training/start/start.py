@@ -66,7 +66,7 @@ def agree_on_start(
     Raises:
         SafepointError: why the run cannot start, the same on every rank.
     """
-    context.keeper.open()
+    context.keeper.open(peers.secret)
     folders = find_folders(peers, output, has_store=location is not None)
     # `claim` deletes working folders. Until `_recall` returns, the keeper may write a snapshot of the last start.
     in_memory = on_first_rank(peers, lambda: _recall(context) if folders.is_shared else None)

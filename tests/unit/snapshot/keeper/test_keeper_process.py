@@ -22,7 +22,7 @@ from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.protocol import messages
-from safepoint.snapshot.protocol.channel import new_keeper_name
+from safepoint.snapshot.protocol.channel import names_of, new_keeper_key
 from safepoint.snapshot.protocol.codec import encode
 from safepoint.snapshot.protocol.messages import CheckpointFacts, Hello, KeeperPlan, StagedFile
 from tests.support.keeper_messages import RANK_MESSAGES
@@ -83,9 +83,9 @@ class Keeper:
 
     def __init__(self, folder: Path) -> None:
         OutputFolder(folder).prepare()
-        self.name = new_keeper_name()
-        self._process = KeeperProcess(KeeperPlan(name=self.name))
-        client = KeeperClient.connect(self.name, wait_s=TIMEOUT_S, rank=0, num_ranks=1)
+        self.key = new_keeper_key()
+        self._process = KeeperProcess(KeeperPlan(key=self.key))
+        client = KeeperClient.connect(self.key, wait_s=TIMEOUT_S, rank=0, num_ranks=1)
         assert client is not None
         self._client = client
         assert client.open_folder(str(folder)) == ""
@@ -95,7 +95,7 @@ class Keeper:
         """A connection that says nothing yet."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connected.settimeout(TIMEOUT_S)
-        connected.connect(f"\0{self.name}")
+        connected.connect(f"\0{names_of(self.key)[0]}")
         return connected
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.snapshot.protocol.channel import Channel, check_same_user, connect, listen, new_keeper_name
+from safepoint.snapshot.protocol.channel import Channel, check_same_user, connect, listen, names_of, new_keeper_key
 
 
 def pair() -> tuple[Channel, Channel]:
@@ -103,15 +103,16 @@ def test_a_closed_channel_wakes_its_receivers() -> None:
 
 def test_a_name_is_reached_while_a_process_listens() -> None:
     """It has no file, one owner at a time, and is gone with it."""
-    name = new_keeper_name()
+    key = new_keeper_key()
+    name = names_of(key)[0]
     with pytest.raises(ConnectionRefusedError):
-        connect(name)
-    server = listen(name)
+        connect(key)
+    server = listen(key)
     assert f"@{name}" in Path("/proc/net/unix").read_text()
     with pytest.raises(OSError, match="in use"):
-        listen(name)
+        listen(key)
     server.accept()[0].close()  # the second one asked whose the name is
-    channel = connect(name)
+    channel = connect(key)
     accepted, _ = server.accept()
     check_same_user(accepted)
     there = Channel(accepted)
@@ -121,17 +122,17 @@ def test_a_name_is_reached_while_a_process_listens() -> None:
     channel.close()
     server.close()
     assert name not in Path("/proc/net/unix").read_text()
-    assert new_keeper_name() != name
+    assert new_keeper_key() != key
 
 
 def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither as keeper nor as rank."""
-    name = new_keeper_name()
-    with listen(name) as server:
+    key = new_keeper_key()
+    with listen(key) as server:
         user = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: user + 1)
         with pytest.raises(PermissionError, match=f"belongs to user {user}"):
-            connect(name)
+            connect(key)
         accepted, _ = server.accept()
         with accepted, pytest.raises(PermissionError):
             check_same_user(accepted)

@@ -78,7 +78,7 @@ def made_for(api: ClusterApi, labels: str) -> list[tuple[str, Object]]:
     found: list[tuple[str, Object]] = []
     for kind in _MADE_FOR_JOBS:
         with contextlib.suppress(AccessDeniedError):
-            found += [(kind, item) for item in api.objects(kind, labels=labels)]
+            found += [(kind, item) for item in api.objects(kind, labels=labels, has_content=False)]
     return found
 
 
@@ -89,7 +89,7 @@ def repair(api: ClusterApi) -> int:
     for kind, item in made_for(api, JOB_LABEL):
         if items(item, "metadata", "ownerReferences"):
             continue
-        job = jobs.get(texts(item, "metadata", "labels")[JOB_LABEL])
+        job = jobs.get(texts(item, "metadata", "labels").get(JOB_LABEL, ""))
         if job is not None:
             own(api, job, [(kind, item)])
         elif clock.wall_s() - clock.parse_utc(at(item, "metadata", "creationTimestamp")) > _ORPHAN_S:

@@ -196,5 +196,5 @@ def _plan(item: Object) -> Plan | None:
             actor=data["actor"],
             successor=successor,
         )
-    except (KeyError, ValueError, RecursionError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None

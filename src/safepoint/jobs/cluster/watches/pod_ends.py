@@ -7,7 +7,7 @@ import threading
 from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.objects import Object, at, name_of
+from safepoint.jobs.cluster.objects import Object, at, name_of, number
 from safepoint.jobs.cluster.state import JOBSET_LABEL, container_status, node_of
 
 _AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
@@ -65,8 +65,8 @@ class PodEnds:
         ended = at(container_status(pod), "state", "terminated")
         if at(ended, "startedAt") is None:  # a container that never ran has an exit code too when its pod is deleted
             return
-        code = int(at(ended, "exitCode") or 0)
+        code = number(ended, "exitCode")
         self._codes[name_of(pod)] = code
         if node_of(pod) == 0 and code == ExitCode.INTERRUPTED_SAVED:
-            with contextlib.suppress(ValueError, RecursionError, TypeError):
+            with contextlib.suppress(ValueError, RecursionError, TypeError, OverflowError):
                 self.safe_step = int(at(json.loads(str(at(ended, "message") or "")), "currentStep"))
