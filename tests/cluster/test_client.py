@@ -75,3 +75,32 @@ def test_a_training_function(team: Workspace) -> None:
     assert [job.name for job in client.list_jobs()] == [name]
     client.delete_job(name)
     assert team.left() == []
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Kubeflow's client is never closed
+def test_a_suspended_job_gets_more_nodes_when_it_is_resumed(team: Workspace) -> None:
+    client = TrainerClient(
+        KubernetesBackendConfig(namespace=team.namespace, config_file=str(team.cluster.kubeconfig))
+    )
+    name = client.train(
+        trainer=TransformersTrainer(
+            func=train,
+            func_args={"steps": 200},
+            num_nodes=1,
+            output_dir=f"pvc://{CLAIM}/run1",
+            env={"SAFEPOINT_ALLOW_BATCH_CHANGE": "1"},
+        ),
+        runtime="torch-distributed",
+    )
+    client.wait_for_job_status(name, {"Running"}, timeout=120)
+    suspended = client.suspend_job(name, timeout=100)
+    scaled = client.scale_job(name, num_nodes=2)
+    assert (scaled.status, scaled.num_nodes) == ("Suspended", 2)
+    assert team.get("trainjob", name)["spec"]["trainer"]["numNodes"] == 1
+    client.resume_job(name)
+    running = client.wait_for_job_status(name, {"Running"}, timeout=200)
+    assert (running.num_nodes, running.creation_timestamp) == (2, suspended.creation_timestamp)
+    assert [step.name for step in running.steps] == ["node-0", "node-1"]
+    client.delete_job(name)
+    assert team.left() == []

@@ -184,6 +184,29 @@ def test_scale(team: Workspace, tmp_path: Path) -> None:
         assert_whole(team)
 
 
+@pytest.mark.timeout(300)
+def test_a_successor_that_is_refused(team: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The other jobs are listed, and the change is finished when the cluster allows it."""
+    submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
+    other = submission(team, tmp_path / "train.py", name="b")
+    scale, list_, status = (
+        Command(team, *words) for words in (("scale", "a", "--nnodes", "2"), ("list",), ("status", "a"))
+    )
+    assert (submit.run().code, other.run().code) == (0, 0)
+    job = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{team.namespace}/trainjobs/a"
+    assert scale.requests(log, "DELETE", job, "1") == _SIGKILL
+    team.kubectl("create", "quota", "none", "--hard=count/trainjobs.trainer.kubeflow.org=0")
+    until(lambda: "used" in team.get("quota", "none")["status"])
+    done = list_.run()
+    until(lambda: list_.run().code == 0 and "a quota of the namespace is used up" in caplog.text)
+    assert done.code == 0
+    assert "\nb " in done.stdout
+    assert "a quota of the namespace is used up" in status.run().stderr
+    team.kubectl("delete", "quota", "none")
+    until(lambda: status.run().code == 0)
+    assert team.get("trainjob", "a")["spec"]["trainer"]["numNodes"] == 2
+
+
 @pytest.mark.timeout(900)
 def test_delete(team: Workspace, tmp_path: Path) -> None:
     submit, log = submission(team, tmp_path / "train.py", nodes=2), tmp_path / "log"

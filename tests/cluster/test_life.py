@@ -126,3 +126,21 @@ def test_a_job_gets_more_nodes_and_fewer(team: Workspace) -> None:
     assert resumed == [event["step"] for event in happened if event["event"] == "stop_requested"]
     assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
     assert team.left() == []
+
+
+@pytest.mark.timeout(600)
+def test_a_job_of_a_queue_gets_more_nodes(team: Workspace) -> None:
+    """Kueue admits the successor as a job of its own."""
+    apply(team.cluster, queue_objects(team.namespace, cpu="2"))
+    # A small machine has no two whole cores left for the pods.
+    queue = ("--queue", QUEUE, "--memory", "1Gi", "--allow-batch-change")
+    submit(team, "tiny", *queue, program=("--epochs", "6", "--step-ms", "400"))
+    wait(team, "tiny", trains_at(3))
+    done = safepoint("scale", *ON, team.namespace, "--nnodes", "2", "--json", "tiny")
+    assert done.code == 0, done.stderr
+    wait(team, "tiny", trains_at(done.document["safe_step"] + 1), 180)
+    assert len(team.get("pods")["items"]) == 2
+    [workload] = team.get("workloads.kueue.x-k8s.io")["items"]
+    assert workload["spec"]["podSets"][0]["count"] == 2
+    assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
+    assert team.left() == []

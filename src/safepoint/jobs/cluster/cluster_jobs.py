@@ -6,9 +6,7 @@ number of nodes is carried on by the next command that looks at the job.
 """
 
 import contextlib
-import getpass
-import os
-import socket
+import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -43,9 +41,10 @@ from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 from safepoint.jobs.cluster.watches.pod_logs import read_pods
 from safepoint.jobs.model.job_place import LogLine
-from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState, this_user
 from safepoint.progress.record import Progress
 
+_log = logging.getLogger("safepoint")
 _LOOK_S = 1.0
 _LOOK_AT_LEAST_S = 10.0
 """How often a list is shown again when nothing changes: the ages of jobs do."""
@@ -110,7 +109,7 @@ class ClusterJobs:
 
     def jobs(self) -> list[ClusterJob]:
         """All jobs of the namespace, oldest first; five requests for each 500 of them."""
-        plans = {plan.job: plan for plan in self._successions.plans() if not self._step(plan)}
+        plans = {plan.job: plan for plan in self._successions.plans() if not self._try_step(plan)}
         jobsets = {name_of(item): item for item in self._api.objects("jobsets")}
         pods: dict[str, list[Object]] = {}
         for pod in self._api.objects("pods", labels=JOBSET_LABEL):
@@ -294,7 +293,7 @@ class ClusterJobs:
     def _request_stop(self, seen: Observed) -> None:
         """Set what stops the job: the Workload's `active` if a queue owns it, else its own `suspend`."""
         name = name_of(seen.trainjob)
-        by = {"metadata": {"annotations": {SUSPENDED_BY: actor()}}}
+        by = {"metadata": {"annotations": {SUSPENDED_BY: this_user()}}}
         if seen.workload is not None:
             try:
                 self._api.patch("workloads", name_of(seen.workload), {"spec": {"active": False}})
@@ -318,7 +317,7 @@ class ClusterJobs:
             hint = "submit it again" if job.state.is_over else f"`safepoint logs -f {name}` shows its output"
             raise ConflictError(f"job {name} is {job.state}, not suspended", hint=hint)
         if texts(seen.trainjob, "metadata", "annotations").get(NODES) is not None:
-            self._carry_on(name, plan=self._successions.write(seen.trainjob, job.num_nodes, actor=actor()))
+            self._carry_on(name, plan=self._successions.write(seen.trainjob, job.num_nodes, actor=this_user()))
             return self.job(name)
         released: Object = {"metadata": {"annotations": {SUSPENDED_BY: None}}}
         if seen.workload is not None:
@@ -357,7 +356,7 @@ class ClusterJobs:
         if job.state is JobState.SUSPENDED:
             self._api.patch("trainjobs", name, {"metadata": {"annotations": {NODES: str(num_nodes)}}})
             return self.job(name)
-        plan = self._successions.write(seen.trainjob, num_nodes, actor=actor())
+        plan = self._successions.write(seen.trainjob, num_nodes, actor=this_user())
         stopped = self._stopped(name, timeout_s)
         self._carry_on(name, plan=plan, stopped=stopped, timeout_s=timeout_s)
         return replace(self.job(name), was_saved=stopped.was_saved)
@@ -391,15 +390,17 @@ class ClusterJobs:
         try:
             seen = self.observe(plan.job)
         except NotFoundError:
-            with contextlib.suppress(AccessDeniedError):
-                self._successions.create(plan)
-            return plan.successor is None and self._drop(plan)
+            self._successions.create(plan)
+            if plan.successor is None:
+                self._successions.drop(plan)
+            return plan.successor is None
         job = describe(seen, place=self.place)
         if job.uid != plan.old_uid:
             self._successions.finish(plan, seen.trainjob)
             return True
         if job.state.is_over:
-            return self._drop(plan)
+            self._successions.drop(plan)
+            return True
         if job.state is JobState.SUSPENDED:
             safe_step = stopped.safe_step if stopped is not None else job.safe_step
             self._successions.release(plan, seen.trainjob, replace(job, safe_step=safe_step))
@@ -407,9 +408,13 @@ class ClusterJobs:
             self._request_stop(seen)
         return False
 
-    def _drop(self, plan: Plan) -> bool:
-        self._successions.drop(plan)
-        return True
+    def _try_step(self, plan: Plan) -> bool:
+        """Take the next step of a plan; a refusal is a warning, so that the other jobs are listed."""
+        try:
+            return self._step(plan)
+        except SafepointError as error:
+            _log.warning("job %s cannot be scaled to %d nodes now: %s", plan.job, plan.num_nodes, error)
+            return False
 
     def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
         """Delete a job and what was made for it, and wait until it is gone; its checkpoints stay."""
@@ -484,13 +489,6 @@ def _until(is_done: Callable[[], bool], what_not: str, timeout_s: float | None, 
 def _target(plan: Plan | None, job: Object) -> int | None:
     """The number of nodes that is about to replace that of this TrainJob."""
     return plan.num_nodes if plan is not None and plan.old_uid == uid_of(job) else None
-
-
-def actor() -> str:
-    """Who uses this command: user and host, for people who wonder later."""
-    with contextlib.suppress(KeyError, OSError):
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    return f"uid {os.getuid()}@{socket.gethostname()}"
 
 
 def _event_time(item: Object) -> str:

@@ -5,10 +5,8 @@ release is refused, and stays unchanged.
 """
 
 import contextlib
-import getpass
 import json
 import logging
-import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
@@ -18,7 +16,6 @@ from typing import Any, Self, TypeVar
 
 from safepoint.errors import ConflictError, NotFoundError, SafepointError, StorageError
 from safepoint.foundation import clock
-from safepoint.foundation.environment import host_name
 from safepoint.foundation.processes import ProcessId, kill, processes_of
 from safepoint.jobs.local.paths import history_file, job_folder, make_private
 from safepoint.jobs.model.records import (
@@ -408,15 +405,6 @@ class History:
             "INSERT INTO event (job, time, name, actor, cause, detail) VALUES (?, ?, ?, ?, ?, ?)",
             (name, clock.utc_now(), event, actor, cause, json.dumps(detail)),
         )
-
-
-def this_user() -> str:
-    """The user as an actor of events: `name@host`."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        name = str(os.getuid())
-    return f"{name}@{host_name()}"
 
 
 def _summary(row: tuple[Any, ...]) -> JobSummary:

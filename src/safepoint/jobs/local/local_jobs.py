@@ -13,14 +13,22 @@ from safepoint.foundation import clock
 from safepoint.foundation.files import FolderLock, is_locked, write_atomic
 from safepoint.jobs.local.attempt import rank_reports
 from safepoint.jobs.local.attempt.logs import FOLDER, read_logs
-from safepoint.jobs.local.history import History, this_user
+from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder, make_private, new_job_folder, supervisor_lock
 from safepoint.jobs.local.slots import check_size, count_slots, remark_on
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.job_progress import output_of, place_of, with_claims
-from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobState, JobSummary, RequestedAction
+from safepoint.jobs.model.records import (
+    AttemptRecord,
+    JobEvent,
+    JobRecord,
+    JobState,
+    JobSummary,
+    RequestedAction,
+    this_user,
+)
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.progress.record import Progress
 

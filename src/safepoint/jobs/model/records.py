@@ -1,12 +1,15 @@
 """The records of the history: jobs with their states, attempts, launchers and events."""
 
 import enum
+import getpass
+import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from safepoint.errors import ExitCode
+from safepoint.foundation.environment import host_name
 from safepoint.foundation.processes import ProcessId
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.settings.run_settings import RunSettings
@@ -237,6 +240,15 @@ class JobEvent:
     actor: str
     cause: str
     detail: dict[str, Any]
+
+
+def this_user() -> str:
+    """The user as an actor of events: `name@host`."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{host_name()}"
 
 
 def command_line(program: Iterable[str], *, is_module: bool) -> str:
