@@ -188,6 +188,14 @@ class TestAnswers:
         server.answers(lists(trainjobs=[item, job("good")], pods=[item], jobsets=[item], workloads=[item]))
         assert "good" in [found.name for found in ClusterJobs(api).jobs()]
 
+    @pytest.mark.parametrize("time", ["x", "", 5, None, "9999-99-99T00:00:00Z", "2026-11-23T10:00:00+99:00"])
+    def test_times_of_other_shapes(self, time: Any, api: ClusterApi, server: Server) -> None:
+        """They do not hide the job beside them."""
+        bad = job("bad")
+        bad["metadata"]["creationTimestamp"] = time
+        server.answers(lists(trainjobs=[bad, job("good")]))
+        assert sorted(found.created_at.year for found in ClusterJobs(api).jobs()) == [1970, 2026]
+
     @pytest.mark.parametrize(
         "line", [b"x\n", b'{"type":"ADDED"}\n', b"[" * 100_000 + b"\n", b'{"type":"ERROR","object":5}\n', b"5\n"]
     )

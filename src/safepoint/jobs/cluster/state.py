@@ -165,7 +165,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     trainer = at(job, "spec", "trainer")
     notes = texts(job, "metadata", "annotations")
     progress = _progress_of(job, state)
-    begun = str(at(job, "metadata", "creationTimestamp") or "")
+    begun = _time(at(job, "metadata", "creationTimestamp")) or "1970-01-01T00:00:00Z"
     num_nodes = _whole(notes.get(NODES)) or number(trainer, "numNodes") or max(1, len(_training(seen.pods)))
     safe_step = None if progress is None else progress.safe_step
     attempts = attempts_before(job)
@@ -216,7 +216,7 @@ def _attempt(*, num_nodes: int, started: str, ended: str, outcome: str, **other:
     return AttemptRecord(started=started, ended=ended, outcome=str(outcome), **counts)
 
 
-def _time(text: str) -> str | None:
+def _time(text: Any) -> str | None:
     """The time if it is one."""
     with contextlib.suppress(ValueError, TypeError):
         clock.parse_utc(text)
