@@ -1,11 +1,16 @@
 """The server of the object store answers what it likes: each request ends, in bounded memory, with a StorageError."""
 
+import contextlib
 import itertools
+import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
@@ -200,6 +205,132 @@ def test_a_code_of_ten_megabytes() -> None:
         with pytest.raises(StorageError) as raised:
             list(store.list())
     assert len(str(raised.value)) < 1000
+
+
+_M = 16 << 20
+_LARGE = {
+    "empty elements": b"<ListBucketResult>" + b"<a/>" * (_M // 4 - 20) + b"</ListBucketResult>",
+    "elements in each other": b"<ListBucketResult>" + b"<a>" * (_M // 7 - 20) + b"</a>" * (_M // 7 - 20)
+    + b"</ListBucketResult>",
+    "a name": page(item("run/" + "k" * (_M - 1000), 1)),
+    "a version": page(item("run/a", 1).replace("<Size>", f"<ETag>{'e' * (_M - 1000)}</ETag><Size>")),
+    "a token": page(token="t" * (_M - 1000)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _LARGE)
+def test_large_pages(name: str) -> None:
+    """Each page fits the limit for an answer, and would take many times as much memory; or more with each page."""
+    with hostile_store(lambda request: request.is_listing and request.send(200, _LARGE[name])) as (store, server):
+        with pytest.raises(StorageError, match="not that of an S3 server"):
+            list(store.list())
+        assert server.num_requests == 1
+
+
+def test_pages_whose_names_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are few, and long."""
+    monkeypatch.setattr(requests, "_MAX_LISTED_BYTES", 1 << 20)
+    count = itertools.count()
+
+    def answer(request: Request) -> bool:
+        number = next(count)
+        return request.send(
+            200, page(*(item(f"run/{'k' * 4000}{index}", 1) for index in range(50)), token=str(number))
+        )
+
+    with hostile_store(answer) as (store, server):
+        with pytest.raises(StorageError, match="too many"):
+            list(store.list())
+        assert server.num_requests < 10
+
+
+@pytest.mark.parametrize("body", [b"<html><body>Log in</body></html>", b"<a/>", b"<Error2><Code>x</Code></Error2>"])
+def test_another_page_is_not_an_empty_location(body: bytes) -> None:
+    """A run would begin at step 0 beside its checkpoints."""
+    with hostile_store(lambda request: request.is_listing and request.send(200, body)) as (store, _):
+        with pytest.raises(StorageError, match="not that of an S3 server"):
+            RemoteFolder(store).steps()
+
+
+def test_names_outside_of_the_prefix() -> None:
+    """They are neither taken for names below it, nor are uploads of them aborted."""
+    uploads = "".join(
+        f"<Upload><Key>{key}</Key><UploadId>u</UploadId></Upload>"
+        for key in ("checkpoint-5/a", "other/checkpoint-5/a", "run/checkpoint-5/a", "runs/checkpoint-5/a")
+    )
+    deleted: list[str] = []
+
+    def answer(request: Request) -> bool:
+        if request.is_listing:
+            names = ("abc/checkpoint-5/safepoint-manifest.json", "ru", "run", "runs/checkpoint-6/a", "run/a")
+            return request.send(200, page(*(item(name, 1) for name in names)))
+        if request.command == "DELETE":
+            deleted.append(request.key)
+            return request.send(204)
+        body = f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>"
+        return request.command == "GET" and request.send(200, body.encode())
+
+    with hostile_store(answer) as (store, _):
+        assert [found.key for found in store.list()] == ["a"]
+        assert store.sweep() == 1
+    assert deleted == ["run/checkpoint-5/a"]
+
+
+def _without_end(status: int, *methods: str) -> Callable[[Request], bool]:
+    def answer(request: Request) -> bool:
+        if request.command not in methods:
+            return request.command == "HEAD" and request.send(403)
+        request.send_response(status)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        block = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
+        while True:
+            request.wfile.write(block)
+
+    return answer
+
+
+_CALLS: dict[str, Callable[[Any, float], object]] = {
+    "PUT": lambda store, until_s: store.write("a", b"x", deadline_s=until_s),
+    "DELETE": lambda store, until_s: store.delete("a", deadline_s=until_s),
+    "GET": lambda store, until_s: store.stat("a", deadline_s=until_s),
+}
+
+
+@pytest.mark.parametrize("status", [200, 403, 500])
+@pytest.mark.parametrize("method", _CALLS)
+def test_a_body_without_end(method: str, status: int) -> None:
+    """Of an answer that is not data; the server sends from one block."""
+    with hostile_store(_without_end(status, method, "POST"), timeout_s=5) as (store, _):
+        until_s = clock.monotonic_s() + 5
+        before = peak_bytes()
+        with contextlib.suppress(StorageError):
+            _CALLS[method](store, until_s)
+        assert clock.monotonic_s() < until_s + 15
+    assert peak_bytes() - before < 200 << 20
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@pytest.mark.parametrize("upload_id", ["", " "])
+def test_an_upload_without_a_name(upload_id: str, tmp_path: Path) -> None:
+    """Its parts would be written as the object itself."""
+    (tmp_path / "large").write_bytes(bytes(17 << 20))
+    seen: list[str] = []
+
+    def answer(request: Request) -> bool:
+        seen.append(request.command)
+        if request.command == "POST":
+            body = f"<InitiateMultipartUploadResult><UploadId>{upload_id}</UploadId></InitiateMultipartUploadResult>"
+            return request.send(200, body.encode())
+        return "uploads" in request.path and request.send(200, b"<ListMultipartUploadsResult/>")
+
+    with hostile_store(answer) as (store, _):
+        with pytest.raises(StorageError, match="not that of an S3 server"):
+            store.upload("a", tmp_path / "large")
+    assert "PUT" not in seen
 
 
 def test_an_honest_server(tmp_path: Path) -> None:

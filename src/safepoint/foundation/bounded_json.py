@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, cast
 
 MAX_BYTES = 1 << 20
 _MAX_DEPTH = 128
+_MAX_COPIED_BYTES = 256 << 20
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -93,7 +94,8 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     A pipe is refused too, without waiting for the process at its other end.
 
     If `flags` allow writing and the file has a second name (a hard link, as in a backup by `cp -al`), a copy replaces
-    the file at `path` first. So a write does not change the file under the other name.
+    the file at `path` first. So a write does not change the file under the other name. A file of more than 256 MiB is
+    not copied, but refused.
 
     Args:
         path: the file.
@@ -103,9 +105,12 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         OSError: the file does not exist, or is not a regular file.
     """
     descriptor = open_shared(path, flags)
-    if flags & os.O_ACCMODE == os.O_RDONLY or os.fstat(descriptor).st_nlink <= 1:
+    status = os.fstat(descriptor)
+    if flags & os.O_ACCMODE == os.O_RDONLY or status.st_nlink <= 1:
         return descriptor
     os.close(descriptor)
+    if status.st_size > _MAX_COPIED_BYTES:
+        raise OSError(errno.EFBIG, "it has a second name, and is too large to be copied", str(path))
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open_regular(path) as file:

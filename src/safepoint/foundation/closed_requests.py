@@ -1,10 +1,17 @@
-"""HTTP requests that carry a secret. They follow no redirect, and pass a proxy only in an encrypted tunnel."""
+"""HTTP requests that carry a secret. They follow no redirect, and pass a proxy only in an encrypted tunnel.
 
+Each ends in time, also when the server sends one byte a second.
+"""
+
+import functools
 import http.client
+import io
 import ssl
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import Any, cast
+
+from safepoint.foundation import clock
 
 
 def exchange(
@@ -20,7 +27,7 @@ def exchange(
     Args:
         request: the request.
         to: the server's name in messages.
-        timeout_s: how long to wait for the server.
+        timeout_s: how long the server may take to answer.
         max_bytes: how much of the body to read.
         context: which certificates are trusted; None for the system's.
 
@@ -31,7 +38,10 @@ def exchange(
     # An https request passes through a proxy in an encrypted tunnel. An http request must not use a proxy, which
     # could read it.
     proxies = urllib.request.ProxyHandler(None if request.type == "https" else {})
-    opener = urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=context), _NoRedirects())
+    until_s = clock.monotonic_s() + timeout_s
+    opener = urllib.request.build_opener(
+        proxies, _TimedHandler(until_s), _TimedTlsHandler(until_s, context), _NoRedirects()
+    )
     try:
         with opener.open(request, timeout=timeout_s) as answer:
             return answer.read(max_bytes)
@@ -50,3 +60,76 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *args: Any, **options: Any) -> None:
         return None
+
+
+class _TimedHandler(urllib.request.HTTPHandler):
+    def __init__(self, until_s: float) -> None:
+        super().__init__()
+        self._until_s = until_s
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_timed(http.client.HTTPConnection, self._until_s), req)
+
+
+class _TimedTlsHandler(urllib.request.HTTPSHandler):
+    def __init__(self, until_s: float, context: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._until_s = until_s
+        self._tls = context
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_timed(http.client.HTTPSConnection, self._until_s, context=self._tls), req)
+
+
+def _timed(kind: type[http.client.HTTPConnection], until_s: float, **options: Any) -> Any:
+    """A function that makes connections, whose answers must be complete at `until_s`."""
+
+    def make(*args: Any, **kwargs: Any) -> http.client.HTTPConnection:
+        connection = kind(*args, **kwargs, **options)
+        connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
+        return connection
+
+    return make
+
+
+class TimedResponse(http.client.HTTPResponse):
+    """An answer whose status, headers and body must arrive before a given time.
+
+    The timeout of a socket alone is not enough: it begins again with every byte, so a server that sends one byte a
+    second never exceeds it.
+
+    Args:
+        sock: the connection, with a timeout.
+        until_s: the time, by the monotonic clock.
+        args: see `http.client.HTTPResponse`.
+        kwargs: likewise.
+
+    Raises:
+        TimeoutError: in every method that reads, after `until_s`.
+    """
+
+    def __init__(self, sock: Any, *args: Any, until_s: float, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(cast("io.RawIOBase", _Reader(cast("Any", self.fp).detach(), sock, until_s)))
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, sock: Any, until_s: float) -> None:
+        self._raw = raw
+        self._socket = sock
+        self._until_s = until_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        left_s = self._until_s - clock.monotonic_s()
+        if left_s <= 0:
+            raise TimeoutError("the answer took too long")
+        if left_s < self._socket.gettimeout():
+            self._socket.settimeout(left_s)
+        return cast("int | None", self._raw.readinto(buffer))  # pyright: ignore[reportAttributeAccessIssue]
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

@@ -21,6 +21,7 @@ from safepoint.foundation.bounded_json import parse_object, read_regular
 VERSION = 1
 PROGRESS_NAME = "progress.json"
 _MAX_BYTES = 1 << 20
+_MOST = (1 << 63) - 1
 _Kind = TypeVar("_Kind")
 
 
@@ -233,7 +234,7 @@ def _moment(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
         raise ValueError(f"{value!r} is not a count")
     return value
 
@@ -315,5 +316,7 @@ _OPTIONAL = {one.name for kind in (Progress, SaveStatistics) for one in fields(k
 
 
 def _rounded(value: Any) -> Any:
-    """A float with six significant digits."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    """A float with six significant digits; None for one that is too large."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

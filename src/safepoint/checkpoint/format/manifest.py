@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any, ClassVar, cast
 
 from safepoint.checkpoint.format.digest import ALGORITHM, FileDigest, digest_bytes, digest_of_parts, num_parts
-from safepoint.errors import ManifestError
+from safepoint.errors import ManifestError, SaveError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.field_types import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
@@ -31,7 +31,7 @@ FORMAT = "safepoint-checkpoint"
 _PART_FORMAT = "safepoint-part"
 VERSION = 1
 MAX_MANIFEST_BYTES = 64 << 20
-"""Enough for about 650,000 files. A larger manifest is not read into memory."""
+"""Enough for about 500,000 files. A larger manifest is neither read into memory nor written."""
 
 _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # both blocks of control characters
@@ -239,7 +239,7 @@ class Manifest(ManifestFacts):
         return sum(entry.size_bytes for entry in self.files)
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON, with a digest of itself."""
+        """The canonical JSON, with a digest of itself; SaveError when it would be too large to be read."""
         record: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -331,7 +331,7 @@ class NodePart:
         return tuple(entry for entry in self.manifest.files if entry.path in held)
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON, with a digest of itself."""
+        """The canonical JSON, with a digest of itself; SaveError when it would be too large to be read."""
         return _seal_record(
             {
                 "format": _PART_FORMAT,
@@ -365,8 +365,19 @@ class NodePart:
 
 
 def _seal_record(record: Mapping[str, Any]) -> bytes:
-    """Canonical JSON of `record`, with a digest of itself."""
-    return _canonical({**record, _SELF: digest_bytes(_canonical(record))})
+    """Canonical JSON of `record`, with a digest of itself.
+
+    Raises:
+        SaveError: it is too large to be read again.
+    """
+    data = _canonical({**record, _SELF: digest_bytes(_canonical(record))})
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise SaveError(
+            f"the record of the checkpoint's files would have {len(data)} bytes, and at most {MAX_MANIFEST_BYTES} "
+            "can be read; nothing was written",
+            hint="save fewer and larger files",
+        )
+    return data
 
 
 def _open_record(data: bytes, *, name: str) -> dict[str, Any]:

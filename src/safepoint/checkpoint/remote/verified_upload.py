@@ -6,6 +6,7 @@ how long failed uploads are retried.
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,7 @@ from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import CheckpointError, SafepointError, StorageError, TransientError
-from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.files import write_atomic
+from safepoint.foundation.bounded_json import open_file, parse_object, read_regular
 from safepoint.storage.store import Content, Progress, Sink, Store
 
 _NUM_TRIES = 3
@@ -27,6 +27,8 @@ _PATIENCE_WITH_REFUSALS_S = 30.0
 """How long a failed upload is retried when the store refuses requests."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """The pause between two tries doubles from the first value up to the second."""
+_MAX_RECORD_BYTES = 2 * MAX_MANIFEST_BYTES
+"""A line of the record may be longer than the file's entry in a manifest."""
 _Result = Callable[[], FileDigest]
 """Returns the digest. It is called after all bytes were sent. For a file, it may wait, or raise OSError."""
 
@@ -171,30 +173,38 @@ class UploadRecord:
     """Which files of a checkpoint are in the store, with which content and version.
 
     Args:
-        path: the file that keeps the record for the next process; None keeps it in memory only.
+        path: the file that keeps the record for the next process, one JSON line for each uploaded file; None keeps
+            it in memory only.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._versions: dict[str, list[str]] = {}
+        self._versions: dict[str, tuple[str, str]] = {}
         if path is not None:
-            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-                noted = read_object(path, max_bytes=MAX_MANIFEST_BYTES)
-                self._versions = {str(name): [str(text) for text in texts] for name, texts in noted.items()}
+            with contextlib.suppress(OSError):
+                for line in read_regular(path, _MAX_RECORD_BYTES).splitlines():
+                    with contextlib.suppress(ValueError, KeyError):  # a crash may have cut off a line
+                        noted = parse_object(line)
+                        self._versions[str(noted["path"])] = str(noted["digest"]), str(noted["version"])
 
     def version_of(self, entry: FileEntry) -> str | None:
         """The version of the file in the store; None if the file was not uploaded with the content of `entry`."""
-        digest, version = self._versions.get(entry.path, ["", ""])
+        digest, version = self._versions.get(entry.path, ("", ""))
         return version if digest == entry.digest else None
 
     def add(self, entry: FileEntry, version: str) -> None:
         """Record that the file is in the store as `version`."""
         # If the record cannot be written, the next process sends the file again.
         with self._lock, contextlib.suppress(OSError):
-            self._versions[entry.path] = [entry.digest, version]
+            self._versions[entry.path] = entry.digest, version
             if self._path is not None:
-                write_atomic(self._path, json.dumps(self._versions).encode(), durable=False)
+                line = json.dumps({"path": entry.path, "digest": entry.digest, "version": version})
+                descriptor = open_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                try:
+                    os.write(descriptor, f"\n{line}\n".encode())  # it begins a line also behind one that was cut off
+                finally:
+                    os.close(descriptor)
 
     def remove(self) -> None:
         """Delete the record, because the checkpoint is committed in the store."""

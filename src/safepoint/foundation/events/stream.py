@@ -85,9 +85,16 @@ class EventLog:
             append_lines(path, line.encode())
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The records in a stream of events, oldest first, each with a string `event`; other lines are left out."""
+def read_events(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """The records in a stream of events, oldest first, each with a string `event`; other lines are left out.
+
+    Args:
+        path: the stream.
+        last_bytes: read only this much of its end; for a stream in an output folder, which may be of any size.
+    """
     with contextlib.suppress(OSError), open_regular(path) as file:
+        if last_bytes is not None:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
         while line := file.readline(MAX_BYTES):
             if line.endswith(b"\n"):  # a line without its end was cut off by a crash
                 with contextlib.suppress(ValueError):

@@ -1,68 +1,26 @@
 """Reads the answers of an S3 server, which may be hostile: each has a time limit, and its values are checked."""
 
 import contextlib
-import http.client
-import io
 import re
 from collections.abc import Generator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
 from xml.etree import ElementTree
 
 from safepoint.errors import StorageError
-from safepoint.foundation import clock
 
 SLOWEST_BYTES_PER_S = 64 << 10
 """A connection that is slower than this counts as broken."""
 _MAX_SIZE = 1 << 63
+_MAX_ELEMENTS = 50_000
+"""A page has 1000 objects, uploads or parts, with about ten elements each."""
+_MAX_TEXT = 4096
+"""S3's longest text is a key: 1024 bytes, which take up to 3072 characters when they are encoded."""
+_ROOTS = {"ListBucketResult", "ListMultipartUploadsResult", "ListPartsResult", "InitiateMultipartUploadResult"}
 _NO_XML = re.compile(
     rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*(?:[0-8bcef]|1[0-9a-f])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]));",
     re.IGNORECASE,
 )
-
-
-class TimedResponse(http.client.HTTPResponse):
-    """An answer whose status, headers and body must arrive before a given time.
-
-    The timeout of a socket alone is not enough: it begins again with every byte, so a server that sends one byte a
-    second never exceeds it.
-
-    Args:
-        sock: the connection, with a timeout.
-        until_s: the time, by the monotonic clock.
-        args: see `http.client.HTTPResponse`.
-        kwargs: likewise.
-
-    Raises:
-        TimeoutError: in every method that reads, after `until_s`.
-    """
-
-    def __init__(self, sock: Any, *args: Any, until_s: float, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(cast("io.RawIOBase", _Reader(cast("Any", self.fp).detach(), sock, until_s)))
-
-
-class _Reader(io.RawIOBase):
-    def __init__(self, raw: io.RawIOBase, sock: Any, until_s: float) -> None:
-        self._raw = raw
-        self._socket = sock
-        self._until_s = until_s
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int | None:
-        left_s = self._until_s - clock.monotonic_s()
-        if left_s <= 0:
-            raise TimeoutError("the answer took too long")
-        if left_s < self._socket.gettimeout():
-            self._socket.settimeout(left_s)
-        return cast("int | None", self._raw.readinto(buffer))  # pyright: ignore[reportAttributeAccessIssue]
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
 
 
 def parsed(data: bytes, what: str) -> ElementTree.Element:
@@ -78,10 +36,30 @@ def parsed(data: bytes, what: str) -> ElementTree.Element:
     # Not every server escapes control characters in the names of other programs' uploads. XML cannot contain control
     # characters, so each is replaced by DEL, which XML allows and `is_key` refuses.
     with refusing_other_answers(what):  # such as an answer in an unknown encoding
-        root = ElementTree.fromstring(_NO_XML.sub(b"\x7f", data))
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
+        root = ElementTree.fromstring(
+            _NO_XML.sub(b"\x7f", data), parser=ElementTree.XMLParser(target=_BoundedBuilder())
+        )
+        for element in root.iter():
+            element.tag = element.tag.rpartition("}")[2]
+            if len(element.text or "") > _MAX_TEXT:
+                raise ValueError("a text is too long")
+        if root.tag not in _ROOTS:  # such as the page of a proxy, which would look like an empty listing
+            raise ValueError("the answer has another kind of content")
     return root
+
+
+class _BoundedBuilder(ElementTree.TreeBuilder):
+    """Refuses more elements than an answer of S3 has, because each of them takes memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_left = _MAX_ELEMENTS
+
+    def start(self, tag: str, attrs: dict[str, str], /) -> ElementTree.Element:
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise ValueError("there are too many elements")
+        return super().start(tag, attrs)
 
 
 def other_answer(what: str) -> StorageError:

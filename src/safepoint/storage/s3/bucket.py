@@ -68,6 +68,8 @@ class S3Bucket(S3Requests):
             found = bytearray()
             while block := response.read(_BLOCK_BYTES):
                 found += block
+                if response.chunked and len(found) > MAX_ANSWER_BYTES:  # it did not say how long it is
+                    raise other_answer(what)
             if response.length:
                 raise TransientError(f"the answer for {what} was cut off")
             return found

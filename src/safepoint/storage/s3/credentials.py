@@ -25,6 +25,8 @@ from safepoint.storage.options import StorageOptions
 _EARLY_S = 300.0
 _REQUEST_S = 10.0
 _MAX_BYTES = 1 << 16
+_HEADER_TEXT = re.compile("[!-~]*")
+"""The ASCII characters of a header, without blanks."""
 _T = TypeVar("_T")
 _CONTAINER = "http://169.254.170.2"
 _CONTAINER_HOSTS = {"169.254.170.2", "169.254.170.23", "fd00:ec2::23", "localhost", "127.0.0.1", "::1"}
@@ -47,6 +49,11 @@ class Keys:
     secret_access_key: str = field(repr=False)
     session_token: str | None = field(default=None, repr=False)
     expires_s: float = float("inf")
+
+    def __post_init__(self) -> None:
+        given = [self.access_key_id, self.secret_access_key, self.session_token]
+        if not all(_HEADER_TEXT.fullmatch(text) for text in given if text is not None):
+            raise ValueError("a key or the session token has characters that a request cannot contain")
 
 
 class KeySource:
@@ -159,7 +166,8 @@ def _of_web_identity(options: StorageOptions, environ: Mapping[str, str]) -> Key
 
 def _elements(data: bytes) -> dict[str, str]:
     """The texts in an XML answer of STS, by element."""
-    return dict(re.findall(r"<(\w+)>\s*([^<>&]*?)\s*</\1>", data.decode("utf-8")))
+    found: list[tuple[str, str]] = re.findall(r"<(\w+)>([^<>&]*)</\1>", data.decode("utf-8"))
+    return {name: text.strip() for name, text in found}
 
 
 def _has_profile(path: Path, profile: str) -> bool:

@@ -26,14 +26,15 @@ from xml.etree import ElementTree
 
 from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
+from safepoint.foundation.closed_requests import TimedResponse
 from safepoint.storage import failures
 from safepoint.storage.options import StorageOptions, proxy_of
 from safepoint.storage.s3.answers import (
     SLOWEST_BYTES_PER_S,
-    TimedResponse,
     number_in,
     other_answer,
     parsed,
+    present,
     refusing_other_answers,
     text_in,
 )
@@ -51,7 +52,8 @@ _T = TypeVar("_T")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 _ERROR = re.compile(rb"<Error[\s>]")
 _MAX_LISTED = 2_000_000
-"""The largest number of names in a listing. That many `StoredObject` take about 1 GB of memory."""
+_MAX_LISTED_BYTES = 1 << 30
+"""The most names in a listing, and the most bytes of its pages. As `StoredObject` they take about 1 GB of memory."""
 _LIST_WITHIN_S = 1800.0
 """How long a listing may take."""
 
@@ -134,16 +136,20 @@ class S3Requests:
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
         """Begin an upload."""
         answer = self._call(Request(method="POST", key=key, query={"uploads": ""}), deadline_s)
-        return UploadId(key=key, upload_id=text_in(answer.xml, "UploadId"))
+        with refusing_other_answers(self._what("POST", key)):  # without a name, a part would be the object itself
+            return UploadId(key=key, upload_id=present(text_in(answer.xml, "UploadId")))
 
     def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
         """The objects whose keys within the bucket begin with `prefix`, even if `Store` refuses their names."""
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
         markers = {"continuation-token": "NextContinuationToken"}
         for item in self._list("", query, markers, "Contents", deadline_s):
+            key = item.findtext("Key") or ""
+            if not key.startswith(prefix):  # a hostile server may list others, which a caller would take for its own
+                continue
             with refusing_other_answers(self._what("GET", "")):
                 found = StoredObject(
-                    key=item.findtext("Key") or "",
+                    key=key,
                     size_bytes=number_in(item, "Size"),
                     version=text_in(item, "ETag"),
                     modified_s=clock.parse_utc(text_in(item, "LastModified")),
@@ -155,11 +161,10 @@ class S3Requests:
         query = {"uploads": "", "prefix": prefix, "max-uploads": "1000"}
         markers = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
         for upload in self._list("", query, markers, "Upload", deadline_s):
-            yield UploadId(
-                key=upload.findtext("Key") or "",
-                upload_id=text_in(upload, "UploadId"),
-                initiated=text_in(upload, "Initiated"),
-            )
+            key = upload.findtext("Key") or ""
+            if key.startswith(prefix):  # see `objects`
+                name, begun = text_in(upload, "UploadId"), text_in(upload, "Initiated")
+                yield UploadId(key=key, upload_id=name, initiated=begun)
 
     def parts(self, upload: UploadId, *, deadline_s: float | None) -> Iterator[PartOnServer]:
         """The parts of `upload` that have arrived."""
@@ -183,20 +188,22 @@ class S3Requests:
         """
         what = self._what("GET", key)
         marker: dict[str, str] = {}
-        seen, num_listed, end_s = {""}, 0, clock.monotonic_s() + _LIST_WITHIN_S
+        seen, num_listed, num_bytes, end_s = {""}, 0, 0, clock.monotonic_s() + _LIST_WITHIN_S
         while True:
             if clock.monotonic_s() > end_s:
                 raise TransientError(f"{what}: the listing took more than {_LIST_WITHIN_S:.0f} s")
-            page = self._call(Request(method="GET", key=key, query={**query, **marker}), deadline_s).xml
+            answer = self._call(Request(method="GET", key=key, query={**query, **marker}), deadline_s)
+            page, num_bytes = answer.xml, num_bytes + answer.size_bytes
             if page.findtext("EncodingType") == "url":
                 for element in page.iter():
                     if element.tag == "Key":
                         element.text = unquote_plus(element.text or "", errors="surrogateescape")
             for element in page.iter(name):
                 num_listed += 1
-                if num_listed > _MAX_LISTED:
+                if num_listed > _MAX_LISTED or num_bytes > _MAX_LISTED_BYTES:
+                    count = f"more than {min(num_listed, _MAX_LISTED)} names below {query.get('prefix', key)!r}"
                     raise StorageError(
-                        f"{what}: there are more than {_MAX_LISTED} names below {query.get('prefix', key)!r}",
+                        f"{what}: there are too many, {count}",
                         hint="use a location that only this run writes to",
                     )
                 yield element
@@ -299,7 +306,7 @@ class S3Requests:
             if response.status >= 300 or _ERROR.search(data):
                 raise refusal(response.status, data, what)
             root = parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
-            answer = _Answer(root=root, headers=response.headers)
+            answer = _Answer(root=root, headers=response.headers, size_bytes=len(data))
             # If the object is encrypted with another key than the server's own, its ETag is not an MD5. Servers that
             # support such keys compare Content-MD5.
             is_encrypted = response.headers.get(_ENCRYPTION, "AES256") != "AES256"
@@ -435,6 +442,7 @@ class Request:
 class _Answer:
     root: ElementTree.Element | None
     headers: Message
+    size_bytes: int
 
     @property
     def etag(self) -> str:

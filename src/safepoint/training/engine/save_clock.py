@@ -26,6 +26,8 @@ _ASSUMED_BETWEEN_LOSSES_S = 4 * 3600.0
 _ASSUMED_STALL_S = 1.0
 """The assumed stall of a save before one was measured."""
 _LEAST_S = 1.0
+_LAST_BYTES = 16 << 20
+"""About 60,000 events; reading more would delay the start."""
 _MOST_SHARE_OF_WRITING = 0.5
 """The disk writes checkpoints at most half of the time, so that other programs can use it too."""
 
@@ -116,12 +118,12 @@ class SaveClock:
 
 
 def read_losses(stream: Path) -> Losses:
-    """The losses of a run's earlier attempts, from its event stream. The current attempt is not counted."""
+    """The losses of a run's earlier attempts, from the end of its event stream; not those of the current attempt."""
     trained_s = attempt_s = 0.0
     count = 0
     last: float | None = None
     is_saved = True
-    for record in read_events(stream):
+    for record in read_events(stream, last_bytes=_LAST_BYTES):
         event = record["event"]
         try:
             time_s = clock.parse_utc(str(record.get("time")))

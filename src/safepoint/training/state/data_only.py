@@ -23,6 +23,7 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from safepoint.errors import CheckpointError, printable
+from safepoint.foundation.bounded_json import read_regular
 from safepoint.training.state.temporary_attributes import temporarily
 
 _NUMPY: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), np._core.multiarray._reconstruct]  # pyright: ignore
@@ -33,6 +34,9 @@ _DEEPSPEED = {
     "deepspeed.utils.tensor_fragment": ("fragment_address",),
 }
 """The classes in the files of ZeRO, by module. They hold data, and making one does nothing else."""
+_NAME_A_FOLDER = ("latest", "latest_universal")
+"""DeepSpeed's files that contain the name of a folder in the checkpoint."""
+_MAX_NAME_BYTES = 4096
 _PATH: Any = (str, os.PathLike)
 _NAME = re.compile(r"GLOBAL (\S+) w")
 """In torch's error: what the file names and is not allowed."""
@@ -62,6 +66,7 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
     Raises:
         CheckpointError: a file was refused; also where the framework has caught the error, or raised another one.
     """
+    _check_named_folders(folder)
     original: Callable[..., Any] = torch.load
     refused: list[CheckpointError] = []
 
@@ -97,11 +102,21 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
         raise refused[0]
 
 
+def _check_named_folders(folder: str | os.PathLike[str]) -> None:
+    """Refuse a checkpoint that lets DeepSpeed load a folder outside of it."""
+    for path in (Path(folder) / name for name in _NAME_A_FOLDER):
+        if path.is_file():
+            named = read_regular(path, _MAX_NAME_BYTES).decode(errors="replace").strip()
+            if named in {".", ".."} or not re.fullmatch(r"[\w.-]+", named):
+                raise _refusal(path, named or "no folder")
+
+
 def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
     """Whether the file is in the folder by its path, or by what its path leads to; an open file counts as in it."""
     if not isinstance(file, _PATH):
         return True
-    parents = {*Path(os.path.abspath(file)).parents, *Path(os.path.realpath(file)).parents}
+    paths = (os.path.abspath(file), os.path.realpath(file), Path(file).absolute())  # the last one may contain `..`
+    parents = {parent for path in paths for parent in Path(path).parents}
     return any(os.path.exists(parent) and os.path.samefile(parent, folder) for parent in parents)
 
 

@@ -7,6 +7,7 @@ name is called.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.weights.zero_weights import zero_files, zero_folder
-from safepoint.errors import CheckpointError, ConflictError
+from safepoint.errors import CheckpointError, ConflictError, printable
 from safepoint.foundation.units import plural
 from safepoint.training.state.data_only import load_data
 
@@ -23,6 +24,7 @@ WEIGHT = "fp32"
 """DeepSpeed's name for the weight itself, as opposed to the optimizer's moments of the weight."""
 _KEPT = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "ds_version")
 _STEP = "step"
+_NAME = re.compile(r"[^/\x00.][^/\x00]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,7 @@ class Partitions:
         buffers: list[str] = model.get("buffer_names") or []
         aliases: Mapping[str, Any] = model.get("shared_params") or {}
         for name, tensor in module.items():
+            _check_name(name)
             is_whole = self.stage != 3 or name in buffers
             if is_whole and name not in self._places and name not in aliases and isinstance(tensor, torch.Tensor):
                 yield name, tensor.numel() * tensor.element_size(), tensor.clone
@@ -147,6 +150,7 @@ class Partitions:
             return
         shapes: Mapping[str, Any] = model.get("frozen_param_shapes") or {}
         for name, shape in shapes.items():
+            _check_name(name)
             fragments = [one["frozen_param_fragments"][name] for one in self._models]
             count = math.prod(shape)
 
@@ -165,8 +169,7 @@ class Partitions:
             after = [0] * len(group) if paddings is None else list(paddings[number])
             first = 0
             for (name, shape), padding in zip(group.items(), after, strict=True):
-                if "/" in name or name.startswith("."):
-                    raise CheckpointError(f"the weight's name {name!r} cannot be used as the name of a file")
+                _check_name(name)
                 place = _Place(group=number, first=first, shape=tuple(shape))
                 yield name, place
                 first += self._length(place) if self.stage == 3 else place.count + int(padding)
@@ -212,6 +215,8 @@ class Partitions:
     def _check_moments(self) -> tuple[str, ...]:
         """The names of the moments; raises ConflictError if a moment cannot be split among other ranks."""
         moments = {name for name in self._state(0, 0) if name != _STEP}
+        for name in moments:
+            _check_name(name)
         for rank in range(self._ranks):
             for group, flat in enumerate(self._flat[rank]):
                 state = self._state(rank, group)
@@ -231,6 +236,18 @@ class Partitions:
                 if found != place.count:
                     raise CheckpointError(f"a weight has {place.count} elements, but its saved {state} has {found}")
         return tuple(sorted(moments))
+
+
+def _check_name(name: Any) -> None:
+    """Check the name of a weight, a buffer or a moment, which becomes the name of a file.
+
+    Raises:
+        CheckpointError: the file would be in another folder.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise CheckpointError(
+            f"the weight's or moment's name {printable(repr(name))} cannot be used as the name of a file"
+        )
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -1,15 +1,18 @@
 """The state of a Lightning Trainer: what `Trainer.save_checkpoint` writes into its file."""
 
 import contextlib
+import logging
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
-from safepoint.errors import UsageError
+from safepoint.errors import UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.state.temporary_attributes import temporarily
@@ -17,6 +20,7 @@ from safepoint.training.state.temporary_attributes import temporarily
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""
 _MODEL = "model.ckpt"
+_log = logging.getLogger("safepoint")
 
 
 class LightningParts(Parts):
@@ -77,7 +81,56 @@ class LightningParts(Parts):
             restore(folder / STATE, weights_only)
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
-        return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO())
+        return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(self._without_other_paths))
+
+    def _without_other_paths(self, checkpoint: dict[str, Any]) -> None:
+        """Leave out the state of each ModelCheckpoint that names a file which this callback cannot have written.
+
+        ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
+        one of them, by default without restricting what its pickle may call. So the state of a checkpoint that
+        someone else has written must not name files elsewhere.
+        """
+        states: Any = checkpoint.get("callbacks")
+        if not isinstance(states, dict):
+            return
+        known = cast("dict[Any, Any]", states)
+        for callback in self._trainer.callbacks:
+            if not isinstance(callback, ModelCheckpoint):
+                continue
+            for key in (callback.state_key, type(callback)):  # older releases of Lightning used the type
+                other = _other_path(known.get(key), callback)
+                if other is not None:
+                    del known[key]
+                    _log.warning(
+                        "the state of ModelCheckpoint names %s, which is not a file of %s: it is not restored, and "
+                        "the best models are chosen among new ones",
+                        printable(repr(other)),
+                        callback.dirpath,
+                    )
+
+
+def _other_path(state: Any, callback: ModelCheckpoint) -> object:
+    """A path in the state of a ModelCheckpoint that is not one of its own files; None if there is none."""
+    if not isinstance(state, dict):
+        return None
+    known = cast("dict[str, Any]", state)
+    named: list[object] = list(known.get("best_k_models") or ())
+    named += [known.get(name) for name in ("best_model_path", "kth_best_model_path", "last_model_path")]
+    for path in named:
+        if path and not _is_file_of(path, callback):
+            return path
+    return None
+
+
+def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
+    folder = str(callback.dirpath or "")
+    if not isinstance(path, str) or not folder or not path.endswith(callback.FILE_EXTENSION):
+        return False
+    if not path.startswith(f"{folder.rstrip('/')}/"):
+        # Lightning makes the folder absolute, but not each path in it.
+        path, folder = os.path.abspath(path), os.path.abspath(folder)
+    inner = path.removeprefix(f"{folder.rstrip('/')}/")
+    return inner != path and not {"", ".", ".."} & set(inner.split("/"))
 
 
 class DirectCheckpointIO(CheckpointIO):
@@ -85,7 +138,13 @@ class DirectCheckpointIO(CheckpointIO):
 
     Lightning's own plugin serializes into memory first. That takes twice the size of the state, and the keeper could
     not take over the write. See `lightning.pytorch.plugins.CheckpointIO`.
+
+    Args:
+        check: called with each checkpoint that was read; it may change it.
     """
+
+    def __init__(self, check: Callable[[dict[str, Any]], None] = lambda checkpoint: None) -> None:
+        self._check = check
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a file, and make its folder."""
@@ -107,7 +166,7 @@ class DirectCheckpointIO(CheckpointIO):
             UsageError: the file is damaged, or it contains such objects and they were not allowed.
         """
         try:
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
+            checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
         except pickle.UnpicklingError as error:
             if weights_only is False:
                 raise
@@ -117,6 +176,8 @@ class DirectCheckpointIO(CheckpointIO):
                 hint="if you trust everyone who can write to that folder, call Trainer.fit(…, weights_only=False), "
                 "or allow the classes with torch.serialization.add_safe_globals",
             ) from error
+        self._check(checkpoint)
+        return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a file."""
