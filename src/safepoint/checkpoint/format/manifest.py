@@ -10,6 +10,7 @@ Not promised: that the files are there. `safepoint.checkpoint.format.verify` che
 
 import contextlib
 import enum
+import functools
 import json
 import math
 import re
@@ -143,6 +144,7 @@ class FileEntry:
             raise ValueError(f"the digest of {self.path!r} does not match the digests of its parts")
 
 
+@functools.lru_cache(maxsize=1024)  # each save checks the same few paths while training waits
 def path_fault(path: str) -> str | None:
     """Why `path` must not be used inside a checkpoint; None if it may be used."""
     parts = path.split("/")

@@ -51,10 +51,11 @@ class Channel:
         """
         if len(body) > MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
-        header = _HEADER.pack(len(body), len(descriptors))
+        frame = _HEADER.pack(len(body), len(descriptors)) + body
         with self._sending:
-            socket.send_fds(self._socket, [header], list(descriptors))
-            self._socket.sendall(body)
+            sent = socket.send_fds(self._socket, [frame], list(descriptors))
+            if sent < len(frame):
+                self._socket.sendall(memoryview(frame)[sent:])
 
     def receive(self) -> tuple[bytes, list[int]] | None:
         """The next frame and its descriptors, which the caller closes.

@@ -32,13 +32,16 @@ def encode(message: Any) -> bytes:
         ValueError: a number is not finite.
     """
     record = {_TYPE: type(message).__name__, **_record(message)}
-    return json.dumps(record, separators=(",", ":"), allow_nan=False, default=_record).encode()
+    return _ENCODER.encode(record).encode()
 
 
 def _record(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value):
         return {name: getattr(value, name) for name in _field_types(type(value))}
     return dict(value)
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_record)
 
 
 def parse(body: bytes) -> dict[str, Any]:
