@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from safepoint.errors import UsageError
+from safepoint.cli.output import print_warning
+from safepoint.errors import ConflictError, NotFoundError, SafepointError, StorageError, UsageError
+from safepoint.foundation.configuration import ClusterPlace, Configuration
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import JobPlace
 
@@ -18,12 +20,18 @@ if TYPE_CHECKING:
     from safepoint.jobs.cluster.api import ClusterApi
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
+THIS_MACHINE = "local"
+"""What `--on` calls this machine; needed only when a place of the settings is the default."""
+SHORT_S = 3.0
+"""How long to try the default place when the command did not ask for it."""
+
 On = Annotated[
     str | None,
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="The cluster: the name of a context in your kubeconfig, or `.` for the current one.",
+        help="The cluster: a place of your settings, else the name of a context in your kubeconfig, or `.` for the "
+        "current one.",
         show_default="this machine",
     ),
 ]
@@ -34,30 +42,97 @@ Namespace = Annotated[
 
 
 @contextlib.contextmanager
-def open_jobs(on: str | None, namespace: str | None) -> Generator[JobPlace[Any]]:
-    """The jobs of the place that the options name: a cluster, or this machine."""
+def open_jobs(
+    on: str | None, namespace: str | None, name: str | None = None, *, within_s: float | None = None
+) -> Generator[JobPlace[Any]]:
+    """The jobs of the place that the options name; without them, of this machine, or of the default place.
+
+    Args:
+        on: the place.
+        namespace: of a cluster.
+        name: a job. Without `on`, it is looked for on this machine and in the default place.
+        within_s: for how long requests are repeated while a cluster is busy or out of reach.
+
+    Raises:
+        ConflictError: there is a job of this name in both.
+        NotFoundError: there is none.
+    """
     if on is None:
+        default = Configuration.of_user().default_place
+        if default is not None and namespace is not None:
+            on = default.name
+        elif default is not None and name is not None:
+            on = _place_of(name, default.name)
+    if on is None or on == THIS_MACHINE:
         refuse_without_cluster(namespace)
         with LocalJobs() as jobs:
             yield jobs
     else:
-        with connected(on, namespace) as jobs:
+        with connected(on, namespace, within_s=within_s) as jobs:
             yield jobs
 
 
-def connected(on: str, namespace: str | None) -> "ClusterJobs":
+def places_to_list(on: str | None, namespace: str | None) -> list[str | None]:
+    """The places whose jobs a list shows: that of the options, else this machine and the default place."""
+    default = Configuration.of_user().default_place
+    if on is not None or namespace is not None or default is None:
+        return [on]
+    return [THIS_MACHINE, default.name]
+
+
+def _place_of(name: str, default: str) -> str:
+    """Where the job is: on this machine or in the default place."""
+    failure: SafepointError | None = None
+    with LocalJobs() as jobs:
+        found = [THIS_MACHINE] if _has(jobs, name) else []
+    try:
+        with connected(default, None, within_s=SHORT_S) as jobs:
+            found += [default] if _has(jobs, name) else []
+    except SafepointError as error:
+        failure = error
+    if len(found) > 1:
+        raise ConflictError(
+            f"there is a job {name} on this machine, and one in place {default}; nothing was done",
+            hint=f"add --on {THIS_MACHINE} or --on {shlex.quote(default)}",
+        )
+    if failure is not None and found:
+        print_warning(f"place {default} was not asked whether it has a job {name} too: {failure}")
+    if found:
+        return found[0]
+    if failure is not None:
+        raise failure
+    raise NotFoundError(
+        f"there is no job {name} on this machine, nor in place {default}", hint="`safepoint list` shows the jobs"
+    )
+
+
+def _has(jobs: JobPlace[Any], name: str) -> bool:
+    try:
+        jobs.job(name)
+    except NotFoundError:
+        return False
+    except StorageError:
+        if isinstance(jobs, LocalJobs):  # its entry cannot be read, but there is one
+            return True
+        raise
+    return True
+
+
+def connected(on: str, namespace: str | None, *, within_s: float | None = None) -> "ClusterJobs":
     """The jobs of a cluster; to be closed. No request is sent yet."""
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
-    return ClusterJobs(cluster_api(on, namespace))
+    return ClusterJobs(cluster_api(on, namespace, within_s=within_s))
 
 
-def cluster_api(on: str, namespace: str | None) -> "ClusterApi":
+def cluster_api(on: str, namespace: str | None, *, within_s: float | None = None) -> "ClusterApi":
     """A namespace of a cluster; to be closed. No request is sent yet."""
-    from safepoint.jobs.cluster.api import ClusterApi  # these libraries take 0.2 s to import
+    from safepoint.jobs.cluster.api import WITHIN_S, ClusterApi  # these libraries take 0.2 s to import
     from safepoint.jobs.cluster.connection import connect_to
 
-    return ClusterApi(connect_to(None if on == "." else on, namespace=namespace))
+    place = Configuration.of_user().places.get(on, ClusterPlace(name=on, context=None if on == "." else on))
+    connection = connect_to(place.context, namespace=namespace or place.namespace)
+    return ClusterApi(connection, within_s=WITHIN_S if within_s is None else within_s)
 
 
 def options_of(on: str | None, namespace: str | None) -> str:

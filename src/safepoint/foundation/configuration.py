@@ -1,8 +1,9 @@
 """Settings in files: ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, and the user's own config.toml.
 
 A file has a table for each command (`[run]`, `[checkpoints.list]`) with the command's options, `[pvc]` with the
-folders of claims on this machine, and, in the user's own file, `[local]` with the slots of the machine. Dashes and
-underscores are equivalent. For each setting the first file that has it is used.
+folders of claims on this machine, and, in the user's own file, `[local]` with the slots of the machine and
+`[places.NAME]` with the clusters. Dashes and underscores are equivalent. For each setting the first file that has it
+is used.
 
 A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line (if it can be
 found), the table, the key, the value, and what to do. `safepoint.cli` knows which commands and options there are.
@@ -27,8 +28,8 @@ _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 10
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
 _KEY = re.compile(r"\s*([^=#\[\]{}]+?)\s*=")
-_PVC, _LOCAL = "pvc", "local"
-RESERVED = (_PVC, _LOCAL)
+_PVC, _LOCAL, _PLACES = "pvc", "local", "places"
+RESERVED = (_PVC, _LOCAL, _PLACES)
 """The tables that do not belong to a command."""
 
 
@@ -95,6 +96,23 @@ class LocalMachine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlace:
+    """`[places.NAME]`: a namespace of a cluster, as `--on NAME` calls it.
+
+    Args:
+        name: its name.
+        context: a context of the kubeconfig; None for the current one.
+        namespace: None for that of the context.
+        is_default: whether commands look for jobs there too when they name no place.
+    """
+
+    name: str
+    context: str | None = None
+    namespace: str | None = None
+    is_default: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """The settings in the files of one folder and one user.
 
@@ -102,13 +120,20 @@ class Configuration:
         tables: the tables of commands, in order of precedence.
         pvc: the folder of each claim on this machine; absolute.
         local: what jobs may use of this machine.
+        places: the clusters, by name.
         origins: the settings that `pvc` and `local` come from, by table and name.
     """
 
     tables: tuple[Table, ...] = ()
     pvc: Mapping[str, Path] = field(default_factory=dict[str, Path])
     local: LocalMachine = LocalMachine()
+    places: Mapping[str, ClusterPlace] = field(default_factory=dict[str, ClusterPlace])
     origins: Mapping[tuple[str, str], Setting] = field(default_factory=dict[tuple[str, str], Setting])
+
+    @property
+    def default_place(self) -> ClusterPlace | None:
+        """The place where commands look for jobs besides this machine."""
+        return next((place for place in self.places.values() if place.is_default), None)
 
     def settings(self, *table: str) -> dict[str, Setting]:
         """The settings of one command, by option. `settings("checkpoints", "list")` reads `[checkpoints.list]`."""
@@ -146,6 +171,7 @@ class Configuration:
         tables: list[Table] = []
         pvc: dict[str, Path] = {}
         local: dict[str, int] = {}
+        places: dict[str, ClusterPlace] = {}
         origins: dict[tuple[str, str], Setting] = {}
         for path in paths:
             for table in _tables(path):
@@ -153,12 +179,15 @@ class Configuration:
                 if kind not in RESERVED:
                     tables.append(table)
                     continue
+                if kind in {_LOCAL, _PLACES} and path != paths[-1]:
+                    what = "slots are a setting of the machine" if kind == _LOCAL else "clusters are your own"
+                    raise table.refuse(f"{what}, and not of a project", hint=f"move it to {paths[-1]}")
+                if kind == _PLACES:
+                    _add_place(places, table)
+                    continue
                 if below:
                     why = f"[{kind}] may not contain tables"
                     raise table.refuse(why, hint=f"write its settings below [{kind}]")
-                if kind == _LOCAL and path != paths[-1]:
-                    why = "slots are a setting of the machine, and not of a project"
-                    raise table.refuse(why, hint=f"move it to {paths[-1]}")
                 for setting in table.settings:
                     name = setting.key if kind == _PVC else setting.name
                     if (kind, name) in origins:
@@ -168,7 +197,7 @@ class Configuration:
                         pvc[name] = _claim_folder(setting, path.parent)
                     else:
                         local[name.replace("-", "_")] = _slots(setting)
-        return cls(tables=tuple(tables), pvc=pvc, local=LocalMachine(**local), origins=origins)
+        return cls(tables=tuple(tables), pvc=pvc, local=LocalMachine(**local), places=places, origins=origins)
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> Path:
@@ -189,6 +218,32 @@ def _claim_folder(setting: Setting, base: Path) -> Path:
             hint="a claim's name has letters, digits, dots and dashes; its folder's path must have no comma",
         )
     return Path(os.path.abspath(base / Path(setting.value).expanduser()))
+
+
+def _add_place(places: dict[str, ClusterPlace], table: Table) -> None:
+    if len(table.name) != 2:
+        if table.settings or len(table.name) > 2:
+            raise table.refuse("each place has a table of its own", hint="write them below [places.NAME]")
+        return
+    name, values = table.name[1], {setting.name: setting for setting in table.settings}
+    kinds: dict[str, type] = {"context": str, "namespace": str, "default": bool}
+    for setting in table.settings:
+        if setting.name not in kinds:
+            raise setting.refuse("a place has no such key", hint=nearest(setting.name, kinds))
+        if not isinstance(setting.value, kinds[setting.name]) or setting.value == "":
+            hint = "write true or false" if setting.name == "default" else "write it in quotation marks"
+            raise setting.refuse("it has the wrong type", hint=hint)
+    given = {key: cast("Any", values[key].value) for key in values}
+    place = ClusterPlace(
+        name=name,
+        context=given.get("context"),
+        namespace=given.get("namespace"),
+        is_default=given.get("default", False),
+    )
+    others = [other.name for other in places.values() if other.is_default]
+    if place.is_default and others:
+        raise values["default"].refuse(f"{others[0]} is the default already", hint="delete one of the two lines")
+    places[name] = place
 
 
 def _slots(setting: Setting) -> int:

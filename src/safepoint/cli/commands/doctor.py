@@ -53,10 +53,10 @@ def doctor(
     namespace: Namespace = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check that this machine and an output location are ready for a run; with --on, a cluster instead.
+    """Check that this machine and an output location are ready for a run.
 
-    The command prints the result of each check. For a warning or a failure it also prints why it matters and what to
-    do. It leaves nothing behind.
+    With --on, the command checks a cluster instead. It prints the result of each check. For a warning or a failure it
+    also prints why it matters and what to do. It leaves nothing behind.
 
     Exit codes: 0 no check failed; 1 a check failed.
     """

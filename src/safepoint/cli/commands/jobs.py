@@ -4,11 +4,20 @@ import contextlib
 import dataclasses
 import json
 import logging
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from safepoint.cli.cluster_options import Namespace, On, open_jobs, options_of
+from safepoint.cli.cluster_options import (
+    SHORT_S,
+    THIS_MACHINE,
+    Namespace,
+    On,
+    open_jobs,
+    options_of,
+    places_to_list,
+)
 from safepoint.cli.job_answers import HEAD, job_document, page, row, with_reasons
 from safepoint.cli.output import print_answer, print_log_line, print_warning, table, versioned
 from safepoint.errors import ConflictError, PartlyDoneError, SafepointError, StorageError, printable
@@ -16,7 +25,7 @@ from safepoint.foundation.events import console
 from safepoint.foundation.units import plural
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import history_file
-from safepoint.jobs.model.job_place import JobPlace
+from safepoint.jobs.model.job_place import JobPlace, Summary
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import JobState
 
@@ -62,19 +71,31 @@ def list_(
     def is_listed(state: JobState) -> bool:
         return state.is_active or not active
 
-    with open_jobs(on, namespace) as jobs:
-        if as_json:
-            listed = [job for job in reversed(jobs.jobs()) if is_listed(job.state)]
-            print_answer(as_json, [job_document(jobs, job) for job in listed], [])
-            return
-        found = [job for job in reversed(jobs.summaries()) if is_listed(job.state)]
-        rows = [row(job, jobs.progress_of(job)) for job in found]
-        print_answer(as_json, [], with_reasons(HEAD, rows, found) if rows else ["no jobs"])
+    documents: list[dict[str, Any]] = []
+    rows: list[list[str]] = []
+    found: list[Summary] = []
+    places = places_to_list(on, namespace)
+    is_short = len(places) > 1
+    for place in places:
+        try:
+            with open_jobs(place, namespace, within_s=SHORT_S if is_short else None) as jobs:
+                everything: Sequence[Any] = jobs.jobs() if as_json else jobs.summaries()
+                listed = [job for job in reversed(everything) if is_listed(job.state)]
+                own = {"place": str(place)} if is_short else {}
+                documents += [{**job_document(jobs, job), **own} for job in listed] if as_json else []
+                rows += [[*row(job, jobs.progress_of(job)), *own.values()] for job in listed]
+                found += listed
+        except SafepointError as error:
+            if place == THIS_MACHINE or not is_short:
+                raise
+            print_warning(f"the jobs of place {place} cannot be listed: {error}")
+    head = (*HEAD, "PLACE") if is_short else HEAD
+    print_answer(as_json, documents, with_reasons(head, rows, found) if rows else ["no jobs"])
 
 
 def status(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Show one job: its command, progress, output location and attempts."""
-    with open_jobs(on, namespace) as jobs:
+    with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)
         attempts = jobs.attempts(job.name)
         document = job_document(jobs, job)
@@ -99,7 +120,7 @@ def logs(
 
     If the job has several ranks, each line begins with the name of its process.
     """
-    with open_jobs(on, namespace) as jobs:
+    with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)
         is_alone = rank is not None or job.num_nodes * (job.ranks_per_node or 1) == 1
         for line in jobs.logs(name, rank=rank, follow=follow):
@@ -111,7 +132,7 @@ def logs(
 
 def events(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Print the events of a job, oldest first, with the cause of each."""
-    with open_jobs(on, namespace) as jobs:
+    with open_jobs(on, namespace, name) as jobs:
         happened = jobs.events(name)
     rows = [
         [
@@ -150,7 +171,7 @@ def suspend(
 
     Exit codes: 0 the job is saved and suspended, or complete; 3 it is suspended without a save; 1 it failed.
     """
-    with open_jobs(on, namespace) as jobs:
+    with open_jobs(on, namespace, name) as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.suspend(name, timeout_s=timeout)
         lines = [f"job {job.name} is {job.state}" + (f": {job.message}" if job.message else "")]
@@ -169,7 +190,7 @@ def suspend(
 
 def resume(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Continue a suspended or failed job from its newest checkpoint."""
-    with open_jobs(on, namespace) as jobs:
+    with open_jobs(on, namespace, name) as jobs:
         job = jobs.resume(name)
         print_answer(as_json, job_document(jobs, job), [f"job {job.name} resumes"])
 
@@ -184,7 +205,7 @@ def scale(
     as_json: Json = False,
 ) -> None:
     """Suspend a job, change its number of nodes, and resume it."""
-    with open_jobs(on, namespace) as jobs:
+    with open_jobs(on, namespace, name) as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)
         if remark := jobs.remark_on(job):
@@ -208,7 +229,7 @@ def delete(
 
     With --checkpoints, they are deleted too.
     """
-    with open_jobs(on, namespace) as jobs:
+    with open_jobs(on, namespace, name) as jobs:
         where = "its output location"
         try:
             job = jobs.job(name)

@@ -42,7 +42,7 @@ def watch(
     if not (as_json or sys.stdout.isatty()):
         raise UsageError("watch needs a terminal, and stdout is not one", hint="use --json, or `safepoint list`")
     show: Any = _Changes() if as_json else _Screen()
-    with open_jobs(on, namespace) as jobs, contextlib.suppress(KeyboardInterrupt):
+    with open_jobs(on, namespace, name) as jobs, contextlib.suppress(KeyboardInterrupt):
         for found in jobs.watch(name, interval_s=interval):
             show(jobs, found)
 

@@ -20,7 +20,7 @@ from safepoint.jobs.cluster.objects import Object, at, items, name_of, number
 
 _T = TypeVar("_T")
 _CONNECT_S, _REQUEST_S = 5.0, 20.0
-_WITHIN_S = 30.0
+WITHIN_S = 30.0
 """For how long a request is repeated while the server is busy or out of reach."""
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _PAGE = 500
@@ -61,10 +61,12 @@ class ClusterApi:
 
     Args:
         connection: the cluster, the namespace and the identity.
+        within_s: for how long a request is repeated while the server is busy or out of reach.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, within_s: float = WITHIN_S) -> None:
         self.connection = connection
+        self._within_s = within_s
         self.namespace = connection.namespace
         timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S)
         is_encrypted = connection.config.cluster.server.startswith("https:")
@@ -360,7 +362,7 @@ class ClusterApi:
             except TransientError as error:
                 failure, asked_s = error, error.pause_s if isinstance(error, BusyError) else 0.0
             pause_s = max(shortest_s, asked_s)
-            if clock.monotonic_s() + pause_s - begun_s > _WITHIN_S:
+            if clock.monotonic_s() + pause_s - begun_s > self._within_s:
                 raise failure
             clock.sleep(pause_s * random.uniform(0.8, 1.2))
         raise AssertionError
