@@ -121,7 +121,7 @@ class Configuration:
         pvc: the folder of each claim on this machine; absolute.
         local: what jobs may use of this machine.
         places: the clusters, by name.
-        origins: the settings that `pvc` and `local` come from, by table and name.
+        origins: the settings that `pvc`, `local` and `places` come from, by table and name.
     """
 
     tables: tuple[Table, ...] = ()
@@ -184,6 +184,7 @@ class Configuration:
                     raise table.refuse(f"{what}, and not of a project", hint=f"move it to {paths[-1]}")
                 if kind == _PLACES:
                     _add_place(places, table)
+                    origins |= {(".".join(table.name), setting.name): setting for setting in table.settings}
                     continue
                 if below:
                     why = f"[{kind}] may not contain tables"

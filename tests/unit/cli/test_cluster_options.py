@@ -30,6 +30,8 @@ def test_a_place_has_a_context_and_a_namespace(settings: Path) -> None:
         "b": ClusterPlace(name="b"),
     }
     assert found.default_place == found.places["a"]
+    shown = safepoint("config", "show").stdout
+    assert '[places.a]\ncontext = "prod"\nnamespace = "team"\ndefault = true\n' in shown
 
 
 @pytest.mark.parametrize(

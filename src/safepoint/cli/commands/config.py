@@ -56,7 +56,11 @@ def show(
     claims: dict[str, tuple[object, str]] = {
         claim: (str(folder), origins["pvc", claim].place) for claim, folder in configuration.pvc.items()
     }
-    for name, values in (("local", _local(configuration)), ("pvc", claims)):
+    sections = {"local": _local(configuration), "pvc": claims}
+    for (table, key), setting in origins.items():
+        if table.startswith("places."):
+            sections.setdefault(table, {})[key] = setting.value, setting.place
+    for name, values in sections.items():
         lines += _section(name, [_line(key, value, origin and place) for key, (value, place) in values.items()])
         document[name] = {key: value for key, (value, _) in values.items()}
     print_answer(as_json, document, lines or ["# all settings have their defaults"])
