@@ -1,9 +1,10 @@
 """The training process of a rank, with vote, saves and resume; and the launcher of the ranks.
 
-`python -m safepoint.training SCRIPT` is one rank (`rank`). This module imports nothing heavy, because the signal
-handlers must be installed before torch is imported.
+`python -m safepoint.training SCRIPT` runs SCRIPT as one rank (module `rank`). This package imports nothing heavy by
+itself, because a rank must install its signal handlers before it imports torch.
 
 launcher      starts the ranks of one node, relays signals, returns one exit code
+rendezvous    the store where the ranks of a job find each other, closed to strangers
 rank          one rank: signal handlers, hooks, the user's program, its exit code
 integrations  transformers, lightning, deepspeed
 plain         hand-written loops: `safepoint.session`

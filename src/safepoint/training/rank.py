@@ -21,7 +21,8 @@ from safepoint.training.outcome.program_error import exit_code_after, summarize
 _log = logging.getLogger("safepoint")
 _PR_SET_PDEATHSIG = 1
 LOGS_VARIABLE = "SAFEPOINT_RANK_LOGS"
-"""The folder for files with the output of each rank; without it, ranks write to the output of their launcher."""
+"""The environment variable that names a folder. Each rank writes its output to a file there. If the variable is not
+set, ranks write to the output of their launcher."""
 _USAGE = "python -m safepoint.training SCRIPT [ARGS…]  or  python -m safepoint.training -m MODULE [ARGS…]"
 
 
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
     """Run the program that `arguments` name, then end this process with the exit code of the rank.
 
     Returns:
-        Only when the environment is invalid: the exit code for that.
+        `ExitCode.USAGE`, if the environment is invalid. Otherwise the function does not return.
     """
     try:
         context = current_context()
@@ -93,7 +94,7 @@ def _run_to_its_end(context: RankContext, arguments: list[str]) -> int:
 
 
 def _finish_uploads(context: RankContext, code: int) -> int:
-    """Wait for the uploads. Returns the exit code: not 0 if the end of the training is not in the object store."""
+    """Wait for the uploads. Returns `code`, or `ExitCode.STORAGE` if `code` is 0 and not everything was uploaded."""
     uploads = context.uploads
     if code == ExitCode.OK:
         uploads.adopt_scripts_model()
@@ -102,7 +103,7 @@ def _finish_uploads(context: RankContext, code: int) -> int:
     missing = uploads.missing(is_complete=is_complete)
     if code != ExitCode.OK or not missing:
         return code
-    if is_complete:  # if not, an event has reported what is missing
+    if is_complete:  # otherwise `finish` has already reported the unfinished uploads
         _log.error("%s", missing)
     context.record.ended(ExitCode.STORAGE, missing)
     return ExitCode.STORAGE
@@ -132,7 +133,7 @@ def _run(program: list[str], *, is_module: bool) -> None:
 
 def _search_first(folder: str) -> None:
     """Look for modules in `folder` first, as Python does for a program that it starts itself."""
-    if sys.flags.safe_path:  # the launcher's ranks: they do not look in the folder in which they were started
+    if sys.flags.safe_path:  # in ranks of the launcher: `sys.path` has no entry for the folder they were started in
         sys.path.insert(0, folder)
     else:
         sys.path[0] = folder
@@ -142,12 +143,13 @@ def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> No
     """End the process without tearing the interpreter down.
 
     The tear-down takes longer than the save of a small model, and it can hang: the destructor of torch's gloo group
-    joins threads that wait for the interpreter's lock, while it holds this lock. So this function itself waits for
-    threads, and runs the exit handlers.
+    holds the interpreter's lock while it joins threads that wait for this lock. So this function itself waits for
+    Python's threads, and runs the exit handlers.
     """
     if wait_for_threads:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    # Loggers and trackers flush in their exit handlers; after an interruption the deadline still holds.
+    # Loggers and trackers flush in their exit handlers. If these hang after an interruption, the watch thread of
+    # `Termination` still ends the process at the deadline.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     context.outcome.end_now(exit_code)
 
@@ -162,13 +164,18 @@ def _exit_with(launcher_pid: int | None) -> None:
 
 
 def _print_into(folder: str | None, rank: int) -> None:
-    """Redirect the output of this process and its children to one file, in the order of the writes."""
+    """Redirect stdout and stderr of this process and its children to one file in `folder`, in the order of writes."""
     if not folder:
         return
     try:
         file = os.open(Path(folder) / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
-        _log.warning("%s cannot be written: %s; rank %d writes its output here", folder, error.strerror, rank)
+        _log.warning(
+            "rank %d cannot write its output to a file in %s: %s; it writes to the launcher's output instead",
+            rank,
+            folder,
+            error.strerror,
+        )
         return
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -176,7 +183,7 @@ def _print_into(folder: str | None, rank: int) -> None:
 
 
 def _print_user_traceback(error: BaseException) -> None:
-    """The traceback as Python would print it, without the frames that ran the script."""
+    """Print the traceback as Python would, without the frames of Safepoint and `runpy` that ran the script."""
     ours = (str(Path(__file__)), "<frozen runpy>", runpy.__file__)
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename in ours:

@@ -1,1 +1,1 @@
-"""What the ranks do together: their process group, the vote, and waits that fail on all ranks at once."""
+"""What the ranks do together: their process group, the vote, and work whose error is raised on all ranks."""

@@ -1,4 +1,4 @@
-"""Work of single ranks inside a collective call: an error on any rank is raised on every rank."""
+"""Collective calls in which every rank, or only the first, does some work. An error on one rank is raised on all."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -15,10 +15,10 @@ def on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
     """Do a short piece of work on every rank; a collective call.
 
     Returns:
-        What the work returned, by rank.
+        What the work returned on each rank, in the order of the ranks.
 
     Raises:
-        SafepointError: the error of a rank, the same on every rank. A `CheckpointError` takes precedence.
+        SafepointError: the same on every rank: the first `CheckpointError` of a rank, or else the first other error.
     """
     return _results(peers.gather(_result_or_error(work, peers.place.rank)))
 
@@ -59,7 +59,7 @@ def _result_or_error(work: Callable[[], _T], rank: int) -> _T | SafepointError:
     except SafepointError as error:
         return error
     except OSError as error:
-        return StorageError(f"rank {rank} cannot use its output folder: {error}; training was not started")
+        return StorageError(f"rank {rank} cannot use its output folder: {error}; the run ends")
 
 
 def _results(outcomes: list[_T | SafepointError]) -> list[_T]:

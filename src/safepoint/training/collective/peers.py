@@ -1,8 +1,8 @@
-"""The ranks of the job, over a process group of Safepoint's own.
+"""The ranks of the job, connected by a process group that only Safepoint uses.
 
-The group is gloo on every device: it needs no GPU, disturbs no NCCL stream, and notices a dead peer by its
-closed connection. Calls are collectives: all ranks make the same calls in the same order. Where only some
-ranks have to make a call, its docstring says which.
+The group's backend is gloo on every device: it needs no GPU, disturbs no NCCL stream, and notices a dead peer by its
+closed connection. All calls are collective: every rank makes the same calls in the same order. If only some ranks
+make a call, its docstring says which.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Reduction:
         self._result: list[int] | None = None
 
     def wait(self) -> list[int]:
-        """The element-wise maximum over all ranks; a second call returns it again.
+        """Wait for the element-wise maximum over all ranks. Later calls return the same values.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -53,10 +53,10 @@ class Reduction:
 
 
 class Sender:
-    """Sends blocks of bytes from one rank to others, over a group of its own.
+    """Sends blocks of bytes from one rank to several others, over a process group that only these ranks form.
 
     Args:
-        peers: all ranks.
+        peers: all ranks of the job.
         group: the process group of the ranks that take part.
     """
 
@@ -81,11 +81,11 @@ class Sender:
 
 
 class Peers:
-    """All ranks of the job; a lone process is its own peer.
+    """All ranks of the job. In a job of one process there is no process group, and the calls return at once.
 
     Args:
         place: this rank among them.
-        timeout_s: how long to wait for a rank that is alive but silent; a dead one is noticed at once.
+        timeout_s: how long to wait for a rank that is alive but silent; a dead rank is noticed at once.
 
     Raises:
         PeerError: the ranks could not form a group.
@@ -105,10 +105,10 @@ class Peers:
         self._tensor = torch.frombuffer(self.values, dtype=torch.int64)
         self._running: Reduction | None = None
         self.secret: bytes | None = None
-        """What only the ranks of this job know; None for a lone process."""
+        """Bytes that only the ranks of this job know; None in a job of one process."""
         if place.world_size > 1:
             # The destructor of torch's gloo group can hang: it waits for a thread that waits for the interpreter's
-            # lock. It would run when a script destroys its process group. This reference prevents that, and the
+            # lock. When a script destroys its process group, this reference keeps the destructor from running. The
             # process ends with `os._exit`, which runs no destructors.
             self._world = dist.group.WORLD
             group = self._new_group(None, "safepoint")
@@ -120,8 +120,8 @@ class Peers:
     def start_maximum(self, values: list[int]) -> Reduction:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
 
-        All reductions share one array. So if the last reduction still runs, this call waits for it, and its
-        `Reduction` keeps the result. If no reduction runs, this call returns at once.
+        All reductions share one array. So if the previous reduction still runs, this call first waits for it; the
+        `Reduction` of that one keeps its result. Otherwise this call returns at once.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -139,7 +139,7 @@ class Peers:
         return self._running
 
     def gather(self, value: _T) -> list[_T]:
-        """Every rank's value, by rank.
+        """Return every rank's value, in the order of the ranks.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -157,7 +157,7 @@ class Peers:
             return self._seal.open_all(messages)
 
     def from_first(self, value: _T) -> _T:
-        """The first rank's value, on every rank.
+        """Return the first rank's value on every rank. The `value` of other ranks is ignored.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -173,7 +173,7 @@ class Peers:
             return self._seal.open_all([block.numpy().tobytes()])[0]
 
     def to_first(self, block: torch.Tensor, source: int) -> None:
-        """Send a block from rank `source` to the first rank; both call this, with blocks of the same size.
+        """Send a block from rank `source` to the first rank. Only these two ranks call this, with blocks of one size.
 
         Args:
             block: uint8, one dimension, on the CPU; read on rank `source`, written on the first rank.
@@ -207,10 +207,12 @@ class Peers:
 
     @contextlib.contextmanager
     def raising_peer_error(self) -> Generator[None]:
-        """Raise PeerError for an error of the process group. Too slow for the vote, which runs in every step.
+        """Turn errors of the process group, and messages that no rank has sent, into `PeerError`.
+
+        The vote does without it, because it takes too long for something that runs in every step.
 
         Raises:
-            PeerError: see `lost`.
+            PeerError: a rank is gone or does not answer, or a message is not from the rank that it names.
         """
         try:
             yield
@@ -223,7 +225,11 @@ class Peers:
             raise self.lost("exchange") from error
 
     def lost(self, during: str) -> PeerError:
-        """The error for a rank that is gone or silent."""
+        """The error to raise when another rank is gone or silent.
+
+        Args:
+            during: what this rank was doing: `start`, `vote` or `exchange`.
+        """
         return PeerError(
             f"rank {self.place.rank} lost the connection to another rank during the {during}: that rank died, or did "
             f"not answer within {format_duration(self._timeout_s)}; this rank ends",

@@ -1,7 +1,8 @@
-"""Seals what ranks send each other, so that no stranger's bytes are unpickled.
+"""Authenticates the messages between ranks (HMAC-SHA256), so that no rank unpickles the bytes of a stranger.
 
-gloo authenticates no one: a stranger who takes the place of a rank in its connections could send any bytes. The ranks
-agree on a key through the job's store, which strangers cannot read (`training/rendezvous`).
+gloo authenticates no peer: a stranger who connects in the place of a rank could send any bytes. The ranks agree on a
+key through the job's store, which strangers cannot read (`training/rendezvous`). In this module `seal` means to add
+an authentication code to a message; for files it means fsync and digest (docs/glossary.md).
 """
 
 import hmac
@@ -16,11 +17,11 @@ _MAC_BYTES = 32
 
 
 class SealError(RuntimeError):
-    """A message was not sealed by the rank that it is said to come from."""
+    """A message was not sealed by the rank in whose name it arrived."""
 
 
 class Seal:
-    """Seals and opens the messages of one process group; every rank exchanges the same messages in the same order."""
+    """Seals and opens the messages of one process group. Every rank takes part in the same exchanges in one order."""
 
     def __init__(self) -> None:
         c10d: Any = torch.distributed.distributed_c10d
@@ -29,18 +30,18 @@ class Seal:
         self._num_exchanges = 0
 
     def close(self, value: Any, sender: int) -> bytes:
-        """A message with `value`, from rank `sender`."""
+        """Return a sealed message that holds `value`, to be sent by rank `sender`."""
         body = pickle.dumps(value)
         return self._mac(body, sender) + body
 
     def open_all(self, messages: list[bytes]) -> list[Any]:
-        """The values of one exchange. A message from an earlier exchange is refused.
+        """Return the values of the messages of one exchange. A message from an earlier exchange is refused.
 
         Args:
-            messages: one from each rank, in the order of the ranks.
+            messages: in the order of the ranks that sent them, from rank 0.
 
         Raises:
-            SealError: a message was not sent by its rank in this exchange.
+            SealError: a message was not sent by its rank in this exchange; no message was unpickled.
         """
         bodies = [message[_MAC_BYTES:] for message in messages]
         for rank, (message, body) in enumerate(zip(messages, bodies, strict=True)):
@@ -50,7 +51,7 @@ class Seal:
         return [pickle.loads(body) for body in bodies]
 
     def derive(self, purpose: bytes) -> bytes:
-        """A secret for another purpose, the same on all ranks."""
+        """Derive from the ranks' key a secret for another purpose, the same on all ranks."""
         return hmac.digest(self._key, purpose, "sha256")
 
     def _mac(self, body: bytes, sender: int) -> bytes:

@@ -1,9 +1,10 @@
-"""The vote: all ranks stop, save or give up a step at the same point of the loop, or none does.
+"""The vote: all ranks stop, save or give up a step at the same point of the loop, or no rank does.
 
 Each optimizer step has one small all-reduce (MAX). It starts while work is left in the step, and its result is read
 when the step ends, so training does not wait for it. The request of one rank is enough. The reduction also carries
-the point of the loop at which each rank votes: ranks at different points fail with a clear error, and do not save two
-different steps. It also carries how long a step takes, so that all ranks agree on where in the step to vote.
+the point of the loop at which each rank votes: if the ranks are at different points, all of them raise an error, and
+do not save two different steps. It also carries how long a step takes, so that all ranks agree on where in the step
+to vote.
 """
 
 from typing import NamedTuple
@@ -21,8 +22,8 @@ class Ballot(NamedTuple):
 
     Args:
         stop_signal: the signal that this rank received, or 0.
-        save: take a checkpoint and continue.
-        give_up: the running step would miss the deadline.
+        save: save a checkpoint and continue.
+        give_up: the running step would end after the deadline.
         step_ms: milliseconds that a step takes on this rank, or 0 when none was measured.
         is_due: a periodic checkpoint is due by the clock.
     """
@@ -40,10 +41,10 @@ class Decision(NamedTuple):
     Args:
         stop_signal: the signal that a rank received, or 0 to continue.
         stop_rank: the highest rank that received a stop signal, or -1.
-        save: take a checkpoint.
+        save: save a checkpoint, because a rank requested it.
         give_up: leave the running step unfinished.
         step_ms: milliseconds that a step takes on the slowest rank, or 0 when none was measured.
-        is_due: take a periodic checkpoint.
+        is_due: save a checkpoint, because a periodic one is due.
     """
 
     stop_signal: int = 0
@@ -55,11 +56,11 @@ class Decision(NamedTuple):
 
     @property
     def stop(self) -> bool:
-        """Whether the run ends here."""
+        """Whether the run stops, because a rank received a stop signal."""
         return self.stop_signal > 0
 
     def __or__(self, later: "Decision") -> "Decision":
-        """Both decisions together, with the later measurement."""
+        """This decision combined with a later one: the requests of both, the first stop, the later `step_ms`."""
         return Decision(
             stop_signal=self.stop_signal or later.stop_signal,
             stop_rank=self.stop_rank if self.stop else later.stop_rank,
@@ -83,7 +84,12 @@ class Vote:
         self._running: Reduction | None = None
 
     def start(self, ballot: Ballot, *, step: int) -> None:
-        """Start a vote; every rank does so at the same point of the loop."""
+        """Start a vote. Every rank calls this at the same point of the loop, when no vote is in progress.
+
+        Args:
+            ballot: what this rank requests.
+            step: optimizer steps done.
+        """
         self._num_votes += 1
         rank = self._peers.place.rank
         self._running = self._peers.start_maximum(
@@ -101,7 +107,7 @@ class Vote:
         )
 
     def collect(self) -> Decision:
-        """The outcome of the vote that is in progress; an empty decision when there is none.
+        """Wait for the vote in progress and return its outcome; without such a vote, an empty decision.
 
         Raises:
             PeerError: a rank is gone, silent, or at another point of the loop.

@@ -1,4 +1,4 @@
-"""This rank's connection to its node's keeper: opened, or opened again after the keeper died and was replaced."""
+"""This rank's connection to its node's keeper. If the keeper dies, the rank connects to the new keeper."""
 
 import hashlib
 import logging
@@ -23,7 +23,7 @@ class KeeperConnection:
     """The connection of one rank.
 
     Args:
-        settings: `keeper` is the key of the keeper that the launcher has started.
+        settings: `keeper` is the key of the keeper that the launcher has started; None without a launcher.
         place: this rank.
         on_leave: see `KeeperClient`.
     """
@@ -36,33 +36,37 @@ class KeeperConnection:
         self._may_start = settings.keeper is None
         self._key = settings.keeper
         self.client: KeeperClient | None = None
-        """The client, while there is a connection that works."""
+        """The client of the last connection, which may be lost (see `is_connected`). None before `open`, after
+        `disable`, and if no keeper answered."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether the keeper that has this rank's snapshots still runs."""
+        """Whether the connection to the keeper works."""
         return self.client is not None and self.client.is_alive
 
     def disable(self) -> None:
-        """Use no keeper until `reopen`, because the keeper cannot write to the output folder."""
+        """Use no keeper until the next call of `open` or `reopen`, because it cannot write to the output folder."""
         self.client = None
 
     def open(self, job_secret: bytes | None = None) -> KeeperClient | None:
-        """Connect; start the keeper if no launcher has started one. None if no keeper is possible.
+        """Connect to the keeper. If no launcher has started one, the first rank of the node starts it.
 
         Args:
-            job_secret: what only the ranks of this job know; None for a single rank.
+            job_secret: bytes that only the ranks of this job know; None for a single rank.
+
+        Returns:
+            The client; None if snapshots are not possible here, or if no keeper answers in time.
         """
         if self._key is None:
             self._key = _key_for(self._place, job_secret)
         return self._reach_or_start(_START_S) if self.client is None else self.client
 
     def reopen(self) -> KeeperClient | None:
-        """After the keeper has died: connect to the new one, if it has started."""
+        """Without waiting, connect again if the connection is lost. Returns None if no new keeper answers yet."""
         return self.client if self.is_connected else self._reach_or_start(0.0)
 
     def _reach_or_start(self, wait_s: float) -> KeeperClient | None:
-        """Connect to a keeper that runs, or wait for one; start it unless the launcher or another rank does."""
+        """Connect to a keeper that runs. If none runs, start one if that is this rank's task, and wait for it."""
         if self._is_possible and not self._reach(0.0):
             if self._may_start and self._place.local_rank == 0:
                 self._start()
@@ -84,7 +88,7 @@ class KeeperConnection:
         return self.client is not None
 
     def _start(self) -> None:
-        # The keeper lives as long as the process that restarts the ranks, if there is one.
+        # If torchrun's agent restarts the ranks, the keeper ends with the agent; otherwise it ends with this rank.
         global _process_host  # noqa: PLW0603  one for the process
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         events = str(self._settings.job_events) if self._settings.job_events else None
@@ -97,10 +101,11 @@ class KeeperConnection:
 
 
 def _key_for(place: Place, job_secret: bytes | None) -> str:
-    """The keeper's key under plain torchrun: the same on all ranks of the node, and unknown to other users.
+    """The keeper's key without Safepoint's launcher: the same on all ranks of the node, and unknown to other users.
 
-    The process that restarts the ranks lives as long as the keeper. Only its user can read where the system has put
-    its memory. If another user started that process, as Slurm does, the ranks use what they have in common.
+    The key is made from data of the process that restarts the ranks (for a single rank, of the rank), which lives as
+    long as the keeper. Only that process's user can read where the system has put its memory. If it belongs to
+    another user, as under Slurm, the key is made from `job_secret` instead.
     """
     owner = os.getppid() if is_launched(place) else os.getpid()
     try:
@@ -113,7 +118,7 @@ def _key_for(place: Place, job_secret: bytes | None) -> str:
 
 
 def _unique_id(pid: int) -> str:
-    """Distinguishes a process from others with the same pid: earlier ones, and those of pods on the same network."""
+    """A text that differs from that of an earlier process with this pid, and of one with this pid in another pod."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         started = (

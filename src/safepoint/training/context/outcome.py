@@ -1,7 +1,8 @@
 """The progress and the end of a rank's run: the last step, the last saved step, and the exit code.
 
 One object holds all of this, because any of three threads can end the run: the thread of the training loop, the one
-that watches signals, and the one that receives messages from the keeper. The first of them decides the exit code.
+that watches signals, and the one that receives messages from the keeper. The thread that ends the run first decides
+the exit code.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from safepoint.training.outcome.rank_record import RankRecordWriter
 _log = logging.getLogger("safepoint")
 _LEAST_REPORT_S = 0.2
 _MOST_REPORT_S = 5.0
-"""Lower and upper bound of the time limit for the last write of the progress."""
+"""The least and the most seconds that the last write of the progress may take."""
 
 
 class Outcome:
@@ -65,7 +66,8 @@ class Outcome:
         self.saved_step: int | None = None
         """The newest committed step of this training, from this attempt or the checkpoint that it resumed from."""
         self.interrupted: Interrupted | None = None
-        """Set once the run has ended early; raised again if the program catches it and continues."""
+        """The exception that ended the run early, or None. It is raised again if the program catches it and continues
+        training."""
         self.unsaved_end = ""
         """The error message for a training whose last step was not saved; empty when it was saved."""
 
@@ -89,7 +91,7 @@ class Outcome:
         """Record that a training begins. Saves of an earlier training of this process do not count for it.
 
         Args:
-            step: the optimizer steps done before it.
+            step: optimizer steps done before the training begins.
             is_saved: whether a checkpoint of that step is committed.
         """
         self.step = step
@@ -117,9 +119,9 @@ class Outcome:
 
         Args:
             is_saved: whether the state of the last step is committed.
-            reason: why it is not committed.
+            reason: why that state is not committed; ignored if it is.
             uploads_failed: whether the run ends because uploads fail.
-            limit_s: how long the last write of the progress may take; derived from the deadline when None.
+            limit_s: how long the last write of the progress may take; None derives it from the deadline.
         """
         event = run_events.Interrupted(step=self.step, saved=is_saved, reason="" if is_saved else reason)
         code = ExitCode.INTERRUPTED_SAVED if is_saved else ExitCode.TERMINATED_UNSAVED
@@ -144,16 +146,17 @@ class Outcome:
         self._end_progress(State.FINISHED)
 
     def require_saved_end(self) -> None:
-        """Wait until everything is saved and uploaded; used when no launcher waits for that.
+        """Wait for the uploads of this rank, and check that all is saved; used when no launcher does so at the end.
 
-        All ranks call it when a training has ended. Only the first rank raises an error, so that the other ranks do
-        not end while it waits.
+        All ranks call it when a training has ended. The other ranks do not raise an error for the first rank, which
+        may still wait for its uploads.
 
         Raises:
-            StorageError: on the first rank, if a save or an upload has failed for good.
+            StorageError: on the first rank, if the last step could not be saved; on a rank with an uploader, if
+                uploads have failed for good.
         """
         unsaved_end = self.unsaved_end
-        self.unsaved_end = ""  # a program that catches the error and trains again does not get it twice
+        self.unsaved_end = ""  # so that a program that catches the error and trains again gets the error only once
         self._uploads.require_complete()
         if unsaved_end and self._place.is_first:
             raise StorageError(unsaved_end)
@@ -162,8 +165,8 @@ class Outcome:
         """Report how the program has ended, if no launcher reports it.
 
         Args:
-            code: its exit code.
-            reason: one sentence, if it failed.
+            code: the program's exit code.
+            reason: one sentence, if the program failed.
         """
         state = state_after(code)
         if self._settings.record_folder is not None or self._progress.state is state:
@@ -182,7 +185,7 @@ class Outcome:
         os._exit(code)
 
     def wait_for_end(self) -> None:
-        """If another thread is ending the process, block until it has ended."""
+        """If another thread is ending the process, block until the process has ended."""
         with self._ending:
             pass
 
@@ -190,7 +193,7 @@ class Outcome:
         """End the process in the middle of a step. The keeper has committed the newest complete snapshot, if any."""
         with self._ending:
             if self.interrupted is not None:
-                return  # the step was finished in time
+                return  # the training loop finished and saved the step in time
             step, abandoned = message.step, message.abandoned_step
             self._reporter.report(run_events.StepAbandoned(step=abandoned, snapshot_step=step, reason=message.reason))
             if step is not None:
@@ -207,7 +210,7 @@ class Outcome:
     def end_outside_training(self) -> None:
         """End the process at once: SIGTERM arrived outside a training, where nothing can be saved."""
         with self._ending:
-            if self.interrupted is not None:  # it is ending already
+            if self.interrupted is not None:  # another thread has ended the run already
                 self.end_now(self.interrupted.exit_code)
             reason = (
                 "no training that can be saved has begun" if self.step == 0 else "the last step was not committed"

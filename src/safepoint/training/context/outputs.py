@@ -1,4 +1,4 @@
-"""The output folders of the trainings of this process, and the object store behind each of them."""
+"""The output folders of the trainings of this process, and the object store to which each folder is uploaded."""
 
 import logging
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Outputs:
         """Record that a training of this process writes into `folder`.
 
         Raises:
-            UsageError: an earlier training of this process writes into it too; `hint` says what to do.
+            UsageError: an earlier training of this process has written into it; `hint` says what to do.
         """
         if self.contains(folder):
             raise UsageError(
@@ -33,7 +33,7 @@ class Outputs:
         self._folders.add(folder.absolute())
 
     def contains(self, folder: Path) -> bool:
-        """Whether a training of this process writes into `folder`."""
+        """Whether a training of this process writes, or has written, into `folder`."""
         return folder.absolute() in self._folders
 
     @property
@@ -53,11 +53,11 @@ class Outputs:
 def open_checked(
     location: Location, *, verify_access: bool = True, environ: Mapping[str, str] | None = None
 ) -> Store:
-    """Open an object store, and check the access: write, read, list and delete one object.
+    """Open an object store, and check that this process can write, read, list and delete an object there.
 
     Args:
         location: of the store.
-        verify_access: whether to check the access.
+        verify_access: whether to make that check.
         environ: the variables with the store's options; the process's environment when None.
 
     Raises:

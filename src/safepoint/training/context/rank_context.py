@@ -22,7 +22,7 @@ from safepoint.training.outcome.rank_record import RankRecordWriter
 
 
 class RankContext:
-    """One rank under Safepoint. Its attributes are never replaced; creating it installs no signal handler.
+    """What the code of one rank shares. The attributes are never replaced. Creating one installs no signal handler.
 
     Args:
         settings: the options of the run.
@@ -45,7 +45,7 @@ class RankContext:
         )
         """How far the training is."""
         self.record: Final = RankRecordWriter(settings.record_folder, place)
-        """How this rank ends, for its launcher."""
+        """Reports to the launcher how this rank ends."""
         self.termination: Final = Termination(within_s=settings.grace_s - settings.margin_s)
         """Signals and the deadline."""
         self.uploads: Final = Uploads(settings, self.reporter, self.termination)
@@ -63,15 +63,15 @@ class RankContext:
         self.keeper: Final = KeeperConnection(settings, place, self.outcome.end_with_snapshot)
         """The connection to the node's keeper."""
         self.outputs: Final = Outputs()
-        """The folders that this process trains into."""
+        """The output folders of this process's trainings."""
 
 
 @functools.cache
 def current_context() -> RankContext:
     """The context of this process.
 
-    The first call creates the context and installs the signal handlers. It must be made on the main thread, and
-    before the import of torch, which takes seconds.
+    The first call creates the context and installs the signal handlers. Make it on the main thread and before torch
+    is imported: the import takes seconds, in which a signal would otherwise not be handled.
 
     Raises:
         UsageError: a SAFEPOINT_* variable is invalid.
@@ -89,7 +89,7 @@ def current_context() -> RankContext:
     if place.is_first and place.restart == 0 and settings.launcher_pid is None and is_launched(place):
         context.log.warning(
             "these ranks were not started by `safepoint run`: torch's rendezvous store listens on all addresses and "
-            "answers everyone, and who can reach it can run code in the training; start them with `safepoint run`, "
+            "answers every client, and a client can run code in the training; start them with `safepoint run`, "
             "or let only the pods of the job reach each other with a NetworkPolicy (docs/security.md)"
         )
     return context

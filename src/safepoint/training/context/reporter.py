@@ -17,10 +17,10 @@ _LIMIT_S = 0.2
 
 
 class Reporter:
-    """The events of one rank. The first rank reports for the job.
+    """Writes the events of one rank. The first rank reports for the whole job.
 
     Args:
-        settings: the job's stream and the launcher's folder.
+        settings: name the job's stream and the launcher's folder.
         place: this rank.
     """
 
@@ -31,16 +31,20 @@ class Reporter:
         self._shared_stream: Path | None = None
         self._events = self._log_to(None)
         self.warns_for_node = False
-        """Whether to report this rank's warnings: true on one rank for each output folder, if there are several."""
+        """Whether to report this rank's warnings even if it is not the first rank. With several output folders, true
+        on the owner of each folder (see `Folders`)."""
 
     def write_to(self, stream: Path) -> None:
         """From now on write events to `stream` too."""
         self._events = self._log_to(stream)
         if self._place.is_first and self._folder is not None:
-            deliver_pending_events(self._folder, stream)  # the launcher has logged them itself
+            deliver_pending_events(self._folder, stream)  # only to this stream: the launcher has logged them already
 
     def share_stream(self, stream: Path) -> None:
-        """After the start has succeeded: let events of the launcher, and signals to any rank, go to `stream` too."""
+        """From now on write to `stream` also the launcher's events, and the signals that any rank receives.
+
+        Called when the start has succeeded.
+        """
         self._shared_stream = stream
         if self._place.local_rank == 0:
             share_event_stream(self._settings.record_folder, stream)
@@ -53,11 +57,14 @@ class Reporter:
             _log.log(level, "%s", event.line)
 
     def report_in_time(self, event: Event) -> None:
-        """Like `report`, but wait only a moment: a hanging folder must not delay the check of the deadline."""
+        """Like `report`, but wait 0.2 s at most: a folder that hangs must not delay the check of the deadline."""
         do_within(lambda: self.report(event), _LIMIT_S)
 
     def report_signal(self, number: int) -> None:
-        """Write which signal this process received, unless the launcher sent it and has reported it."""
+        """Write which signal this process received, unless the launcher has sent that signal and reports it.
+
+        Without a launcher, only the first rank writes the signal.
+        """
         name = signal.Signals(number).name
         is_ours = self._place.is_first if self._folder is None else not (self._folder / forwarded_mark(name)).exists()
         if is_ours:

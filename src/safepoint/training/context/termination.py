@@ -1,11 +1,11 @@
 """Signals of one rank: flags for the training loop, and a watch thread for what the loop cannot do.
 
 - A handler only sets a flag, and calls the handler that was installed before.
-- A second SIGINT ends the process at once.
+- In the training loop, a second SIGINT ends the process at once.
 - Outside the training loop, SIGTERM ends the process promptly, as it does without Safepoint.
 - Inside the loop, the watch thread ends the process at the deadline, even if the loop hangs.
 
-The agreement with other ranks is in `safepoint.training.collective.vote`.
+How the ranks agree to stop is in `safepoint.training.collective.vote`.
 """
 
 import contextlib
@@ -55,9 +55,9 @@ class Termination:
         on_stop_outside_training: Callable[[], object],
         on_deadline: Callable[[], object],
     ) -> None:
-        """Handle SIGTERM, SIGINT and SIGUSR1, and start the watch thread; call it on the main thread.
+        """Handle SIGTERM, SIGINT and SIGUSR1, and start the watch thread, which calls the three functions.
 
-        The watch thread calls these functions.
+        Call this method on the main thread.
 
         Args:
             on_signal: called with each signal, before any reaction to it; must return soon.
@@ -75,11 +75,14 @@ class Termination:
         threading.Thread(target=self._watch, name="safepoint-termination", daemon=True).start()
 
     def enter_training(self, check_step: Callable[[], float | None]) -> None:
-        """From now on the loop reacts to stop requests; handlers that the script has installed are called too.
+        """Note that the training loop begins, which reacts to stop requests from now on.
+
+        This class's handlers replace those that the script has installed, and call them.
 
         Args:
             check_step: called on the watch thread after a stop request. It may let the keeper end the process in the
-                running step. It returns the seconds until the next call; None for no further call.
+                running step. It returns the seconds until the next call, or None if only a further signal requires
+                one.
         """
         for number in _SIGNALS:
             current = signal.getsignal(number)
@@ -91,7 +94,7 @@ class Termination:
         self._in_training = True
 
     def reinstall_handlers(self) -> None:
-        """Replace handlers that a framework installed since training began."""
+        """Replace the handlers that a framework has installed since the training began."""
         for number in _SIGNALS:
             signal.signal(number, self._handle)
 
@@ -105,7 +108,7 @@ class Termination:
         self._chained.clear()
 
     def begin_stop(self) -> None:
-        """Start the deadline, when this rank or another one was asked to stop."""
+        """Set the deadline, unless it is set. Called when this rank or another one was asked to stop."""
         if self._deadline_s == _NEVER_S:
             self._deadline_s = clock.monotonic_s() + self._within_s
             with contextlib.suppress(BlockingIOError):
@@ -177,7 +180,7 @@ class Termination:
             self._on_stop_outside_training()
 
     def _reset_in_child(self) -> None:
-        # A data loader's worker must neither react for its parent nor ignore its own SIGTERM.
+        # A child, such as a data loader's worker, must end at SIGTERM, and must not save as its parent does.
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -28,10 +28,10 @@ _FORGET_AFTER_S = 600.0
 
 
 class Uploader:
-    """A running uploader.
+    """The uploader process of one training; it is started again if it dies.
 
     Args:
-        plan: what it uploads, and where to.
+        plan: what to upload, and where to.
     """
 
     def __init__(self, plan: UploaderPlan) -> None:
@@ -45,7 +45,11 @@ class Uploader:
         self._check_at_s = 0.0
 
     def failure(self) -> str | None:
-        """Why uploads fail now, or None; checks at most once a second, and restarts an uploader that died."""
+        """Check the uploader, and restart it if it died.
+
+        Returns:
+            Why uploads fail; None if they do not fail, and also if the last check was less than a second ago.
+        """
         if clock.monotonic_s() < self._check_at_s:
             return None
         self._check_at_s = clock.monotonic_s() + 1.0
@@ -63,7 +67,7 @@ class Uploader:
         return self.status().get("error")
 
     def status(self) -> dict[str, Any]:
-        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more. At first empty."""
+        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more. Empty before."""
         try:
             return read_object(self._status)
         except (OSError, ValueError):
@@ -79,11 +83,11 @@ class Uploader:
         """Wait until everything, or the newest checkpoint, is in the store, or until the deadline.
 
         Args:
-            newest_only: whether only the newest checkpoint is uploaded.
+            newest_only: whether to upload only the newest checkpoint.
             deadline_s: by the monotonic clock; None waits as long as it takes.
 
         Returns:
-            Whether all of that is in the store; later calls return the same.
+            Whether everything, or the newest checkpoint, is in the store. Later calls return the result of the first.
         """
         if self._result is None:
             if self._process.poll() not in {None, ExitCode.CONFLICT}:
@@ -122,7 +126,7 @@ class Uploads:
         self._final_missing: str | None = None
         self._missing_before: str | None = None
         self.uploader: Uploader | None = None
-        """The uploader of the newest training with an object store."""
+        """The uploader of the last training on this rank that had one."""
         self.stop_reason: str | None = None
         """Why uploads fail, when the run stops because of that."""
 
@@ -131,14 +135,14 @@ class Uploads:
         self.uploader = Uploader(plan)
 
     def close_training(self) -> None:
-        """Before another training: wait for the uploader of the last one, and note whether anything is missing."""
+        """Before a further training: wait for the previous one's uploader, and note whether files are missing."""
         if not self.finish(newest_only=False):
             self._missing_before = self._missing_before or self._unfinished
         self._missing_before = self._missing_before or self._final_missing
         self._training_end = self._final_missing = None
 
     def training_ended(self, end: TrainingEnd) -> None:
-        """Note that the training has ended. A model that the script saves from now on replaces its final model."""
+        """Note that the training has ended. A model that the script saves from now on becomes its final model."""
         self._training_end = end
 
     def final_model_missing(self, reason: str) -> None:
@@ -150,7 +154,8 @@ class Uploads:
         self._final_missing = reason
 
     def check(self) -> None:
-        """At a step's end: restart an uploader that died; stop the run when uploads fail, if the settings say so."""
+        """At the end of a step: restart an uploader that died. Request a stop if uploads fail and the settings say
+        `stop` (`on_upload_failure`)."""
         failure = self.uploader.failure() if self.uploader is not None else None
         if failure is None or self._settings.on_upload_failure != "stop" or self.stop_reason is not None:
             return
@@ -159,7 +164,10 @@ class Uploads:
         self._termination.request_stop()
 
     def finish(self, *, newest_only: bool) -> bool:
-        """Wait for the uploader, after a stop request until the deadline at most; report unfinished uploads.
+        """Wait for the uploader, but after a stop request not longer than the deadline. Report unfinished uploads.
+
+        Args:
+            newest_only: see `Uploader.finish`. If True, the wait is limited by the grace period in any case.
 
         Returns:
             Whether everything that was to be uploaded is in the object store.
@@ -205,7 +213,7 @@ class Uploads:
         """Wait until everything is in the object store; used when no launcher waits for the end of the program.
 
         Raises:
-            StorageError: something is missing.
+            StorageError: files are missing in the object store.
         """
         if not self.finish(newest_only=False):
             raise StorageError(

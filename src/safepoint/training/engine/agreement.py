@@ -16,8 +16,8 @@ from safepoint.training.engine.save_clock import SaveClock
 _SAVE_GUESS_S = 1.0
 """The assumed time of a save before one was measured."""
 _SHORT_STEP_MS = 250
-"""In shorter steps the vote starts with the step. A vote just before the optimizer costs 1.3 ms on two ranks of one
-machine (docs/benchmarks.md). It may cost half a percent of the step at most."""
+"""In steps that are shorter than this, the vote starts with the step. In longer ones it starts just before the
+optimizer, which costs 1.3 ms on two ranks of one machine (docs/benchmarks.md): half a percent of 250 ms."""
 
 
 class Agreement:
@@ -37,14 +37,14 @@ class Agreement:
         self._step_ms = 0
         self._num_micro_steps = 0
         self.decision = Decision()
-        """All decisions so far, combined; `save` and `is_due` are reset by `save_done`."""
+        """All decisions so far, combined. `save_done` resets `save` and `is_due`."""
         self.save_s: float | None = None
         """Seconds that the last save took."""
         self.save_clock = SaveClock(None)
-        """When a periodic checkpoint is due. Only the first rank's clock counts; the vote carries its decision."""
+        """When a periodic checkpoint is due. Only the first rank's clock decides; the vote carries the decision."""
 
     def exchange(self, step: int, *, micro_steps_left: int = 0) -> None:
-        """Receive the last vote and start the next; every rank calls it at the same point of the loop.
+        """Receive the result of the last vote and start the next. Every rank calls it at the same point of the loop.
 
         Args:
             step: optimizer steps done.
@@ -54,7 +54,7 @@ class Agreement:
         self._vote.start(self._ballot(micro_steps_left), step=step)
 
     def receive(self) -> None:
-        """Receive the last vote, without starting another."""
+        """Receive the result of the last vote, without starting another."""
         self._add(self._vote.collect())
 
     def vote_now(self, step: int) -> None:
@@ -67,7 +67,7 @@ class Agreement:
         self.decision = self.decision._replace(save=False, is_due=False)
 
     def step_begins(self, step: int) -> None:
-        """The first micro-batch of a step starts: vote, if steps are short.
+        """Note that the first micro-batch of a step starts. Start a vote, if steps are short.
 
         Args:
             step: optimizer steps done.
@@ -78,7 +78,7 @@ class Agreement:
             self.exchange(step)
 
     def gradients_complete(self, step: int) -> None:
-        """The optimizer steps next: vote, if steps are long.
+        """Note that the optimizer steps next. Start a vote, if steps are long.
 
         Args:
             step: optimizer steps done.
@@ -88,7 +88,7 @@ class Agreement:
             self.exchange(step)
 
     def step_ends(self) -> None:
-        """The optimizer is done: receive the step's last vote."""
+        """Note that the optimizer is done. Receive the result of the step's last vote."""
         self._step_ms = max(1, round(1000 * (clock.monotonic_s() - self._step_started_s)))
         self.receive()
 
@@ -97,11 +97,11 @@ class Agreement:
         return max(0.0, self._step_ms / 1000 - (clock.monotonic_s() - self._step_started_s))
 
     def boundary_ends(self) -> None:
-        """Log line, evaluation and save of a step are done: the next step is timed from here."""
+        """Note that log line, evaluation and save of a step are done. The next step is timed from now."""
         self._step_started_s = clock.monotonic_s()
 
     def micro_step_ends(self) -> None:
-        """A micro-batch is done: measure it."""
+        """Note that a micro-batch is done, and measure how long it took."""
         now_s = clock.monotonic_s()
         took_s = now_s - self._micro_started_s
         self._micro_started_s = now_s
@@ -119,7 +119,7 @@ class Agreement:
 
     @property
     def _votes_with_step(self) -> bool:
-        # All ranks have received the same decision here, so they never disagree.
+        # All ranks have received the same decision so far, so they all return the same.
         return 0 < self.decision.step_ms < _SHORT_STEP_MS
 
     def _ballot(self, micro_steps_left: int) -> Ballot:

@@ -1,4 +1,4 @@
-"""What every training loop does between two optimizer steps and at its end: vote, save, leave, in this order.
+"""What every training loop does between two optimizer steps and after the last: vote, save, leave, in this order.
 
 A loop only reports its position. This module decides when to save, how to save, and what to do on a stop request.
 """
@@ -29,11 +29,12 @@ from safepoint.training.start.start import Start
 
 
 class Boundary:
-    """The boundaries of one training; all ranks call its methods in the same order.
+    """The boundaries of one training; all ranks call the methods in the same order.
 
     A loop calls `prepare`, loads the model, and calls `loop_begins`. In each step it calls `agreement.step_begins`,
-    `agreement.gradients_complete` before the optimizer, `step_ends` after it, `save_if_due`, and `ends`. After the
-    last step it calls `save_last_step` and `report_end`. It calls `release` also after an error.
+    `agreement.gradients_complete` before the optimizer, `step_ends` after the optimizer, `save_if_due`, and `ends`.
+    After the last step it calls `save_last_step` and `report_end`. In the end, also after an error, it calls the
+    function `release`.
 
     Args:
         context: this rank.
@@ -78,7 +79,9 @@ class Boundary:
     # ---- the start ----------------------------------------------------------------------------------------------
 
     def prepare(self, *, global_batch: int) -> None:
-        """Prepare the keeper and the memory for snapshots, and report the start; needs only the model's sizes.
+        """Prepare the keeper and the memory for snapshots, and report the start.
+
+        The model's weights need not be loaded: only the sizes of the parameters are read.
 
         Args:
             global_batch: samples of all ranks in a step.
@@ -111,7 +114,7 @@ class Boundary:
         )
 
     def loop_begins(self) -> None:
-        """The model is loaded; from now on a signal leads to a save."""
+        """Note that the model is loaded and the loop begins. From now on a signal leads to a save."""
         self._context.outcome.reached(self._loop.step)
         self.snapshots.begin_loop()
         self._context.termination.enter_training(self._deadline.check)
@@ -119,7 +122,7 @@ class Boundary:
     # ---- between two steps --------------------------------------------------------------------------------------
 
     def step_ends(self) -> None:
-        """The optimizer has stepped: receive the vote, and check saves and uploads in progress."""
+        """Note that the optimizer has stepped. Receive the result of the vote, and check saves and uploads."""
         self._context.outcome.step_done(self._loop.step)
         self.agreement.step_ends()
         self._context.progress.step_ends()
@@ -180,7 +183,8 @@ class Boundary:
             raise self._leave()
 
     def snapshot_if_due(self) -> None:
-        """Take a snapshot of this boundary in memory; it becomes a checkpoint when the training stops or fails."""
+        """Take a snapshot of this boundary, if one is due. It stays in memory until the training stops or fails, and
+        then becomes a checkpoint, unless a newer state is saved."""
         snapshots = self.snapshots
         if self._cadence.is_due(
             step=self._loop.step,
@@ -191,7 +195,7 @@ class Boundary:
             snapshots.take(Trigger.PERIODIC, self._loop.write, is_requested=False)
 
     def ends(self) -> None:
-        """The boundary is done: the next step is timed from here."""
+        """Note that the boundary is done. The next step is timed from now."""
         self.agreement.boundary_ends()
         self._context.progress.boundary_ends()
 
@@ -200,7 +204,7 @@ class Boundary:
     def save_last_step(self) -> None:
         """Save the last step, wait until it is durable, and leave if the ranks agree to stop.
 
-        Signals no longer lead to a save afterwards.
+        After this call, signals no longer lead to a save.
 
         Raises:
             Interrupted: the ranks have agreed to stop.
@@ -236,7 +240,7 @@ class Boundary:
         Returns:
             The exception for the caller to raise.
         """
-        self.agreement.receive()  # `exchange` has started another vote after the one that decided this
+        self.agreement.receive()  # `exchange` has started another vote after the one that decided to give up
         self._report_stop()
         if 0 < step != self._context.outcome.saved_step:
             go_back()
@@ -271,13 +275,13 @@ class Boundary:
 def release(
     context: RankContext, output: OutputFolder, start: Start | None, boundary: Boundary | None, *, is_finished: bool
 ) -> None:
-    """A training is over, or could not start: release the snapshots and the output folder.
+    """Release the snapshots and the output folder of a training that is over, or could not start.
 
     Args:
         context: this rank.
         output: the folder.
-        start: where the training started; None if the ranks did not agree.
-        boundary: of the training; None if it was not prepared.
+        start: where the training started; None if the ranks did not agree on a start.
+        boundary: of the training; None if the training ended before its boundary was made.
         is_finished: whether the training has reached its end. If it was neither finished nor interrupted, it failed:
             the keeper then commits the newest snapshot when this process ends.
     """
@@ -285,6 +289,7 @@ def release(
     is_orderly = is_finished or context.outcome.interrupted is not None
     if boundary is not None:
         boundary.snapshots.close(is_orderly=is_orderly)
-    # The keeper may be saving the snapshot of a lost rank: then the next start removes the working folders.
+    # After a failure, the keeper may still save the newest snapshot in the attempt's working folder. So the folder
+    # is kept, and the next start deletes it.
     is_kept = not is_orderly and context.keeper.is_connected
     output.release(start.attempt.attempt_id if start is not None and not is_kept else None)

@@ -6,11 +6,11 @@ from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.snapshots import Snapshots
 
 _LEAVING_S = 0.3
-"""Seconds that the ranks need to end after the commit of a snapshot."""
+"""The assumed seconds that the ranks need to end after the commit of a snapshot."""
 
 
 class Deadline:
-    """Checks the time while the loop runs, on the thread that watches signals.
+    """Checks, on the thread that watches signals, how much time is left for the running step.
 
     Args:
         context: how much time is left, and which step is running.
@@ -23,11 +23,11 @@ class Deadline:
         self._agreement = agreement
         self._snapshots = snapshots
         self.is_last_boundary_reached = False
-        """Whether the loop has reached its last boundary; then no step is running that could be given up."""
+        """Whether the loop has reached its last boundary. Then no step is running, and none can be given up."""
         self._reported = ""
 
     def check(self) -> float | None:
-        """Give up the running step when it cannot be finished in time.
+        """If the running step cannot be finished in time, let the keeper commit the newest snapshot instead.
 
         Returns:
             Seconds until the next check; None for no further check.

@@ -1,8 +1,8 @@
-"""Saves the finished model, in the layout that `from_pretrained` reads, in the object store.
+"""Saves the finished model in the object store, in the layout that `from_pretrained` reads.
 
-Weights that the ranks hold are uploaded directly, without a disk in between (docs/adr/0015). Files that the framework
-writes itself stay in the output folder, and the uploader publishes them. A failure is reported, and the process exits
-with a code other than 0.
+Weights that the ranks hold are uploaded directly, without a disk in between (docs/adr/0015). If instead the framework
+itself writes all files, they stay in the output folder, and the uploader publishes them. A failure is reported, and
+the process exits with a code other than 0.
 """
 
 import contextlib
@@ -70,18 +70,19 @@ class FinalModelSave:
         if self._setup.start.folders.is_owner:
             working.discard()
         if self._is_first:
-            with contextlib.suppress(OSError):  # without the note, a model that the script saves is not uploaded
+            with contextlib.suppress(OSError):  # if this fails, a model that the script saves later is not uploaded
                 self._setup.context.uploads.training_ended(note_end(output, self._describe))
 
     def _save(self, working: WorkingCheckpoint) -> None:
         rank, peers = self._setup.context.place.rank, self._setup.peers
-        # Create the folder first: a rank where this fails must not be missing in the framework's collective calls.
+        # Create the folder on all ranks first. If this fails on one rank, no rank calls the framework, whose
+        # collective calls would wait for that rank.
         folder = self._on_all_ranks(lambda: working.rank_root(rank)) / working.name
         streams = self._on_all_ranks(lambda: self._setup.loop.write_final(folder))
         if streams is None:
             part = self._on_all_ranks(lambda: working.seal(rank, node=self._setup.start.folders.index))
             parts = peers.gather(part)
-            if self._is_first:  # the uploader publishes it
+            if self._is_first:  # the uploader publishes the committed model
                 working.commit(_of_first_node(parts), self._describe)
         elif self._is_first:
             self._upload(streams, working.rank_root(rank) / working.name)
@@ -93,7 +94,7 @@ class FinalModelSave:
 
         Raises:
             PeerError: a rank is gone.
-            SaveError: the errors of all ranks; the same on all of them.
+            SaveError: the errors of all ranks in one message, the same on every rank.
         """
         result: _T | SaveError
         try:
@@ -117,7 +118,7 @@ class FinalModelSave:
         self._setup.context.reporter.report(missing)
 
     def _upload(self, streams: Streams, small: Path) -> None:
-        """Upload the bytes that the ranks hold, and the files in `small`; the first rank calls this."""
+        """Upload the bytes that the ranks hold, and the files in `small`; only the first rank calls this."""
         started_s, context, where = clock.monotonic_s(), self._setup.context, str(self._location.child(FINAL))
         leader = Leader(self._setup.peers, streams, patience_s=context.settings.peer_timeout_s)
 
@@ -155,7 +156,7 @@ class FinalModelSave:
             status = uploader.status()
             if status != last:
                 last, last_s = status, clock.monotonic_s()
-            with contextlib.suppress(StorageError):  # the uploader reports it if it persists
+            with contextlib.suppress(StorageError):  # if the error persists, the uploader reports it
                 if status.get("state") == "idle" and newest in remote.steps():
                     return
             clock.sleep(_LOOK_EVERY_S)
@@ -170,28 +171,30 @@ class FinalModelSave:
 
 
 def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
-    """The parts of the first node, where the final model is stored; other nodes may have written the same files.
+    """The parts of the ranks on the first node, where the final model is stored; other nodes may have equal files.
 
     Raises:
-        SaveError: another node has written a file that the first node lacks.
+        SaveError: another node has a file that the first node lacks, or has with other content.
     """
     here = [part for part in parts if part.node == 0]
     known = {entry for part in here for entry in part.files}
     for part in parts:
         for entry in part.files:
             if entry not in known:
-                raise SaveError(f"{entry.path} is not on the first node, where the rest of the model is")
+                raise SaveError(
+                    f"{entry.path} on node {part.node} is missing on the first node, where the model is, or differs"
+                )
     return here
 
 
 class FinalUpload:
-    """The upload of a final model: bytes that the ranks hold, and small files of a folder.
+    """The upload of a final model: large files, whose bytes the ranks hold, and small files in a folder.
 
-    Failed uploads are repeated, as for checkpoints.
+    Failed uploads are repeated, as uploads of checkpoints are.
 
     Args:
-        remote: the claimed location.
-        output: the local output folder of the location.
+        remote: the location in the object store, which this run has claimed.
+        output: the local output folder that belongs to the location.
         leader: reads the large files' bytes from the ranks.
         large: the files whose bytes the ranks hold.
         small: the folder with all other files.
@@ -218,7 +221,7 @@ class FinalUpload:
         self._last_progress_s = clock.monotonic_s()
 
     def run(self, describe: Describe) -> Manifest:
-        """Upload all files and commit them; repeat this after failures, as long as `patience_s` says.
+        """Upload all files and commit them. After a failure, try again, for as long as `patience_s` allows.
 
         Args:
             describe: makes the manifest.
@@ -256,7 +259,7 @@ class FinalUpload:
         return manifest
 
     def _progress(self, num_bytes: int) -> None:
-        """Note the time of progress. Bytes that an earlier try had already sent are not progress."""
+        """Note the time if there is progress. Bytes that an earlier try had already sent are not progress."""
         self._sent_bytes += num_bytes
         if self._sent_bytes > self._most_bytes:
             self._most_bytes = self._sent_bytes

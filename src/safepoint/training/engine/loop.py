@@ -1,4 +1,4 @@
-"""The protocol between the engine and a training loop: what the loop reports, and how its files are written."""
+"""The Protocol of a training loop: what the loop reports to the engine, and how it writes the files of a save."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,10 +11,10 @@ from safepoint.training.engine.streams import Streams
 from safepoint.training.start.claim import Attempt
 
 Write = Callable[[Path, Path], None]
-"""Writes this rank's files into a folder `checkpoint-<step>`, given (its parent folder, the folder).
+"""Writes this rank's files into the folder `checkpoint-<step>`; called with its parent folder and the folder itself.
 
-`snapshot.images.capture` replaces some of the functions that write tensors; their tensors are copied later.
-Everything else is written at once. The call may raise any exception of the framework.
+In a save through the keeper, `snapshot.images.capture` replaces some of the functions that write tensors, and these
+tensors are copied later. Everything else is written at once. The call may raise any exception of the framework.
 """
 
 
@@ -36,7 +36,7 @@ class TrainingLoop(Protocol):
 
     @property
     def has_callbacks(self) -> bool:
-        """Whether callbacks may add files to a checkpoint. Then pruning waits until the manifest lists them."""
+        """Whether callbacks may add files to a checkpoint. If so, pruning waits until the manifest lists them."""
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:
@@ -44,7 +44,7 @@ class TrainingLoop(Protocol):
         ...
 
     def moments_per_parameter(self) -> int:
-        """For each parameter, how many tensors of the same size the optimizer keeps or will keep."""
+        """How many tensors of a parameter's size the optimizer keeps, or will keep, for each trained parameter."""
         ...
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -52,7 +52,7 @@ class TrainingLoop(Protocol):
         ...
 
     def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
-        """The fields of this step's manifest, without files, trigger, time and libraries."""
+        """The facts for the manifest of a checkpoint of this step; the engine adds `libraries`."""
         ...
 
     def retention(self) -> tuple[int | None, set[int]]:

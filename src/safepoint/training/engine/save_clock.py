@@ -1,6 +1,6 @@
 """Decides when a periodic checkpoint is due: at a fixed interval, or at the interval that wastes the least time.
 
-Only one rank has such a clock. The vote carries that rank's decision to the others, so that all save the same step.
+Only the first rank's clock decides. The vote carries the decision to the other ranks, so that all save the same step.
 
 The best interval between checkpoints that stall training for δ seconds, where work is lost about every M seconds, is
 
@@ -8,8 +8,8 @@ The best interval between checkpoints that stall training for δ seconds, where 
 
 (J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
 Systems 22, 2006; the first factor is from J. W. Young, Communications of the ACM 17, 1974). δ is measured. M is
-estimated from the run's own history and a prior of one loss in four hours: (4 h + time trained)
-/ (1 + losses). A stop with a checkpoint of the last step loses nothing and does not count.
+estimated from the run's own history and an assumed loss after four hours:
+M = (4 h + time trained) / (1 + losses). A stop with a checkpoint of the last step loses nothing and does not count.
 """
 
 import math
@@ -29,12 +29,12 @@ _LEAST_S = 1.0
 _LAST_BYTES = 16 << 20
 """About 60,000 events; reading more would delay the start."""
 _MOST_SHARE_OF_WRITING = 0.5
-"""The disk writes checkpoints at most half of the time, so that other programs can use it too."""
+"""The disk writes checkpoints for at most half of the time, so that other programs can use the disk too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """How long a run has trained, and how often it lost work.
+    """How long a run has trained, and how often steps were lost that no checkpoint had.
 
     Args:
         trained_s: seconds of training in all attempts.
@@ -51,7 +51,7 @@ class Losses:
 
 
 def best_interval_s(stall_s: float, between_s: float) -> float:
-    """Seconds between checkpoints that waste the least time; see the formula above.
+    """The interval between checkpoints, in seconds, that wastes the least time; see the formula above.
 
     Args:
         stall_s: seconds that a checkpoint stalls training.
@@ -68,7 +68,7 @@ class SaveClock:
 
     Args:
         setting: a time as `parse_duration` reads it, `auto`, or None for never.
-        look_back: returns the losses of earlier attempts; called once, when training begins.
+        look_back: returns the losses of earlier attempts; called once, at the first `is_due`, and only for `auto`.
     """
 
     def __init__(self, setting: str | None, look_back: Callable[[], Losses] = Losses) -> None:
@@ -82,7 +82,7 @@ class SaveClock:
         self._last_s = 0.0
 
     def is_due(self) -> bool:
-        """Whether to save now; called at every step. Returns True once for each checkpoint."""
+        """Whether to save now. Call it at every step: it returns True once for each checkpoint that is due."""
         if self._fixed_s is None and not self._is_auto:
             return False
         now_s = clock.monotonic_s()
@@ -95,11 +95,11 @@ class SaveClock:
         return True
 
     def saved(self, *, stall_s: float, writing_s: float | None) -> None:
-        """Note that a save was started, by any trigger.
+        """Note that a save was started, whatever its trigger. The next interval begins now.
 
         Args:
             stall_s: seconds that the save has stalled training so far.
-            writing_s: seconds until the last checkpoint was durable; None before the first one.
+            writing_s: seconds from the start of the last completed save until it was durable; None before the first.
         """
         self._last_s = clock.monotonic_s()
         self._stall_s = stall_s if self._stall_s is None else 0.5 * (self._stall_s + stall_s)

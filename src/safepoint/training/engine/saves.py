@@ -13,11 +13,11 @@ from safepoint.training.engine.synchronous_save import SynchronousSave
 
 
 class Saves:
-    """Chooses how to save, and tracks which step is saved or being saved; the same on every rank.
+    """Chooses how to save, and tracks which step is saved or being saved. All ranks make the same choice.
 
     Args:
         setup: the training.
-        agreement: receives how long a save takes.
+        agreement: is notified of how long a save takes, and holds the clock for periodic saves.
         snapshots: saves through the keeper.
         saver: saves without the keeper.
     """
@@ -32,7 +32,7 @@ class Saves:
         self._snapshots = snapshots
         self._saver = saver
         self.step: int | None = None
-        """The newest step that was saved or handed to the keeper, unless that save has failed since."""
+        """The newest step that was saved or handed to the keeper; a step is not counted once its save has failed."""
         self.pending_step: int | None = None
         """The step that was handed to the keeper and that `finish` has not waited for yet."""
         self.requested: Trigger | None = None
@@ -42,7 +42,7 @@ class Saves:
             agreement.save_clock = SaveClock(setup.context.settings.save_every, lambda: read_losses(events))
 
     def check(self) -> None:
-        """Check without waiting whether the keeper has finished the last save."""
+        """Check, without waiting, whether the keeper's save has ended, and note its outcome."""
         outcome = self._snapshots.poll()
         if outcome is None:
             return
@@ -105,22 +105,24 @@ class Saves:
             )
         if took_s is not None:
             self.step = self._loop.step
-            self.pending_step = self._loop.step_being_saved = None  # no caller waits for a save of an older step
+            self.pending_step = self._loop.step_being_saved = None  # `finish` need not wait for an older step's save
             self.requested = None
             self._agreement.save_s = took_s
             if not self._loop.has_callbacks:
                 self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
-        """Let the keeper commit the snapshot of `step`. Returns whether this was requested, now or before."""
+        """Let the keeper commit the snapshot of `step`. Returns whether its commit is requested, by this call or an
+        earlier one."""
         if self._snapshots.commit_taken(step, Trigger.JIT):
             self.step = self.pending_step = step
         return self.pending_step == step
 
     def finish(self) -> None:
-        """Wait until the keeper's save is durable; if the save of this step fails, save synchronously."""
+        """Wait until the step that was handed to the keeper is saved. If its save fails and no step followed, save
+        that step synchronously."""
         step, self.pending_step = self.pending_step, None
-        if step is None:  # the same on every rank: it does not depend on what the keepers have sent so far
+        if step is None:  # on all ranks or on none: `pending_step` does not depend on when a keeper's answer arrives
             return
         with self._context.progress.during(State.SAVING):
             is_durable = self._snapshots.finish(step)

@@ -18,7 +18,7 @@ _LEAST_BYTES = 16 << 20
 
 
 class Scratch:
-    """The folder for small files, and the capture of the tensors written below it.
+    """The folder for small files, and the capture of the tensors that a save routine would write there.
 
     Args:
         parent: where the folder is created; None for the system's temporary folder.
@@ -31,7 +31,7 @@ class Scratch:
         """Turns what a save routine writes into images."""
 
     def ensure(self, keeper: KeeperClient) -> None:
-        """Create the folder if needed, check its free space, and let the keeper remove it if this process is killed.
+        """Create the folder if needed, and check its free space. The keeper removes it if this process is killed.
 
         Raises:
             OSError: there is no room for small files.
@@ -48,7 +48,7 @@ class Scratch:
             keeper.send(RemoveAtExit(folder=str(self._path)))
 
     def images(self, step: int, write: Write) -> list[Image]:
-        """Run a save routine and return the files that it would write as images. Call `ensure` first.
+        """Run a save routine, and return as images the files that it would write. Call `ensure` first.
 
         Args:
             step: the step of the checkpoint.

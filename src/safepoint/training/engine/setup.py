@@ -23,7 +23,7 @@ _LIBRARIES = ("torch", "transformers", "accelerate", "trl", "peft", "deepspeed",
 
 
 def library_versions() -> dict[str, str]:
-    """Name → version of Safepoint, Python and the libraries that are imported by now."""
+    """Name → version of Safepoint, of Python, and of those libraries that are imported already."""
     versions = {"safepoint": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         if name in sys.modules:
@@ -55,11 +55,11 @@ class TrainingSetup:
     libraries: Mapping[str, str] = field(default_factory=library_versions)
 
     def manifest_facts(self) -> ManifestFacts:
-        """The fields of this step's manifest, without files, trigger and time."""
+        """The facts for the manifest of a checkpoint of this step."""
         return dataclasses.replace(self.loop.manifest_facts(self.start.attempt), libraries=self.libraries)
 
     def describe(self, trigger: Trigger) -> Describe:
-        """A function that makes the manifest of the loop's step."""
+        """A function that makes the manifest of the loop's current step from a list of files."""
         return lambda files: self.manifest_facts().to_manifest(trigger=trigger, files=files)
 
     def working_checkpoint(self, target: Path | None = None) -> WorkingCheckpoint:

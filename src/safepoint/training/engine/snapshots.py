@@ -1,7 +1,7 @@
 """Saves as snapshots: captured at a boundary, copied during the next step, made durable by the keeper.
 
-The ranks agree on each stage of a save by a small reduction: either all of them take a snapshot, or none does and
-`SynchronousSave` saves.
+The ranks agree on each stage of a save by a small reduction: either all of them take a snapshot, or none does. In the
+latter case the save waits for a later boundary, or is done by `SynchronousSave`.
 """
 
 import enum
@@ -38,7 +38,7 @@ class TakeResult(enum.IntEnum):
 
     TAKEN = 0
     BUSY = 1
-    """All slots are in use, because the keeper is still writing: the save can start at a later boundary."""
+    """The keeper is still writing the snapshots that fill the memory: the save can start at a later boundary."""
     IMPOSSIBLE = 2
     """The save must be synchronous."""
 
@@ -62,7 +62,7 @@ class Snapshots:
         self._is_shared = setup.start.folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
-        """The step that was handed to the keeper, while the outcome of its save is not known."""
+        """The step that the keeper was asked to save, until this rank has noted the outcome; otherwise None."""
         self.taken_step: int | None = None
         """The newest step with a snapshot in memory."""
         self._costs_s: deque[float] = deque(maxlen=3)
@@ -99,7 +99,7 @@ class Snapshots:
     def _warn_once(self, text: str, about: str | None = None) -> None:
         """Log a warning, once for each `about`, or for each text if `about` is None.
 
-        A text that contains numbers needs an `about`, because it differs each time.
+        A text that contains numbers needs an `about`, because the text differs each time.
         """
         if (about or text) not in self._warned:
             self._warned.add(about or text)
@@ -129,7 +129,7 @@ class Snapshots:
         wholes = [size for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
         sizes = [round(share * size) + _FILE_SLACK_BYTES for size in wholes]
         try:
-            # On a CPU the gradients, DDP's copy of them and the optimizer's moments are not allocated yet.
+            # On a CPU, the gradients, DDP's copy of them and the optimizer's moments will take host memory too.
             gradients = 2 if dist.is_available() and dist.is_initialized() else 1
             device = next((one.device.index for one in parameters if one.device.type == "cuda"), None)
             self._snapshotter.arena.prepare(sizes, still_to_come=(gradients + moments) * on_host, device=device)
@@ -137,7 +137,7 @@ class Snapshots:
             self._warn_once(f"no memory could be reserved for snapshots; training may wait for saves: {error}")
 
     def _share_of_memory(self) -> int | None:
-        """This rank's share of the memory for the node's snapshots, in proportion to what each rank writes."""
+        """This rank's share of the node's memory for snapshots, by how much it writes; None for no limit."""
         bound_bytes = self._context.settings.snapshot_bytes
         if bound_bytes is None:
             return None
@@ -154,7 +154,8 @@ class Snapshots:
             self._scratch.capture.prepare()
             self._snapshotter.watch(self._optimizers)
         if self._context.place.restart > 0:
-            self._peers.gather(None)  # slower ranks may still read the snapshot from before the restart
+            # Wait for slower ranks, which may still read the snapshot from before the restart.
+            self._peers.gather(None)
             if self._snapshotter is not None and self._context.place.local_rank == 0:
                 self._snapshotter.keeper.send(ReleaseEarlierSnapshot())
 
@@ -180,8 +181,8 @@ class Snapshots:
         ready = self._agree(self._readiness(more_slots))
         if ready != TakeResult.TAKEN or self._snapshotter is None:
             return ready
-        self._num_taken += 1  # on all ranks, also when a rank cannot take the snapshot
-        waited_s = self._snapshotter.waited_s  # for the previous snapshot
+        self._num_taken += 1  # on all ranks, even if one of them cannot take the snapshot
+        waited_s = self._snapshotter.waited_s  # how long the optimizer waited for the copy of the previous snapshot
         mine = self._take_here(step, trigger, write, is_requested=is_requested, more_slots=more_slots)
         cost_s = clock.monotonic_s() - started_s + waited_s
         agreed = self._agree(mine, round(1e6 * cost_s))
@@ -231,7 +232,7 @@ class Snapshots:
         try:
             self._scratch.ensure(keeper)
         except OSError as error:
-            # Checked before the ranks agree. A rank that fails later makes the snapshot of all ranks useless.
+            # Checked before the ranks agree: if one rank fails afterwards, all ranks have to cancel the snapshot.
             self._warn_once(
                 f"saves are synchronous: there is no room for their small files: {error}", about="scratch"
             )
@@ -240,7 +241,8 @@ class Snapshots:
         return TakeResult.TAKEN if could else TakeResult.BUSY
 
     def _find_keeper(self) -> None:
-        """Connect to the keeper that replaces a dead one, for the next save; this save is synchronous."""
+        """Connect to a keeper, such as the one that replaces a dead keeper, for the next save. This save is
+        synchronous."""
         context = self._context
         if self._snapshotter is not None:
             self.poll()
@@ -275,7 +277,7 @@ class Snapshots:
         except NoRoomError as error:
             self._warn_once(f"saves are synchronous, training waits for them: {error}", about="room")
             return TakeResult.IMPOSSIBLE
-        except Exception as error:  # the synchronous save reports it, on all ranks together
+        except Exception as error:  # if the synchronous save fails too, it reports the errors of all ranks
             self._warn_once(f"saves are synchronous: the state cannot be captured: {error}")
             self._context.log.debug("the snapshot of step %s failed", step, exc_info=True)
             return TakeResult.IMPOSSIBLE
@@ -306,9 +308,9 @@ class Snapshots:
 
     @property
     def cost_s(self) -> float | None:
-        """Seconds that a snapshot costs the training, at the boundary and before the optimizer, on the slowest rank.
+        """Seconds by which a snapshot delays the training on the slowest rank, at the boundary and in the optimizer.
 
-        The median of the last three; None before the second snapshot, because the first one takes longer.
+        The median of the last three snapshots; None before the second one, because the first one takes longer.
         """
         return statistics.median(self._costs_s) if len(self._costs_s) > 1 else None
 
@@ -323,7 +325,7 @@ class Snapshots:
         if outcome is None and keeper.is_alive:
             return None
         if outcome is None:
-            # The keepers of other nodes wait for this node's part.
+            # Without this, the keepers of other nodes would go on waiting for this node's part.
             publish_no_part(self._pending_facts, "its keeper died")
             outcome = Outcome(step=self.pending, error="the keeper died while it was writing the snapshot")
             self._context.reporter.report(
@@ -355,7 +357,7 @@ class Snapshots:
         return outcome
 
     def finish(self, step: int) -> bool:
-        """Wait for the save of `step`, until the deadline at most; returns whether it is durable on all ranks.
+        """Wait for the save of `step`, at most until the deadline. Returns whether all ranks know that it is durable.
 
         Raises:
             PeerError: a rank is gone.
@@ -368,7 +370,7 @@ class Snapshots:
         return all(self._peers.gather(self._context.outcome.saved_step == step))
 
     def wait_until_free(self) -> None:
-        """Wait until the memory may be used again, until the deadline at most."""
+        """Wait until a snapshot fits into the memory again, at most until the deadline."""
         while self._snapshotter is not None and self._snapshotter.keeper.is_alive:
             self._snapshotter.wait_staged()
             if self._snapshotter.arena.could_take(self._sizes) or self._context.termination.available_s <= 0:
@@ -376,7 +378,11 @@ class Snapshots:
             clock.sleep(0.002)
 
     def commit_taken(self, step: int, trigger: Trigger) -> bool:
-        """Request the commit of the snapshot of `step`; False if there is no such snapshot, or no keeper."""
+        """Request that the keeper commits the snapshot of `step`.
+
+        Returns:
+            Whether that was requested; False if there is no such snapshot, or if a rank has no keeper.
+        """
         if self.taken_step != step:
             return False
         is_alive = self._snapshotter is not None and self._snapshotter.keeper.is_alive
@@ -390,7 +396,7 @@ class Snapshots:
     # ---- when time is short -----------------------------------------------------------------------------------
 
     def can_rescue(self, step: int) -> bool:
-        """Whether the keeper can commit the newest snapshot instead of the running step.
+        """Whether the running step may be given up, because the keeper can commit the newest snapshot instead.
 
         The snapshot must be of the last finished step. With `--snapshot-steps` it may be older.
 
@@ -403,14 +409,14 @@ class Snapshots:
         return is_there and keeper is not None and keeper.is_alive
 
     def commit_s(self) -> float:
-        """Seconds to make the newest snapshot durable, by the speed measured so far."""
+        """Estimated seconds to make the newest snapshot durable; 0 if it is durable already."""
         keeper = self._context.keeper.client
         if self.taken_step == self._context.outcome.saved_step or keeper is None:
             return 0.0
         return sum(self._sizes) / (keeper.write_bytes_per_s or _SLOW_BYTES_PER_S) + _COMMIT_S
 
     def rescue(self, step: int, why: str) -> None:
-        """Request that the keeper commits the newest snapshot, and then ends all ranks.
+        """Request that the keeper commits the newest snapshot and then lets all ranks end, in the middle of a step.
 
         Args:
             step: the step that the ranks do not finish.

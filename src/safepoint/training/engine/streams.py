@@ -1,8 +1,8 @@
 """The files of a model whose weights are spread over the ranks: the first rank receives their bytes in order.
 
-The first rank requests one range of a weight after another, and the rank that holds the range sends it. While the
-store is slow, the first rank sends empty messages, so that the others do not time out. When an upload is repeated,
-the first rank requests the same ranges again.
+The first rank requests one range of a weight after another, and the rank that holds the range sends its bytes. While
+the store is slow, the first rank sends empty messages, so that the other ranks do not time out. When an upload is
+repeated, the first rank requests the same ranges again.
 """
 
 import queue
@@ -102,13 +102,13 @@ def _send(peers: Peers, streams: Streams, requested: WeightRange) -> str:
 
 
 class Leader:
-    """The first rank's side: runs work on a thread and requests the bytes that the work needs from the
-    other ranks.
+    """The first rank's side: runs work, such as an upload, on a thread, and requests from the other ranks the bytes
+    that the work reads. The other ranks call `follow`.
 
     Args:
         peers: all ranks.
-        streams: the streams of this rank.
-        patience_s: how long the other ranks wait for this rank.
+        streams: the files, and the bytes that this rank holds.
+        patience_s: how long the other ranks wait for a message of this rank.
     """
 
     def __init__(self, peers: Peers, streams: Streams, *, patience_s: float) -> None:
@@ -121,7 +121,7 @@ class Leader:
         self._buffer = torch.empty(size, dtype=torch.uint8)
 
     def lead(self, work: Callable[[], _T]) -> _T:
-        """Do the work, in which `content_of` and `check` may be called; the other ranks follow.
+        """Do the work, which may call `content_of` and `check`. The other ranks call `follow` at the same time.
 
         Returns:
             What the work returns.
@@ -172,7 +172,7 @@ class Leader:
         return answer
 
     def content_of(self, file: StreamedFile) -> Content:
-        """The file's bytes; read them on the thread that runs the work."""
+        """The file's bytes, some of which other ranks send. Read them only on the thread that runs the work."""
 
         def write_to(sink: Sink) -> None:
             for part in file.parts:

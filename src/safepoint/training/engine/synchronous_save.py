@@ -1,6 +1,6 @@
-"""Saves that training waits for: written into a working folder and committed by all ranks together.
+"""Saves that training waits for: all ranks together write them into a working folder and commit them.
 
-A failed save leaves no files. It is reported, and every rank receives the same error.
+A failed save leaves no files. It is reported, and it is a failure on every rank.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class SynchronousSave:
         Args:
             trigger: why the state is saved.
             write: writes this rank's files.
-            consequence: what a failure means, for the message.
+            consequence: the end of the message about a failure: what it means for the training.
 
         Returns:
             How many seconds the save took; None on every rank when nothing was committed.
@@ -94,7 +94,7 @@ class SynchronousSave:
         return took_s
 
     def _commit(self, working: WorkingCheckpoint, parts: Sequence[RankPart], trigger: Trigger) -> Manifest:
-        """Commit to the folder that all ranks share, or to the folder of every node.
+        """Commit the files to the folder that all ranks share, or each node's files to its folder.
 
         Raises:
             SaveError: nothing was committed; the same on every rank.
@@ -114,7 +114,7 @@ class SynchronousSave:
         """Call `work` on the rank that owns each folder (see `Folders`); a collective call.
 
         Returns:
-            The results, by owner.
+            The results, in the order of the owners.
 
         Raises:
             SaveError: the errors of all owners; the same on every rank.
@@ -137,7 +137,8 @@ class SynchronousSave:
         try:
             found = self._on_owners(self._find_added_files)
             added = [entry for entries in found for entry in entries]
-            if added or not self._folders.is_shared:  # the parts of nodes are still open; this closes them
+            # The record of a node's part was written as open. It is written again, also to close it.
+            if added or not self._folders.is_shared:
                 self._on_owners(lambda: self._name_added_files(added, found[self._folders.index]))
         except SaveError as error:
             if self._newest is not None:
@@ -179,7 +180,7 @@ class SynchronousSave:
             self._newest = (path, read_manifest(path))
 
     def prune(self) -> None:
-        """Delete the checkpoints that neither `save_total_limit` nor the run's policies keep."""
+        """Delete the checkpoints that neither the script's own limit (`save_total_limit`) nor the settings keep."""
         if self._folders.is_owner:
             limit, protected = self._setup.loop.retention()
             policies = parse_policies(self._context.settings.keep, limit)

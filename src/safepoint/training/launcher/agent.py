@@ -1,11 +1,11 @@
-"""torch elastic's agent, which follows Safepoint's exit codes and stop requests.
+"""torch elastic's agent, adapted to Safepoint's exit codes and stop requests.
 
-It is torch's `LocalElasticAgent` with four differences. Stop requests travel between the agents of all nodes. Ranks
-get the platform's grace period to end, in place of a fixed 30 s. Ranks that Safepoint ended are not restarted. And a
-program that fails before its first step, at its first start, is not retried, because it would fail in the same way.
+It is torch's `LocalElasticAgent` with four differences. The agents of all nodes exchange stop requests. Ranks get the
+platform's grace period to end, in place of a fixed 30 s. Ranks that Safepoint ended are not restarted. And a program
+that fails at its first start, before its first step, is not restarted, because it would fail in the same way.
 """
 
-# torch elastic wraps its methods in an untyped decorator, so that overriding or calling one has no known type.
+# torch elastic wraps its methods in an untyped decorator, so pyright knows no type for overriding or calling them.
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportCallIssue=false
@@ -103,10 +103,10 @@ def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
         f"--shutdown-timeout={math.ceil(settings.grace_s)}",
     ]
     if plan.nnodes == 1 and Path("/sys/class/net/lo").exists():
-        for library in ("GLOO", "NCCL", "TP"):  # they authenticate no one, so they listen on loopback only
+        for library in ("GLOO", "NCCL", "TP"):  # these do not authenticate peers, so they listen on loopback only
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, which prints five lines about it
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # set here, because torchrun's code sets it with a long warning
     config, _, _ = config_from_args(parse_args([*options, plan.program[0]]))
     return config
 
@@ -150,7 +150,7 @@ class SafepointAgent(LocalElasticAgent):
         self._has_notified = False
 
     def outcome(self, result: RunResult | None) -> AgentOutcome:
-        """The exit codes of the last start."""
+        """The exit codes of the ranks in their last start, from what `run` has returned."""
         codes = {worker.global_rank: 0 for worker in self._worker_group.workers}
         if result is not None:
             codes |= {rank: failure.exitcode for rank, failure in result.failures.items()}
@@ -198,7 +198,8 @@ class SafepointAgent(LocalElasticAgent):
             self._reporter.restarting(event)
 
     def _is_final(self, result: RunResult) -> bool:
-        """Whether the ranks must not be restarted: they were asked to stop, or would fail in the same way."""
+        """Whether the ranks must not be restarted: they were asked to stop, Safepoint ended them, or the program
+        failed at its first start."""
         if self._relay.signal:
             return True
         records = read_records(Path(self._settings.record_folder or ""), self._restarts)
@@ -222,18 +223,19 @@ class SafepointAgent(LocalElasticAgent):
     # ---- the agents of the other nodes ------------------------------------------------------------------------
 
     def _exchange_requests(self) -> None:
-        """Exchange stop requests with the other nodes' agents, and follow a restart of their ranks."""
+        """Exchange stop requests with the other nodes' agents. If their ranks restart, restart this node's too."""
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return
-        # The store ends with node 0. The ranks then lose their peers, and end by themselves.
+        # When node 0 ends, the store ends. The ranks of this node then lose their peers, and end by themselves.
         with contextlib.suppress(RuntimeError):
             if self._relay.signal:
                 self._send_stop()
             elif self._shared_store.check([_STOP_KEY]):
                 self._relay.request(signal.SIGTERM)
             elif self._shared_store.check([_RESTART_KEY.format(self._restarts + 1)]):
-                # Ranks of another node failed. Ranks of this node would wait for their connections until a timeout.
+                # Ranks of another node failed. This node's ranks would wait for them until a timeout. So they are
+                # killed, and torch elastic restarts them.
                 self._relay.kill_ranks()
 
     def _send_stop(self) -> None:
@@ -242,7 +244,8 @@ class SafepointAgent(LocalElasticAgent):
             self._shared_store.set(_STOP_KEY, "1")
 
     def notify_others(self) -> None:
-        """Notify the other nodes before this process ends; node 0, which serves the store, waits for them."""
+        """Before this process ends, notify the other nodes. Node 0, which serves the store, then waits at most 3 s
+        until they have ended."""
         group: Any = self._worker_group
         if group.group_world_size == 1 or group.state == WorkerState.SUCCEEDED:
             return

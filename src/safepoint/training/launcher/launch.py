@@ -35,7 +35,7 @@ _log = logging.getLogger("safepoint")
 def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], None] | None = None) -> int:
     """Run the ranks of this node to their end.
 
-    Call it on the main thread. From then on it handles the process's signals.
+    Call it on the main thread. It installs handlers for the process's signals.
 
     Args:
         plan: which ranks to start.
@@ -44,8 +44,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
 
     Returns:
         The exit code for this process: 0, 2, 11, 13, 14, 75, 130 or 143 (docs/exit-codes.md), or the exit code of the
-        failed rank. End the process with it, by `os._exit`: the tear-down of an interpreter that has imported torch
-        takes longer than a save.
+        failed rank. Pass it to `os._exit`: the tear-down of an interpreter that has imported torch takes longer than
+        a save.
     """
     console.set_up(settings.verbosity)
     if settings.job_dir is not None:
@@ -59,7 +59,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         key = None if keeper is None else keeper.key
         settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
         _prepare_environment(settings)
-        # Importing torch takes seconds; a signal before the ranks start ends this process.
+        # Imported here, because importing torch takes seconds, and `relay` handles signals by now: one that arrives
+        # before the ranks start ends this process.
         from safepoint.training.launcher.agent import run_agent
 
         try:
@@ -105,7 +106,7 @@ def _prepare_environment(settings: RunSettings) -> None:
         if not text:
             os.environ.pop(name, None)
     if os.environ.get(STATUS_URL):
-        # The Trainer's own callback would post as well, and report 100 % for an interrupted run.
+        # Otherwise the callback of transformers' Trainer posts too, and reports 100 % for an interrupted run.
         os.environ.setdefault("DISABLE_KUBEFLOW_INTEGRATION", "TRUE")
     # Without this setting, torch elastic kills ranks 30 s after a signal.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))

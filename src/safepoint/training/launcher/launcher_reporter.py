@@ -1,7 +1,8 @@
 """Writes the launcher's events: who started the job, signals, failed and restarted ranks, how the job has ended.
 
-On the first node it also serves and posts the progress that the first rank writes. If that rank was killed, it adds
-how the job has ended. Writes to folders have a time limit, because a folder that hangs must not block the launcher.
+On the first node the reporter also serves and posts the progress that the first rank writes. If that rank was killed,
+the reporter writes into the progress how the job has ended. Writes to folders have a time limit, because a folder
+that hangs must not block the launcher.
 """
 
 import contextlib
@@ -37,11 +38,11 @@ _log = logging.getLogger("safepoint")
 _EVENT_LIMIT_S = 0.2
 """How long an event may block the launcher."""
 _LEAST_END_S = 0.5
-"""The last writes get at least this time, because nothing else records the end."""
+"""Seconds that the last writes get even if less time is left, because nothing else records the end."""
 
 
 class LauncherReporter:
-    """The events of the launcher of one node.
+    """Writes the events of the launcher of one node.
 
     Args:
         settings: the options of the run.
@@ -65,7 +66,7 @@ class LauncherReporter:
     # ---- while the ranks run --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Report who has started the job; on the first node, begin to serve and to post its progress."""
+        """Report who has started the job; on the first node, begin to serve and to post the job's progress."""
         settings = self._settings
         self.report(
             Started(
@@ -85,7 +86,7 @@ class LauncherReporter:
             self._start_posts()
 
     def _start_posts(self) -> None:
-        # Here and below: modules for HTTP take a while to import, and most jobs need none of them.
+        # Imported here, and in `_serve`, because modules for HTTP take a while to import, and most jobs need none.
         from safepoint.training.launcher.status_post import StatusPost, StatusTarget
 
         target = StatusTarget.from_environment()
@@ -139,12 +140,12 @@ class LauncherReporter:
         """Report how the job has ended on this node. Calls after the first do nothing.
 
         Args:
-            exit_code: of the launcher.
+            exit_code: the launcher's exit code.
             reason: one sentence, for a job that has not succeeded.
-            limit_s: how long the last writes to folders may take, and likewise the last post to the controller.
+            limit_s: how long the last writes to folders may take, and again how long the last post to the controller.
             rank: the rank that failed, or None.
-            error: the error that the program of this rank raised.
-            is_reported: whether a rank has reported that the run was interrupted.
+            error: the error that the user's program raised on this rank; empty if that is not known.
+            is_reported: whether a rank has already reported how it ended.
         """
         with self._ending:
             if self._has_ended:
@@ -203,7 +204,7 @@ class LauncherReporter:
 
 
 def _with_newest(progress: Progress) -> Progress:
-    """Add a checkpoint that the keeper committed after the ranks had ended."""
+    """The progress, updated if the keeper has committed a newer checkpoint after the ranks had ended."""
     with contextlib.suppress(OSError, SafepointError, ValueError):
         for path in list_checkpoints(Path(progress.output_dir))[:1] if progress.output_dir else []:
             manifest = read_manifest_of_any(path)

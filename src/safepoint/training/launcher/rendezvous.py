@@ -1,6 +1,6 @@
 """torch elastic's rendezvous over Safepoint's own store.
 
-The nodes of a job are fixed when it starts. Other programs cannot speak to the store.
+The number of nodes is fixed when the job starts. The store refuses programs that do not belong to the job.
 """
 
 import datetime
@@ -28,11 +28,11 @@ _MAX_REFUSALS = 50
 
 
 class Rendezvous(RendezvousHandler):
-    """Where the agents of a job meet.
+    """The rendezvous of one node's agent: connects it to the store of the job, which node 0 serves.
 
     Args:
         plan: which nodes there are.
-        settings: the options of the run, with the output folder through which nodes agree on a secret.
+        settings: the options of the run. Through the output location that they name, the nodes agree on a secret.
     """
 
     def __init__(self, plan: LaunchPlan, settings: RunSettings) -> None:
@@ -53,10 +53,11 @@ class Rendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """The store, and this node's number.
+        """Connect to the store, unless that is done. Returns the store, this node's number and the number of nodes.
 
         Raises:
-            UsageError: the port is taken, or node 0 refuses this node.
+            UsageError: the port is taken, or node 0 cannot be reached, or it refuses this node.
+            StorageError: the nodes could not agree on a secret through their output location.
         """
         if self._store is None:
             self._port = self._connect()
@@ -71,7 +72,7 @@ class Rendezvous(RendezvousHandler):
         return RendezvousInfo(self._store, self._plan.node_rank, self._plan.nnodes, address)
 
     def _connect(self) -> int:
-        """Start this node's server, if it needs one. Returns the loopback port at which its ranks reach the store."""
+        """Start this node's server. Returns the loopback port at which the node's ranks reach the store."""
         plan = self._plan
         is_on_one_machine = plan.nnodes == 1 or _is_loopback(self._address)
         is_first = plan.node_rank == 0
@@ -100,7 +101,7 @@ class Rendezvous(RendezvousHandler):
         server.serve_nodes(gate, self._port)
 
     def _join_first_node(self, server: StoreServer, key: Key | SameUser, address: str) -> None:
-        """Reach node 0, which may start later than this node."""
+        """Let `server` pass connections on to node 0. Retry until node 0, which may start later, admits this node."""
         deadline_s, num_refused = clock.monotonic_s() + _TIMEOUT_S, 0
         while True:
             try:
@@ -133,7 +134,7 @@ class Rendezvous(RendezvousHandler):
         return "safepoint"
 
     def shutdown(self) -> bool:
-        """Stop serving."""
+        """Stop this node's server."""
         if self._server is not None:
             self._server.close()
         return True

@@ -31,7 +31,7 @@ class SignalRelay:
     Args:
         settings: the grace period and its margin.
         folder: the launcher's folder. It is removed when a signal ends the process.
-        is_alone: whether there are no agents on other nodes.
+        is_alone: whether this is the only node of the job.
         reporter: reports signals, and the end of the process when a signal ends it.
         on_exit: receives the exit code before a signal ends the process.
     """
@@ -45,7 +45,7 @@ class SignalRelay:
         reporter: LauncherReporter,
         on_exit: Callable[[int], None] | None = None,
     ) -> None:
-        # Ranks end by grace - margin; those that still run are killed when half the margin is left.
+        # Ranks should end by grace - margin. Those that still run are killed when half the margin is left.
         self._kill_after_s = settings.grace_s - settings.margin_s / 2
         self._margin_s = settings.margin_s
         self._reporter = reporter
@@ -64,21 +64,21 @@ class SignalRelay:
         """Whether ranks had to be killed."""
 
     def install(self) -> None:
-        """Handle SIGTERM, SIGINT, SIGHUP and SIGUSR1 from here on; call it on the main thread."""
+        """Handle SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on. Call it on the main thread."""
         for number in (*_STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(number, _handled_by_thread)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         threading.Thread(target=self._serve, name="safepoint-signals", daemon=True).start()
 
     def set_ranks(self, pids: Sequence[int]) -> None:
-        """Set the processes of the ranks; none while they restart. They receive a stop request that came earlier."""
+        """Set the processes of the ranks; none while they restart. If a stop was requested before, signal them."""
         with self._lock:
             self._ranks = tuple(rank for pid in pids if (rank := identify(pid)) is not None)
             if self.signal:
                 self._send(signal.SIGTERM)
 
     def ranks_ended(self) -> tuple[int, bool]:
-        """Note that the ranks have ended: a later signal shortens the wait for the keeper, and changes nothing else.
+        """Note that the ranks have ended. A later stop signal only limits the wait for the keeper.
 
         Returns:
             The signal that stopped the ranks, or 0, and whether they had to be killed.
@@ -97,12 +97,16 @@ class SignalRelay:
 
     @property
     def report_limit_s(self) -> float:
-        """Seconds that the last report may take: fewer after a stop request."""
+        """Seconds that the report of the end may take; fewer after a stop request, when less time is left."""
         remaining_s = self.remaining_s
         return _MOST_REPORT_S if remaining_s is None else max(0.25 * self._margin_s, min(remaining_s, _MOST_REPORT_S))
 
     def request(self, number: int) -> None:
-        """Stop the ranks of this node: they vote, save and end."""
+        """Send this node's ranks SIGTERM, after which they vote, save and end. Only the first call has an effect.
+
+        Args:
+            number: the signal that the launcher received, or SIGTERM if another node requests the stop.
+        """
         with self._lock:
             if self.signal:
                 return
@@ -137,7 +141,8 @@ class SignalRelay:
             if not self._ranks and self._is_alone and not self._have_ranks_ended:
                 self._reporter.signal_received(number)
                 self._exit(exit_code_of(number))
-            # Agents of other nodes may wait for this node's agent. It joins them first, then sends them the request.
+            # With several nodes, the other agents may wait for this node's agent. So this process does not exit
+            # before its ranks start: its agent first joins the others, and then sends them the stop request.
             self.request(number)
             self._reporter.signal_received(number)
 
@@ -157,15 +162,15 @@ class SignalRelay:
 
     def kill_ranks(self) -> None:
         """Kill the ranks, and the processes that they started."""
-        for rank in self._ranks:  # each leads a process group, which contains its data loaders too
+        for rank in self._ranks:  # each rank leads a process group, which contains its data loaders too
             rank.send_to_group(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(OSError):
             (self._folder / forwarded_mark(signal.Signals(number).name)).touch()
-        for rank in self._ranks:  # one may have ended while the others run, and its number be in use again
+        for rank in self._ranks:  # if a rank has ended, `send` does not signal a new process with the same pid
             rank.send(number)
 
 
 def _handled_by_thread(number: int, frame: FrameType | None) -> None:
-    """Do nothing. For a signal with a handler, the interpreter writes its number to the wake-up pipe."""
+    """Do nothing. The interpreter writes the number of a signal that has a handler to the wake-up pipe."""

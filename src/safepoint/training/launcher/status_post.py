@@ -1,8 +1,8 @@
-"""Posts the run's progress to Kubeflow Trainer's controller (KEP-2779), where the controller has asked for it.
+"""Posts the run's progress to Kubeflow Trainer's controller (KEP-2779), if the controller has set its address.
 
-Sends at most one request in five seconds, fewer while they fail, and a last one at the end, which `finish` waits for
-up to a limit. No error is raised. The token is read for each request, because it expires, and is sent only to the
-address that the platform named, and only encrypted.
+While the run goes on, this module sends at most one request in five seconds, and fewer after failures. At the end it
+sends a last one; `finish` waits for it up to a limit. No error is raised. The token is read for each request, because
+it expires. It is sent only to the address that the controller set, and only over https or to this machine.
 """
 
 import logging
@@ -35,9 +35,10 @@ class StatusTarget:
     """Where status updates go.
 
     Args:
-        url: of the controller.
+        url: the address that status updates are posted to.
         token: the file with the bearer token.
-        ca: the file with the authority that has signed the controller's certificate; None for those of the system.
+        ca: the file with the certificate of the authority that signed the controller's; None to trust the system's
+            authorities.
     """
 
     url: str
@@ -72,11 +73,11 @@ class StatusTarget:
 
 
 class StatusPost:
-    """Posts from a separate thread.
+    """Posts the progress on a thread of its own.
 
     Args:
-        look: returns what to post; called before each request.
-        target: where to post it.
+        look: returns the progress to post; called before each request.
+        target: where to post the progress.
     """
 
     def __init__(self, look: ReadStatus, target: StatusTarget) -> None:
@@ -89,13 +90,13 @@ class StatusPost:
         threading.Thread(target=self._run, name="safepoint-status", daemon=True).start()
 
     def finish(self, limit_s: float) -> bool:
-        """Send the last request.
+        """Let the thread send the last request, and wait for it.
 
         Args:
             limit_s: seconds to wait at most.
 
         Returns:
-            Whether the controller accepted it.
+            Whether the controller accepted the last request within `limit_s`.
         """
         self._finishing.set()
         self._ended.wait(limit_s)
@@ -125,7 +126,8 @@ class StatusPost:
             self._num_failures = min(self._num_failures + 1, 10)
             if self._num_failures == 1:
                 _log.warning(
-                    "the controller did not accept the job's status: %s; it is sent again, and training continues",
+                    "the controller did not accept the job's status: %s; training continues, and the status is sent "
+                    "again later",
                     printable(_reason(error)),
                 )
             return False

@@ -25,7 +25,7 @@ _ROOM_BYTES = 256 << 20
 
 @contextlib.contextmanager
 def launcher_folder() -> Generator[Path]:
-    """Create a folder for this launcher, after the folders of ended launchers were removed.
+    """Create a folder for this launcher, and remove it after the block. First remove those of ended launchers.
 
     Raises:
         StorageError: there is no folder for temporary files.
@@ -42,9 +42,9 @@ def launcher_folder() -> Generator[Path]:
 
 
 def _parent() -> Path:
-    """A folder in memory where there is room, unless the user has set TMPDIR.
+    """The folder in memory, `/dev/shm`, if it has room and the user has not set TMPDIR; else the temporary folder.
 
-    Ranks also write the small files of each save there; on a disk, creating a file waits while the keeper syncs.
+    Ranks also write the small files of each save there. On a disk, creating a file would wait while the keeper syncs.
     """
     temporary = temporary_folder()  # torch elastic and the libraries of most scripts need one in any case
     with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
         try:
             return folder, FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
         except BlockingIOError:
-            continue  # another launcher took it for an abandoned folder, and removes it
+            continue  # another launcher has locked the new folder, as if it were abandoned, and removes it
 
 
 def _remove_abandoned(parent: Path) -> None:
@@ -75,14 +75,14 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether only this user can have written there. Other users may write to the parent folder."""
+    """Whether `folder` belongs to this user, and other users may not write to it. They may write to its parent."""
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid == os.geteuid()
 
 
 def share_event_stream(folder: str | None, stream: Path) -> None:
-    """Note for the launcher which stream the run's events go to; it writes its own events there."""
+    """Write down for the launcher which stream the run's events go to. The launcher then writes its events there."""
     if folder is not None:
         with contextlib.suppress(OSError):
             write_atomic(Path(folder) / _STREAM, str(stream.absolute()).encode(), durable=False)
@@ -101,7 +101,7 @@ def forwarded_mark(signal_name: str) -> str:
 
 
 def pending_events(folder: Path) -> Path:
-    """The stream of the launcher's events before a rank has shared the run's stream."""
+    """The file to which the launcher writes its events until a rank has shared the run's stream."""
     return folder / EVENTS_NAME
 
 

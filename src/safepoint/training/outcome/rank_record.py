@@ -22,13 +22,13 @@ class RankRecord:
     """The state of one rank, or how it ended.
 
     Args:
-        rank: its number.
-        pid: of its process.
-        has_stepped: whether it has done an optimizer step.
-        exit_code: the exit code, where Safepoint ended the rank; None while it runs, or when the program ended it.
-        lost_peer: whether it ended because another rank was gone.
-        ended_s: when it began to end, by the machine's monotonic clock; None while it runs, or when it was killed.
-        message: why it ended, one sentence.
+        rank: the rank's number.
+        pid: of the rank's process.
+        has_stepped: whether the rank has done an optimizer step.
+        exit_code: the exit code, if Safepoint ended the rank; None while it runs, or if the user's program ended it.
+        lost_peer: whether the rank ended because another rank was gone.
+        ended_s: when the rank began to end, by the machine's monotonic clock; None while it runs or if it was killed.
+        message: why the rank ended, one sentence.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class RankRecordWriter:
     """Writes the record of this rank.
 
     Args:
-        folder: the launcher's folder for this start of the ranks, or None without a launcher.
+        folder: the launcher's folder, or None without a launcher. Each start of the ranks has a subfolder there.
         place: this rank.
     """
 
@@ -59,7 +59,7 @@ class RankRecordWriter:
         return self._record.message
 
     def stepped(self) -> None:
-        """Record that an optimizer step was done; calls after the first cost nothing."""
+        """Record that an optimizer step was done. Calls after the first write nothing."""
         if not self._record.has_stepped:
             self._update(has_stepped=True)
 
@@ -86,7 +86,12 @@ class RankRecordWriter:
 
 
 def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
-    """The records of one start of the ranks, by rank, without those that cannot be read."""
+    """The records of one start of the ranks, by rank; records that cannot be read are left out.
+
+    Args:
+        folder: the launcher's folder.
+        restart: how often the ranks had been restarted before that start.
+    """
     records: dict[int, RankRecord] = {}
     for path in (folder / str(restart)).glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):

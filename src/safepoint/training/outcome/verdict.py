@@ -1,8 +1,8 @@
 """The one exit code of a node, from how its ranks ended.
 
-One rank's end makes others end: a peer that lost it fails, and torch elastic sends SIGTERM to the rest. So without a
-stop request, the rank that ended first decides the exit code. After a stop request, the codes that the ranks recorded
-decide it.
+When one rank ends, others end too: ranks that wait for it fail, and torch elastic sends SIGTERM to the rest. So
+without a stop request, the rank that ended first decides the exit code. After a stop request, the exit codes in the
+ranks' records decide it.
 """
 
 import signal
@@ -33,8 +33,8 @@ def first_failure(exit_codes: Mapping[int, int], records: Mapping[int, RankRecor
 
     Args:
         exit_codes: rank → exit code, negative for a signal; 0 for ranks that were still running.
-        records: the ranks' records. A rank without an end in its record was killed: it counts as first. A rank that
-            lost a peer counts as last.
+        records: the ranks' records. A rank whose record has no end was killed, and counts as the first to end. A rank
+            that lost a peer counts as the last.
     """
 
     def order(rank: int) -> tuple[bool, float, int]:
@@ -55,7 +55,7 @@ def reach_verdict(
         exit_codes: see `first_failure`.
         records: see `first_failure`.
         stop_signal: the signal that asked this node to stop, or 0.
-        killed: whether ranks outlasted the grace period.
+        killed: whether the launcher killed ranks that outlasted the grace period.
     """
     if exit_codes and not any(exit_codes.values()):
         return Verdict(ExitCode.OK)

@@ -22,18 +22,19 @@ _MAX_HANDSHAKES = 64
 
 
 class RefusedError(Exception):
-    """The other side does not belong to this job, or is not a rendezvous store of Safepoint."""
+    """The client does not belong to this job; or the program that this node connects to is no store of this job."""
 
 
 class NoAnswerError(RefusedError):
-    """The other side did not answer in time, or closed the connection. It may be busy."""
+    """Node 0 did not answer in time, or closed the connection. It may be busy."""
 
 
 class _Proof(IntEnum):
     SECRET = 0
     """The node knows the job's secret."""
     TOKEN = 1
-    """The node does not know the secret. It sends a random token, which its later connections prove to have too."""
+    """The node does not know the secret. It chooses a random token; the first connection sends the token, and later
+    ones prove that they know it."""
 
 
 class Gate:
@@ -42,7 +43,8 @@ class Gate:
     Args:
         secret: of the job.
         num_nodes: the number of nodes. Nodes 1 to `num_nodes - 1` may be admitted.
-        is_open: also admit nodes that do not know the secret: for each number, the first node that connects with it.
+        is_open: whether to admit also nodes that do not know the secret: under each node number, the first client
+            that connects.
         on_unproven: called with the number of a node that was admitted without the secret.
     """
 
@@ -57,23 +59,24 @@ class Gate:
         self._running: dict[asyncio.StreamWriter, str] = {}
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Let the client at the other end prove that it is a node of the job.
+        """Demand from the client at the other end a proof that it is a node of the job.
 
         Raises:
-            RefusedError: the client cannot prove it, or takes too long. The caller closes the connection.
+            RefusedError: the client sends no valid proof in time. The caller closes the connection.
         """
         with self._counting(writer):
             try:
                 async with asyncio.timeout(_HANDSHAKE_S):
                     await self._check(reader, writer)
             except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-                raise RefusedError("the client did not say who it is") from error
+                raise RefusedError("the client did not complete the handshake") from error
 
     @contextlib.contextmanager
     def _counting(self, writer: asyncio.StreamWriter) -> Generator[None]:
-        """Close an unfinished handshake when there are too many: strangers must not use up descriptors.
+        """Count a handshake as unfinished while the block runs, so that strangers do not use up the descriptors.
 
-        The machine with the most handshakes loses its oldest one. So one stranger does not keep the nodes out.
+        If there are too many, first close the oldest handshake of the machine that has the most. So a stranger on one
+        machine does not keep the nodes out.
         """
         if len(self._running) >= _MAX_HANDSHAKES:
             most, _ = Counter(self._running.values()).most_common(1)[0]
@@ -132,12 +135,12 @@ class Key:
 
         Args:
             host: the address of node 0.
-            port: its port.
-            patience_s: how long to wait until the store greets.
+            port: the port of node 0.
+            patience_s: how long to wait for the first message of the store.
 
         Raises:
             OSError: the store cannot be reached.
-            NoAnswerError: it does not answer, or not in time.
+            NoAnswerError: the store does not answer, or not in time.
             RefusedError: the store refuses this node, or the program there is not a rendezvous store of Safepoint.
         """
         while True:
@@ -180,7 +183,8 @@ class Key:
 
 
 def _machine_of(host: str) -> str:
-    """What one machine cannot change about its address: of an IPv6 address the first half."""
+    """The part of an address that a machine cannot change by itself: the first half of an IPv6 address, or an IPv4
+    address."""
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv4Address):
         return host
@@ -188,9 +192,13 @@ def _machine_of(host: str) -> str:
 
 
 async def _greeting_of(reader: asyncio.StreamReader) -> bytes:
-    """The challenge of the store at the other end."""
+    """Read the store's first message, and return the challenge in it.
+
+    Raises:
+        RefusedError: the program at the other end is not a rendezvous store of this release.
+    """
     if await reader.readexactly(len(_GREETING)) != _GREETING:
-        raise RefusedError("the program at the master's address is no Safepoint of this release")
+        raise RefusedError("the program at the master's address is not a rendezvous store of this release")
     return await reader.readexactly(_NONCE_BYTES)
 
 
@@ -199,9 +207,9 @@ def _mac(key: bytes, side: bytes, first: bytes, second: bytes, node: int) -> byt
 
 
 class SameUser:
-    """How a node on the machine of node 0 joins: it checks that node 0 belongs to the same user.
+    """Connects a node to node 0 on the same machine, after a check that node 0 belongs to the same user.
 
-    Node 0 checks the same of this node.
+    Node 0 makes the same check of this node (`is_same_user`).
     """
 
     async def connect(
@@ -215,8 +223,8 @@ class SameUser:
             patience_s: how long to wait until the store accepts the connection.
 
         Raises:
-            OSError: it cannot be reached.
-            RefusedError: the program there belongs to another user.
+            OSError: the store cannot be reached.
+            RefusedError: the program at this address belongs to another user, or does not accept the connection.
         """
         reader, writer = await asyncio.open_connection(host, port)
         near, far = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]

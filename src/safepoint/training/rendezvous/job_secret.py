@@ -1,7 +1,8 @@
 """The secret that the nodes of a job have in common, by which they recognize each other.
 
-A file that the user names comes first. Without one, the nodes agree on a secret through what they share: the object
-store that the job writes to, or its output folder. The first node to start writes the secret, and the others read it.
+If the user names a file, the secret is its content. Otherwise the nodes agree on a secret through what they share:
+the object store that the job writes to, or its output folder. The first node to start writes the secret there, and
+the other nodes read it.
 """
 
 import contextlib
@@ -23,17 +24,18 @@ from safepoint.storage.opening import open_store
 from safepoint.storage.store import ABSENT
 
 SECRET_FILE = "SAFEPOINT_JOB_SECRET_FILE"
-"""The variable that names a file with the secret."""
+"""The environment variable that names a file with the secret."""
 _NAME = ".safepoint/job-secret"
 _MIN_BYTES = 16
 _MAX_BYTES = 4096
 _NUM_BYTES = 32
 _WRITER_S = 5.0
 _SQUASHED = 65534
-# Two machines never share a file system of these types.
+"""The user to whom a file server may give what root writes (root_squash)."""
 _WITHOUT_MODES = ("cifs", "smb", "9p", "vfat", "exfat", "fuse")
-"""File systems on which every file has the mode that was chosen for the mount."""
+"""Types of file systems on which every file has the mode that was chosen for the mount."""
 _OF_ONE_MACHINE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"}
+"""Types of file systems that two machines never share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class JobSecret:
     """A job's secret.
 
     Args:
-        value: its bytes.
+        value: the bytes of the secret.
         is_common: whether it is certain that every node has the same secret.
     """
 
@@ -50,7 +52,7 @@ class JobSecret:
 
 
 def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None = None) -> JobSecret:
-    """The job's secret. The first node writes it where the other nodes read it.
+    """The job's secret, which this node reads, or writes for the other nodes if it is the first to start.
 
     Raises:
         UsageError: the file that the user names cannot be used.
@@ -70,7 +72,7 @@ def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None 
 
 def _from_file(path: Path) -> bytes:
     try:
-        # Kubernetes mounts a link to the file. Of a pipe or a device there would be no end.
+        # `resolve`, because Kubernetes mounts the file as a link. A pipe or a device is refused: it may have no end.
         value = read_regular(path.resolve(), _MAX_BYTES).strip()
     except OSError as error:
         raise UsageError(
@@ -119,14 +121,14 @@ def _check_private(path: Path, file_system: str) -> None:
     status = path.lstat()
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise PermissionError(errno.EPERM, "other users can read it; delete it, or chmod 600")
-    # A server may give what root writes to a user without rights (root_squash).
+    # On a file server, a file that root wrote may belong to `_SQUASHED`.
     owners = {os.geteuid()} if file_system in _OF_ONE_MACHINE else {os.geteuid(), _SQUASHED}
     if status.st_uid not in owners:
         raise PermissionError(errno.EPERM, f"it belongs to user {status.st_uid}, who may know it; delete it")
 
 
 def _read_whole(path: Path) -> bytes:
-    """The secret in `path`, which another node may be writing now."""
+    """The secret in `path`. If another node is still writing it, wait until it is complete."""
     give_up_s = clock.monotonic_s() + _WRITER_S
     while len(value := read_regular(path, _MAX_BYTES)) != 2 * _NUM_BYTES:
         if clock.monotonic_s() > give_up_s:

@@ -1,7 +1,7 @@
 """Which user has opened the other end of a connection on loopback.
 
-The kernel answers this for one socket (sock_diag(7)). Where it does not, as in some sandboxes, its table of all
-sockets has the answer; reading it takes tens of milliseconds when there are ten thousand.
+The kernel reports the user of a single socket (sock_diag(7)). Where it does not, as in some sandboxes, this module
+reads the kernel's table of all sockets (/proc/net/tcp), which takes tens of milliseconds for ten thousand sockets.
 """
 
 import contextlib
@@ -26,26 +26,26 @@ _MAPPED = "0000000000000000FFFF0000"
 
 
 def owner_of(client: Address, server: Address) -> int | None:
-    """The user of the client's socket; None when its process has closed it.
+    """The user of the client's socket; None if the client's process has closed it, or it does not exist.
 
-    A socket that its process has closed has no user any more, and the kernel calls it root's. So only open sockets
-    count.
+    For a socket that its process has closed, the kernel reports root as the user. So only open sockets count.
 
     Args:
-        client: the address of the socket.
-        server: the address that it is connected to.
+        client: the address of the client's socket.
+        server: the address that this socket is connected to.
     """
     try:
         return _ask(client, server)
     except OSError as error:
-        # Strangers who connect and close at once must not cost a look at the table each.
+        # If the kernel reports other sockets, ENOENT means that this one is closed, and the table is not read. So a
+        # stranger who connects and closes at once does not make this process read the table each time.
         is_gone = error.errno == errno.ENOENT and _answers()
         return None if is_gone else _find(client, server)
 
 
 @functools.cache
 def _answers() -> bool:
-    """Whether the kernel finds sockets. Where it cannot, its answer is the same as when there is no such socket."""
+    """Whether the kernel finds a socket that exists. Where it does not, it reports ENOENT for every socket."""
     with (
         contextlib.suppress(OSError),
         socket.create_server((_LOOPBACK, 0)) as server,
@@ -66,7 +66,7 @@ def _ask(client: Address, server: Address) -> int | None:
         answer = kernel.recv(4096)
     if len(answer) < _ANSWER.size:  # an error
         error = -_ERROR.unpack_from(answer)[-1]
-        raise OSError(error, "the kernel does not say who owns the socket")
+        raise OSError(error, "the kernel does not report who owns the socket")
     _, kind, _, _, _, _, state, _, _, _, _, _, _, user, inode = _ANSWER.unpack_from(answer)
     return user if kind == _SOCK_DIAG_BY_FAMILY and state == _ESTABLISHED and inode else None
 

@@ -1,9 +1,9 @@
 """The protocol of torch's TCPStore, served from Python.
 
-torch's own server listens on every interface and answers every client. The clients are torch's, unchanged, in the
-agent and in the ranks, so this module speaks their protocol: a byte for the query, then integers in the machine's
-byte order, and keys and values after their lengths
-(torch/csrc/distributed/c10d/TCPStoreBackend.hpp). Nothing is unpickled.
+Safepoint serves the store itself, because torch's own server listens on every interface and answers every client. The
+clients, in the agent and in the ranks, are torch's. In their protocol, a query is a byte, then integers in the
+machine's byte order, and keys and values, each after its length (torch/csrc/distributed/c10d/TCPStoreBackend.hpp).
+Nothing is unpickled.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class ProtocolError(Exception):
 
 
 class KeyValues:
-    """The store's content, and the clients that wait for keys. One thread uses it."""
+    """The store's content, and the clients that wait for keys. Only one thread may use an object of this class."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -58,7 +58,7 @@ class KeyValues:
         self._waiting: defaultdict[bytes, list[_Connection]] = defaultdict(list)
 
     def has_all(self, keys: Iterable[bytes]) -> bool:
-        """Whether every key has a value, or a queue that is not empty."""
+        """Whether each of `keys` has a value, or a queue that is not empty."""
         return all(key in self.values or self.queues.get(key) for key in keys)
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -67,20 +67,20 @@ class KeyValues:
         self.wake(key)
 
     def add(self, key: bytes, amount: int) -> int:
-        """Add to a number, which starts at 0.
+        """Add `amount` to the number under `key`, which starts at 0. Returns the sum.
 
         Raises:
-            ProtocolError: the value is no number.
+            ProtocolError: the value under `key` is not a number.
         """
         total = self._number(key) + amount
         self.put(key, str(total).encode())
         return total
 
     def arrive(self, connection: "_Connection", key: bytes, num_expected: int) -> bool:
-        """Count `connection` as arrived at a barrier; it waits unless it is the last one.
+        """Count `connection` as arrived at the barrier `key`. Unless it is the last to arrive, it then waits.
 
         Returns:
-            Whether all have arrived.
+            Whether all `num_expected` connections have arrived.
         """
         count = self._number(key) + 1
         self.values[key] = str(count).encode()
@@ -91,7 +91,7 @@ class KeyValues:
         return True
 
     def push(self, key: bytes, value: bytes) -> None:
-        """Append to a queue, and answer one client that waits for it."""
+        """Append `value` to the queue `key`, and answer one of the clients that wait for this queue."""
         self.queues[key].append(value)
         if waiting := self._waiting.get(key):
             waiting.pop(0).arrived(key)
@@ -100,16 +100,16 @@ class KeyValues:
         try:
             return int(self.values.get(key, b"0"))
         except ValueError as error:
-            raise ProtocolError("the value is no number") from error
+            raise ProtocolError("the value is not a number") from error
 
     def wait(self, connection: "_Connection", keys: set[bytes]) -> None:
-        """Let `connection` wait. It is answered when all `keys` are set."""
+        """Let `connection` wait. Its client is answered when all `keys` are set."""
         connection.missing = keys
         for key in keys:
             self._waiting[key].append(connection)
 
     def wake(self, key: bytes) -> None:
-        """Note that `key` is set, and answer the clients that wait for no other key."""
+        """Note that `key` is set, and answer those of the clients waiting for it that wait for no other key."""
         for connection in self._waiting.pop(key, ()):
             connection.arrived(key)
 
@@ -174,7 +174,7 @@ class _Connection:
         if not first:
             return
         if first[0] != _Query.VALIDATE or (await self._unpack(_WORD)) != _MAGIC:
-            raise ProtocolError("no client of a TCPStore")
+            raise ProtocolError("the client does not speak the protocol of a TCPStore")
         while query := await self._reader.read(1):
             answer = self._answers.get(query[0])  # pyright: ignore[reportArgumentType]
             if answer is None:
@@ -188,7 +188,7 @@ class _Connection:
     async def _bytes(self, limit: int) -> bytes:
         length = await self._unpack(_COUNT)
         if length > limit:
-            raise ProtocolError(f"{length} bytes, more than {limit}")
+            raise ProtocolError(f"a key or value of {length} bytes; the limit is {limit}")
         return await self._reader.readexactly(length)
 
     async def _key(self) -> bytes:
@@ -200,7 +200,7 @@ class _Connection:
     async def _keys(self) -> list[bytes]:
         count = await self._unpack(_COUNT)
         if count > _MAX_KEYS:
-            raise ProtocolError(f"{count} keys, more than {_MAX_KEYS}")
+            raise ProtocolError(f"a query with {count} keys; the limit is {_MAX_KEYS}")
         return [await self._key() for _ in range(count)]
 
     def _send_bytes(self, value: bytes) -> None:

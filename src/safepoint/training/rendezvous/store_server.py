@@ -1,8 +1,8 @@
 """The sockets of the rendezvous, on a thread of the launcher.
 
-Ranks and agent of every node connect to loopback, where only processes of the same user are answered. On node 0 they
-reach the store. On another node each connection is passed on to node 0, after both sides have proved that they know
-the job's secret.
+The ranks and the agent of every node connect to a socket on loopback, which answers only processes of the same user.
+On node 0 they reach the store there. On another node, the server passes each connection on to node 0, after both
+nodes have proved that they belong to the job (`admission`).
 """
 
 import asyncio
@@ -29,9 +29,9 @@ _log = logging.getLogger("safepoint")
 _LOOPBACK = "127.0.0.1"
 _BLOCK_BYTES = 64 << 10
 _BACKLOG = 100
-"""How many connections may wait. If strangers connect very often, a node that waits behind more would give up."""
+"""How many connections may wait to be accepted. Behind more connections of strangers, a node would wait too long."""
 _PATIENCE_S = 120.0
-"""For how long a process of another node is connected again, if node 0 does not answer in time."""
+"""For how long `_connect` tries again while node 0 does not answer in time."""
 _AGAIN_S = 0.1
 _FIRST_PATIENCE_S, _MORE_PATIENCE = 1.0, 1.1
 _T = TypeVar("_T")
@@ -39,11 +39,12 @@ _Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class StoreServer:
-    """Serves the job's store to the processes of one node; on node 0 to the other nodes too.
+    """Serves the job's store to the processes of one node; on node 0 also to the other nodes.
 
     Args:
         port: the port on loopback; 0 for any free port.
-        listening: the descriptor of a socket that listens there already; this object closes it.
+        listening: the descriptor of a socket that listens at this port already; this object closes it. None to open
+            a socket.
     """
 
     def __init__(self, port: int = 0, listening: int | None = None) -> None:
@@ -91,11 +92,17 @@ class StoreServer:
         self._wait(self._listen(_bind("", port), node))
 
     def pass_on(self, key: Key | SameUser, host: str, port: int) -> None:
-        """On any node but node 0: pass connections on to node 0.
+        """On any node but node 0: pass the connections of this node's processes on to node 0, if it admits this node.
+
+        Args:
+            key: makes the connections, and proves that this node belongs to the job.
+            host: of node 0.
+            port: at which node 0 serves the other nodes.
 
         Raises:
             OSError: node 0 cannot be reached now.
-            RefusedError: node 0 refuses this node, or the program there is not a rendezvous store of Safepoint.
+            RefusedError: node 0 refuses this node, or the program at its address is not a rendezvous store of
+                Safepoint.
         """
 
         async def try_once() -> None:
@@ -139,7 +146,7 @@ class StoreServer:
                 peer = writer.get_extra_info("peername")
                 _log.debug("rendezvous: closed a connection from %s: %s", peer, error)
             except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                pass  # the client went away, or the server ends
+                pass  # the client has closed the connection, or the server ends
             finally:
                 writer.close()
 
@@ -171,17 +178,17 @@ def _bind(host: str, port: int) -> socket.socket:
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
         except OSError as error:
-            # Without IPv6 here, another user with this port there could pass on the connections of nodes.
+            # If this node served IPv4 only, another user could take the port for IPv6 and intercept connections.
             if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:  # IPv6 is switched off
                 raise
     return socket.create_server((host, port), backlog=_BACKLOG)
 
 
 async def _connect(key: Key | SameUser, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to node 0, which strangers may keep busy: the rank that waits must not end for that.
+    """Connect to node 0, and try again while it does not answer, so that strangers who keep it busy end no rank.
 
-    If they connect very often, the system drops some requests. It would repeat one after 1, 3, 7, 15 and 31 s. A new
-    connection has the same chance sooner.
+    If strangers connect very often, node 0's kernel drops some requests to connect. This node's kernel would repeat a
+    dropped request only after 1, 3, 7, 15 and 31 s. A new connection may succeed sooner.
     """
     give_up_s, patience_s = clock.monotonic_s() + _PATIENCE_S, _FIRST_PATIENCE_S
     while True:

@@ -1,9 +1,10 @@
 """Chooses the checkpoint that a run resumes from, and completes it in every folder; all ranks decide together.
 
-The newest step that any folder or the object store holds is tried first. Its files are read and compared with the
-manifest; what is damaged is reported. What is missing in a folder comes from the other folders and the store. A step
-that cannot be completed is rejected, and the next older one is tried. When checkpoints exist and none can be
-completed, the run ends with exit code 14; it never starts from scratch silently.
+The newest step that any folder or the object store holds is tried first. All files of its checkpoint are read and
+compared with the manifest, and damaged files are reported. A file that a folder lacks is copied from another folder
+or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older step is
+tried. If checkpoints exist and none of them can be completed, the run ends with exit code 14. It then starts at step
+0 only if the user sets an option for that.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ class _Candidate:
     Args:
         manifest: of the checkpoint.
         is_in_store: whether the store has the checkpoint.
-        named: its path on the first rank, where it is verified, if `--resume` names it; else None.
+        named: if `--resume` names the checkpoint, its path on the first rank, which has verified it; otherwise None.
     """
 
     manifest: Manifest
@@ -62,7 +63,7 @@ class CheckpointChooser:
 
     Args:
         peers: all ranks.
-        output: the folder that this rank uses. It is claimed already.
+        output: the folder that this rank uses; its owner has claimed it.
         folders: which ranks use which folder.
         store: the object store behind the folders, or None.
         settings: `resume`, `from_scratch` and `has_begun`. A named checkpoint and `from_scratch` apply to the first
@@ -92,8 +93,8 @@ class CheckpointChooser:
         """Choose the checkpoint to resume from, and complete it in every folder.
 
         Args:
-            in_memory: a snapshot that an earlier start has left, the same on every rank; when no checkpoint is
-                newer, it is chosen and no checkpoint is read.
+            in_memory: a snapshot that an earlier start has left, the same on every rank. If no checkpoint is newer,
+                the snapshot is chosen, and no checkpoint is read.
 
         Returns:
             The checkpoint, with its path on this node; None to begin at step 0.
@@ -117,11 +118,11 @@ class CheckpointChooser:
         started_s = clock.monotonic_s()
         is_named = settings.resume != "auto"
         point = None if is_named and is_first_start else self._newest()
-        if point is None and is_named:  # also on a later start, when nothing was saved since
+        if point is None and is_named:  # also on a later start, if nothing was saved since the first
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Retention would count newer, damaged checkpoints as the newest ones, and delete valid ones.
+        # If newer, damaged checkpoints stayed, retention would keep them as the newest, and delete valid ones.
         self._set_aside_newer_than(point.manifest.step)
         self._report(
             Resumed(
@@ -135,10 +136,10 @@ class CheckpointChooser:
         return point
 
     def complete(self, step: int) -> None:
-        """Complete the checkpoint of `step` in every folder, because a framework is about to read it.
+        """Complete the checkpoint of `step` in every folder, because a framework is about to read it there.
 
         Raises:
-            CheckpointError: the checkpoint cannot be completed any more.
+            CheckpointError: no valid copy of some file is left on the nodes or in the store.
             StorageError: the store cannot be read, or a disk has too little room.
         """
         candidates = self._candidates(step, is_in_store=step in self._steps_in_store())
@@ -175,7 +176,7 @@ class CheckpointChooser:
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
         manifest, is_inside, has_strays = checked
-        if not is_inside:  # the checkpoints in the folders belong to another run
+        if not is_inside:  # the run continues a checkpoint from elsewhere: those in the folders are of another run
             self._set_aside_newer_than(-1)
         if self._folders.is_shared and not has_strays:
             return ResumePoint(path=path, manifest=manifest)
@@ -188,7 +189,7 @@ class CheckpointChooser:
         return ResumePoint(path=self._output.root / candidate.name, manifest=candidate.manifest)
 
     def _steps_in_folders(self) -> set[int]:
-        """The steps of all folders that are named like a checkpoint, valid or not."""
+        """The steps of everything in the output folders that is named like a checkpoint, valid or not."""
 
         def steps() -> list[int]:
             found = list_checkpoints(self._output.root) if self._folders.is_owner else []
@@ -197,7 +198,7 @@ class CheckpointChooser:
         return {step for steps in on_all_ranks(self._peers, steps) for step in steps}
 
     def _steps_in_store(self) -> set[int]:
-        """The steps of everything that is named like a checkpoint, except unfinished uploads."""
+        """The steps of everything in the store that is named like a checkpoint, except unfinished uploads."""
         remote = self._remote
         steps = on_first_rank(
             self._peers, lambda: remote.steps() + remote.foreign_steps() if remote is not None else []
@@ -205,7 +206,10 @@ class CheckpointChooser:
         return set(steps)
 
     def _candidates(self, step: int, *, is_in_store: bool) -> list[_Candidate]:
-        """The checkpoints of `step` that may be complete, the best one first; damaged copies are reported."""
+        """The checkpoints of `step` that can perhaps be completed, in the order in which to try them.
+
+        Damaged copies are reported. There can be several checkpoints of one step, written by different attempts.
+        """
         folder = self._output.root / checkpoint_name(step)
         listed = on_all_ranks(self._peers, lambda: list_copy(folder) if self._folders.is_owner else None)
         self._report_damaged(listed)
@@ -225,7 +229,8 @@ class CheckpointChooser:
         if not candidates and stored is None and all(copy.fault is None for copy in copies):
             fault = Fault(file="the checkpoint", reason="the parts of other nodes are missing")
             self._reject(self._place_of(checkpoint_name(step)), fault)
-        # The run whose checkpoint is in the store comes first; then the newest attempt; then the most files.
+        # First come checkpoints of the run whose checkpoint is in the store. Among these, and then among the others,
+        # a newer attempt comes first, and after that a manifest with more files.
         run_id = stored.run_id if isinstance(stored, Manifest) else None
         return sorted(candidates, key=lambda candidate: _preference(candidate.manifest, run_id), reverse=True)
 
@@ -243,11 +248,11 @@ class CheckpointChooser:
     # ---- into every folder --------------------------------------------------------------------------------------
 
     def _complete(self, candidate: _Candidate, *, is_retry: bool = False) -> bool:
-        """Complete the checkpoint in every folder; when that is not possible, report it and return False."""
+        """Complete the checkpoint in every folder. If that is not possible, report the reason and return False."""
         started_s = clock.monotonic_s()
         copies = self._verify_copies(candidate)
         plan = make_plan(candidate.manifest, copies, folders=self._folders, is_in_store=candidate.is_in_store)
-        if plan is None:  # the damaged copies have been reported
+        if plan is None:  # a file has no good copy; `_verify_copies` has reported the damaged ones
             return False
         own = copies.get(self._peers.place.rank)
         is_in_the_way = own is not None and not (own.is_complete or own.is_replaceable)
@@ -257,7 +262,8 @@ class CheckpointChooser:
                 before_commit=lambda: self._set_aside(lambda path: is_in_the_way and path.name == candidate.name),
             )
         except CheckpointError as error:
-            if not self._folders.is_shared and not is_retry:  # a verified copy was damaged when it was read again
+            # A file that was verified as good may have been damaged when it was read again. Verify once more.
+            if not self._folders.is_shared and not is_retry:
                 return self._complete(candidate, is_retry=True)
             self._reject(self._place_of(candidate.name), Fault(file="its content", reason=str(error)))
             return False
@@ -274,13 +280,17 @@ class CheckpointChooser:
         return True
 
     def _verify_copies(self, candidate: _Candidate) -> dict[int, VerifiedCopy]:
-        """Verify the copy in each owner's folder; reads all files, and reports damaged ones."""
+        """Verify the copy in each owner's folder: read all of its files, and report damaged copies.
+
+        Returns:
+            Owner → its copy.
+        """
         folder = self._output.root / candidate.name
 
         def verify() -> VerifiedCopy | None:
             if not self._folders.is_owner:
                 return None
-            if candidate.named is not None and self._is_first:  # verified already
+            if candidate.named is not None and self._is_first:  # `_named` has verified it
                 return VerifiedCopy(
                     path=candidate.named,
                     good=frozenset(entry.path for entry in candidate.manifest.files),
@@ -294,7 +304,7 @@ class CheckpointChooser:
         return {owner: copy for owner, copy in enumerate(verified) if copy is not None}
 
     def _set_aside_newer_than(self, step: int) -> None:
-        """Move checkpoints that are newer than `step` aside, in every folder."""
+        """Move checkpoints that are newer than `step` aside, in every folder; all of them if `step` is -1."""
         self._set_aside(lambda path: (step_of(path) or 0) > step)
 
     def _set_aside(self, is_chosen: Callable[[Path], bool]) -> None:

@@ -26,13 +26,13 @@ from safepoint.training.start.folders import Folders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What all ranks agree on before the first step.
+    """What identifies one start of a run; all ranks agree on it before the first step.
 
     Args:
-        run_id: the run, the same over all its attempts.
+        run_id: names the run, and is the same in all its attempts.
         attempt: which start of the run this is, from 1.
         attempt_id: names this attempt's working folders.
-        passed_over: steps in the object store that are newer than the chosen checkpoint, and were found damaged.
+        passed_over: the steps in the object store that are newer than the chosen checkpoint, but were rejected.
     """
 
     run_id: str
@@ -42,7 +42,7 @@ class Attempt:
 
 
 def claim_folder(context: RankContext, output: OutputFolder) -> None:
-    """Claim this node's folder, and delete what ended runs left in it.
+    """Claim this rank's output folder, and delete the working files that ended runs left there.
 
     Raises:
         ConflictError: another run uses the folder.
@@ -60,8 +60,8 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
         output.clean()
     else:
         context.log.warning(
-            "the file system of %s has no locks: files of ended runs are not deleted, and two runs on it would not "
-            "notice each other",
+            "the file system of %s has no locks: files of ended runs are not deleted, and two runs in this folder "
+            "would not notice each other",
             output.root,
         )
 
@@ -74,12 +74,14 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
     """
     if place.local_rank != 0:
         return ""
-    # The keeper that commits holds the folder, even when the ranks have ended.
+    # The keeper that commits, that of node 0, holds the folder's lock even after the ranks have ended.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
-    """Record in the folder which object store it belongs to, before anything in the folder is used.
+    """Record in the folder which object store it belongs to, before any checkpoint in it is used.
+
+    This ends the uploads of this process's previous training, and deletes the folder's final model of an earlier one.
 
     Raises:
         ConflictError: the folder holds the checkpoints of another location.
@@ -99,14 +101,14 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
     write_atomic(note, str(location).encode(), durable=False)
     context.uploads.close_training()
     if not is_newer_format(final_folder(output)):
-        delete_tree(final_folder(output))  # also the final model of an earlier training
+        delete_tree(final_folder(output))
 
 
 class StoreClaim:
-    """The claim on the object store; on the first rank.
+    """The claim on the object store, which only the first rank makes.
 
-    The location is claimed before a checkpoint is chosen, so that no earlier attempt adds or deletes a checkpoint,
-    and again when run and attempt are known.
+    It claims the location twice: before a checkpoint is chosen, so that no earlier attempt adds or deletes one
+    meanwhile, and again when the run and the attempt are known.
 
     Args:
         context: this rank.
@@ -119,7 +121,7 @@ class StoreClaim:
         self._before: Claim | None = None
 
     def begin(self) -> None:
-        """Claim the location, and commit a checkpoint that all nodes have uploaded and none has committed.
+        """Claim the location, and commit the checkpoints that all nodes have uploaded and no node has committed.
 
         Raises:
             ConflictError: the settings would not resume from what the location holds, or another start has
@@ -134,7 +136,7 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The attempt of this run that held the location before, or 0."""
+        """The number of the attempt of this run that held the location before; 0 if it was no attempt of this run."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
@@ -160,13 +162,14 @@ class StoreClaim:
 
 
 def names_to_upload(output: OutputFolder, *, with_parts: bool) -> list[str]:
-    """The names of the checkpoints that an uploader of this folder will upload.
+    """The names of the checkpoints that the uploader of this folder will upload.
 
-    The uploader skips superseded checkpoints, so their unfinished objects in the store need not be kept.
+    The uploader skips periodic checkpoints that are not the newest, so their unfinished objects in the store need not
+    be kept.
 
     Args:
         output: the folder.
-        with_parts: whether to include checkpoints of which the folder holds one node's part.
+        with_parts: whether to include checkpoints of which the folder holds only one node's part.
     """
     found = [
         (path, manifest)
@@ -190,7 +193,7 @@ def start_uploader(
         output: the folder.
         location: the object store.
         attempt: the attempt that has claimed the folder and the store.
-        folders: whether other nodes upload parts of the same checkpoints.
+        folders: which folder this is. With several folders, each uploader uploads one part of a checkpoint.
     """
     settings = context.settings
     plan = UploaderPlan(
@@ -209,7 +212,7 @@ def start_uploader(
 
 
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
-    """Refuse options that do not resume from the checkpoints in the store, because these cannot be moved aside."""
+    """Refuse options that do not resume from the store's checkpoints: these cannot be moved aside as in a folder."""
     settings = context.settings
     if settings.resume == "auto" and not settings.from_scratch:
         return

@@ -1,4 +1,4 @@
-"""Copies of a checkpoint: what one output folder has of it, and the copy that a run resumes from (docs/adr/0008)."""
+"""Copies of a checkpoint: which of its files an output folder has, and the one to resume from (docs/adr/0008)."""
 
 import contextlib
 import logging
@@ -28,14 +28,14 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedCopy:
-    """A copy, compared with its manifest by names and sizes.
+    """A copy whose files were compared with its own manifest by name and size, without reading them.
 
     Args:
         path: of the copy.
         manifest: of the checkpoint; None when it cannot be read or belongs to another step.
-        files: the files of the manifest that the copy has, with the right size.
-        is_part: whether the folder holds one node's part.
-        fault: the first thing that is wrong; None if nothing is wrong.
+        files: those files of the manifest that the copy has with the right size.
+        is_part: whether the copy is only one node's part.
+        fault: the first fault that was found; None if there is none.
         strays: paths of files that the manifest does not list; a framework might load them.
     """
 
@@ -49,11 +49,11 @@ class ListedCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedCopy:
-    """A copy, compared with the manifest of the checkpoint that is chosen; all of its files were read.
+    """A copy whose files were read and compared with the manifest of the checkpoint that is to be resumed from.
 
     Args:
         path: of the copy.
-        good: the files with the right content.
+        good: the paths of the files with the right content.
         is_complete: whether the copy is the whole checkpoint.
         is_replaceable: whether the whole checkpoint may replace the copy. If not, an incomplete copy is set aside.
         fault: what is wrong with the first damaged file; None if no file is damaged.
@@ -70,7 +70,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
     """Compare the names and sizes of the files in `folder` with its manifest; None if there is no such folder."""
     if not os.path.lexists(folder):
         return None
-    # `Path.exists` raises where the folder is unreadable.
+    # Not `Path.exists`, which raises an error if the folder is unreadable.
     has_manifest, has_part = (os.path.exists(folder / name) for name in (MANIFEST_NAME, PART_NAME))
     is_part = not folder.is_symlink() and has_part and not has_manifest
     strays: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
         return ListedCopy(path=folder, fault=Fault(file=MANIFEST_NAME, reason=reason))
     damaged = {fault.file for fault in faults}
     if not damaged <= {entry.path for entry in entries}:
-        entries = ()  # something else than a file of the checkpoint is wrong, so nothing of this copy is used
+        entries = ()  # a fault is not in a file of the checkpoint, so no file of this copy is used
     return ListedCopy(
         path=folder,
         manifest=manifest,
@@ -104,7 +104,7 @@ def verify_copy(folder: Path, manifest: Manifest, progress: Callable[[int, int],
     """Read and verify the files in `folder` that belong to the checkpoint of `manifest`.
 
     Args:
-        folder: named like the checkpoint; need not exist.
+        folder: the folder with the checkpoint's name; need not exist.
         manifest: of the checkpoint.
         progress: called with bytes read so far and bytes in all.
     """
@@ -126,7 +126,7 @@ def verify_copy(folder: Path, manifest: Manifest, progress: Callable[[int, int],
 
 
 def warn_of_strays(copy: ListedCopy) -> None:
-    """Report files that the manifest does not name."""
+    """Warn if the copy has files that its manifest does not name."""
     if copy.strays:
         name = printable(copy.strays[0])
         _log.warning("%s has files that its manifest does not name, such as %s; they are not loaded", copy.path, name)
@@ -175,7 +175,7 @@ def verify_best(path: Path) -> None:
 
 @contextlib.contextmanager
 def lease(point: ResumePoint | None) -> Generator[None]:
-    """Protect a checkpoint from pruning by other runs on this folder, while ranks read it in the block."""
+    """While the block runs, protect the checkpoint of `point` from pruning. With None, do nothing."""
     if point is None:
         yield
         return

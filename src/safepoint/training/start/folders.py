@@ -1,4 +1,4 @@
-"""The output folders of a job: one that all nodes share, or several, each of one node or more (docs/adr/0008)."""
+"""The output folders of a job: one for all nodes, or several, each used by one or more nodes (docs/adr/0008)."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ class Folders:
     """Which ranks use which folder.
 
     Args:
-        owners: the ranks that claim, commit to and upload from a folder, one rank for each folder, ascending.
-        index: of this rank's folder, in `owners`.
+        owners: for each folder the one rank that claims it, commits to it and uploads from it, in ascending order.
+        index: the position in `owners` of the rank that owns this rank's folder.
         is_owner: whether this rank is the owner of its folder.
         owner_of: the first rank of each node → the owner of its folder.
     """
@@ -51,7 +51,8 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
         has_store: whether checkpoints are uploaded to an object store. Then nodes may have folders of their own.
 
     Raises:
-        StorageError: a node cannot use its folder; or there are several folders, and no store.
+        StorageError: a node cannot use its folder; a rank sees no folder that a node uses; or there are several
+            folders, and no store.
     """
     place = peers.place
     token = peers.from_first(uuid.uuid4().hex)
@@ -74,7 +75,7 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
         if not has_store:
             hint = "all nodes need one shared folder, at the same path; or an object store: --output-dir s3://…"
         raise StorageError(
-            f"rank(s) {', '.join(map(str, refused))} do not see the output folder {output.root} of rank 0; "
+            f"rank(s) {', '.join(map(str, refused))} do not see the same output folder {output.root} as other ranks; "
             "training was not started",
             hint=hint,
         )
@@ -93,10 +94,10 @@ def owners_of(seen: Sequence[Iterable[int]]) -> list[int | None]:
     """The owner of each rank's folder: the lowest of the ranks that see the same folder.
 
     Args:
-        seen: by rank, the ranks whose probe folders it sees.
+        seen: for each rank, the ranks whose probe folders it sees.
 
     Returns:
-        By rank; None for a rank that sees no probe folder.
+        For each rank, the owner of its folder; None for a rank that sees no probe folder.
     """
     groups: list[set[int]] = []
     for rank, others in enumerate(seen):
@@ -104,19 +105,20 @@ def owners_of(seen: Sequence[Iterable[int]]) -> list[int | None]:
         overlapping = [known for known in groups if known & group]
         groups = [known for known in groups if not known & group]
         groups.append(group.union(*overlapping))
-    # Only some ranks create a probe folder; the lowest of these in a group is the owner.
+    # Only the first rank of each node creates a probe folder. The owner is the lowest such rank of a group.
     probing = {rank for others in seen for rank in others}
     owner = {rank: min(group & probing, default=None) for group in groups for rank in group}
     return [owner[rank] if tuple(others) else None for rank, others in enumerate(seen)]
 
 
 def _probe(token: str, rank: int) -> str:
-    """The folder that a rank creates, so that other ranks can find out whether they see it."""
+    """The name of the folder that a rank creates, so that other ranks can check whether they see it."""
     return f"folder-of-{token}-{rank}"
 
 
 def _seen_probes(output: OutputFolder, token: str, node_ranks: Sequence[int], within_s: float) -> list[int]:
-    """The ranks whose probe folders appear; network file systems show a new name late, so this waits for all."""
+    """The ranks whose probe folders this rank sees. It looks until it sees all of them, or until `within_s` is over,
+    because network file systems show new names late."""
     deadline = clock.monotonic_s() + within_s
     while True:
         refresh(output.work)

@@ -1,8 +1,8 @@
-"""How the ranks of an attempt start together: one checkpoint, one attempt number, every folder claimed.
+"""How the ranks of an attempt start together: with one checkpoint, one attempt number, and every folder claimed.
 
-The job has one folder that all ranks share, or several in front of an object store (docs/adr/0017). The owner of each
-folder claims it and deletes what ended runs left there; the first rank claims the store. Then all ranks choose the
-checkpoint, which is completed in every folder. An error on any rank is raised on every rank.
+The job has one folder that all ranks share, or several folders and an object store (docs/adr/0017). The owner of each
+folder claims it and deletes what ended runs left there; the first rank claims the store. Then all ranks together
+choose the checkpoint, and complete it in every folder. An error on any rank is raised on every rank.
 """
 
 import uuid
@@ -68,7 +68,7 @@ def agree_on_start(
     """
     context.keeper.open(peers.secret)
     folders = find_folders(peers, output, has_store=location is not None)
-    # `claim` deletes working folders. Until `_recall` returns, the keeper may write a snapshot of the last start.
+    # Before `claim`, which deletes working folders: until `_recall` returns, the keeper may write a snapshot there.
     in_memory = on_first_rank(peers, lambda: _recall(context) if folders.is_shared else None)
     store: Store | None = None
 
@@ -117,7 +117,7 @@ def agree_on_start(
 
 
 def _open_store(context: RankContext, location: Location, folders: Folders) -> Store:
-    # The first rank has checked the access before the model was loaded. The owners on other nodes check it here.
+    # The first rank has checked the access already, at the beginning. The owners on other nodes check it here.
     is_tried = context.place.is_first or not folders.is_owner
     try:
         if is_tried or not context.settings.verify_access:
@@ -128,7 +128,7 @@ def _open_store(context: RankContext, location: Location, folders: Folders) -> S
 
 
 def _recall(context: RankContext) -> ResumePoint | None:
-    """The snapshot that the ranks before a restart have left in the keeper's memory, or None."""
+    """The snapshot that the ranks had left in the keeper's memory before they were restarted, or None."""
     keeper = context.keeper.client
     recalled = keeper.find_earlier_snapshot() if keeper is not None and context.place.restart > 0 else None
     if recalled is None:
@@ -140,7 +140,7 @@ def _recall(context: RankContext) -> ResumePoint | None:
 def _begin_attempt(
     output: OutputFolder, claim: StoreClaim | None, point: ResumePoint | None, to_upload: Collection[str]
 ) -> Attempt:
-    """Number the attempt, record it in the folder, and claim the store for it; on the first rank."""
+    """Number the attempt, record it in the folder, and claim the store for it. Only the first rank calls this."""
     run_id = point.manifest.run_id if point else uuid.uuid4().hex
     after = point.manifest.attempt if point else 0
     if claim is not None:

@@ -1,9 +1,10 @@
 """Copies one checkpoint into every folder: from the nodes that have it, and from the object store.
 
-All ranks compute the same plan from the contents of all folders. A file comes from the first folder with a good copy.
-Files that no folder has come from the store: one rank of each node fetches a share of them, so the store is read only
-once for the whole job. Then one rank of each folder, its owner, exchanges the files that folders lack: all owners
-make the same transfers in the same order. With one folder nothing is exchanged. All calls are collective.
+All ranks compute the same plan from the contents of all folders. A file that a folder lacks comes from the first
+folder with a good copy. Files that no folder has come from the store: one rank of each node fetches a share of them,
+so the store is read only once for the whole job. Then the owners of the folders, one rank for each folder, send each
+other the files that folders lack: all owners make the same transfers in the same order. With one folder there are no
+transfers. All calls are collective.
 """
 
 import os
@@ -36,9 +37,9 @@ class TransferPlan:
 
     Args:
         manifest: of the checkpoint.
-        copies: owner → what its folder has of the checkpoint.
-        source: path → the owner that sends it to the others; None for the store.
-        fetchers: what comes from the store → the rank that fetches it.
+        copies: owner → the copy of the checkpoint in its folder.
+        source: path of a file → the owner that sends it to the others; None if the file comes from the store.
+        fetchers: window, a piece of a file that comes from the store → the rank that fetches it.
     """
 
     manifest: Manifest
@@ -58,12 +59,13 @@ def make_plan(
 
     Args:
         manifest: of the checkpoint.
-        copies: owner → what its folder has of the checkpoint, for every owner.
-        folders: which rank fetches into which folder.
+        copies: owner → the copy of the checkpoint in its folder, for every owner.
+        folders: which ranks fetch, and into which folder.
         is_in_store: whether the store has the checkpoint.
 
     Returns:
-        The plan; None when no folder has a good copy of some file, and the store does not have the checkpoint.
+        The plan; None if there is a file of which no folder has a good copy, and the store does not have the
+        checkpoint.
     """
     source = {
         entry.path: min((owner for owner, copy in copies.items() if entry.path in copy.good), default=None)
@@ -108,11 +110,12 @@ class Transfer:
 
         Args:
             plan: where the checkpoint's files come from.
-            before_commit: called on every rank when all files are there, unless every folder is complete already.
+            before_commit: called on every rank when every folder has all files, just before they are committed. Not
+                called if every folder had the complete checkpoint from the beginning.
 
         Raises:
-            CheckpointError: a file turned out to be damaged; the same on every rank.
-            StorageError: the store cannot be read, or a disk cannot be written; the same on every rank.
+            CheckpointError: a file is damaged; the same error on every rank.
+            StorageError: the store cannot be read, or a disk cannot be written; the same error on every rank.
         """
         if all(copy.is_complete for copy in plan.copies.values()):
             return
@@ -132,7 +135,7 @@ class Transfer:
         long_on_all_ranks(self._peers, lambda: stage() if is_here else None)
 
     def _prepare(self, plan: TransferPlan, working: Path) -> None:
-        """Create the working folder, with the good copies of this folder and room for the other files."""
+        """Create the working folder, with this folder's good files, and with room for the files that it lacks."""
         delete_tree(working)
         create_files([entry for entry in plan.manifest.files if plan.lacks(self._rank, entry)], working)
         copy = plan.copies[self._rank]
@@ -150,7 +153,8 @@ class Transfer:
             fetch(self._store, checkpoint_name(plan.manifest.step), windows, working, progress=counter.add)
 
     def _exchange(self, plan: TransferPlan, working: Path) -> None:
-        """Exchange the files that folders lack; an owner takes part in every transfer, even after an error."""
+        """Exchange the files that folders lack. Even after an error, an owner takes part in all further transfers,
+        because the other owners would wait for it."""
         copy, transfers = plan.copies[self._rank], list(self._transfers(plan))
         counter = ByteCounter(self._watch("exchanging"), sum(window.size_bytes for window, _, _ in transfers))
         largest_bytes = max((window.size_bytes for window, _, _ in transfers), default=0)

@@ -1,7 +1,7 @@
 """The frozen base model below adapters: a checkpoint records its digest, not its weights.
 
-Adapters that are resumed on other base weights do not continue the run, and no error would show it. So the checkpoint
-records the base weights' digest, and each start compares it.
+If adapters were resumed on other base weights, training would go on without an error, and with a wrong result. So the
+checkpoint records the digest of the base weights, and each start compares it with that of the loaded model.
 """
 
 import contextlib
@@ -23,19 +23,20 @@ _BASE_PREFIX = "base_model.model."
 _WRAPPED = ".base_layer."
 _REPLACED = ".original_module."
 _HOLDERS = ("modules_to_save", "prompt_encoder", "trainable_tokens_delta")
-"""Containers in which PEFT keeps tensors under the name of their adapter. Others have a prefix such as `lora_`."""
+"""Containers in which PEFT keeps tensors under the name of their adapter. The names of PEFT's other containers begin
+with a prefix such as `lora_`."""
 _CODES = "qweight"
 _QUANTIZED_BUFFERS = {_CODES, "qzeros", "scales", "g_idx"}
-"""Where GPTQ and AWQ keep weights. Other buffers, such as running statistics, may change in training."""
+"""The buffers in which GPTQ and AWQ keep weights. Other buffers, such as running statistics, may change."""
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether the model has PEFT's adapters, so that only these are trained."""
+    """Whether the model has adapters of PEFT, which are trained while the base model is frozen."""
     return bool(getattr(model, "peft_config", None)) and hasattr(model, "get_base_model")
 
 
 def frozen_buffers(module: torch.nn.Module) -> set[str]:
-    """The buffers of one module, without its submodules, that are quantized weights: no forward pass changes them."""
+    """The names of those buffers of a module, without its submodules, that are quantized weights and never change."""
     names = {name for name, _ in module.named_buffers(recurse=False)}
     is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     return names & _QUANTIZED_BUFFERS if _CODES in names and not is_trained else set()
@@ -52,7 +53,7 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
       comparison with the original model shows that, and at a start the original may not be available;
     - the original of a module that is trained as a whole.
 
-    Where DeepSpeed has split the weights while they were loaded, the digest covers this rank's part.
+    If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part.
     Weights that `fully_shard` has split are gathered one at a time. In that case all ranks call this.
 
     Args:
@@ -78,10 +79,11 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
 def base_as_saved(
     model: Any, saved: Mapping[str, str] | None, now: dict[str, str] | None, *, ranks_before: int, is_first: bool
 ) -> dict[str, str] | None:
-    """What `base_of` would return if these weights were split as they were for the checkpoint.
+    """What `base_of` would return if the weights of this run were split as they were when the checkpoint was written.
 
-    If DeepSpeed has split the weights on one side only, or among another number of ranks, the two digests cover
-    different parts. All ranks call it, because split weights are gathered one at a time.
+    If DeepSpeed had split the weights only for the checkpoint, or only in this run, or among different numbers of
+    ranks, the digests of the two cover different parts. All ranks call this, because split weights are gathered one
+    at a time.
 
     Args:
         model: as for `base_of`.
@@ -91,7 +93,7 @@ def base_as_saved(
         is_first: whether this rank compares; the others only help to gather.
 
     Returns:
-        `now`, with the digest of `saved` where the weights are the same.
+        `now`, but with the digest of `saved` if the weights are the same.
     """
     if saved is None or now is None or saved["digest"] == now["digest"]:
         return now
@@ -119,7 +121,7 @@ def base_entries(model: Any) -> set[str]:
     - the original of a module that is trained as a whole.
 
     Args:
-        model: with adapters, perhaps split by `fully_shard`; the ranks need not call it together.
+        model: with adapters, perhaps split by `fully_shard`. Even then, the ranks need not call this together.
     """
     frozen = {id(tensor) for _, tensor in _frozen(model)} | _embeddings_left_out(model)
     left: set[str] = set()
@@ -141,7 +143,7 @@ def base_entries(model: Any) -> set[str]:
 
 
 def plain_key(key: str) -> str:
-    """The key of an entry of a model's state, without the names of wrappers."""
+    """The key of an entry of a model's state, without the names that `torch.compile` and checkpoint wrappers add."""
     return key.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "").lstrip(".")
 
 
@@ -151,7 +153,7 @@ def without(state: Mapping[str, Any], left_out: Collection[str]) -> dict[str, An
 
 
 def _embeddings_left_out(model: Any) -> set[int]:
-    """Embeddings of the base that PEFT does not save with the adapters, by their identity."""
+    """The `id` of each embedding tensor of the base model that PEFT does not save with the adapters."""
     of_base = {
         id(one) for name, one in model.named_parameters() if not one.requires_grad and not _is_of_adapter(name, model)
     }
@@ -159,7 +161,7 @@ def _embeddings_left_out(model: Any) -> set[int]:
     if not found:
         return found
     peft: Any = importlib.import_module("peft")
-    with warnings.catch_warnings(action="ignore"):  # PEFT warns that it saves embeddings, which are not saved here
+    with warnings.catch_warnings(action="ignore"):  # PEFT warns that it saves embeddings, but nothing is saved here
         saved: dict[str, Any] = peft.get_peft_model_state_dict(model, state_dict=model.state_dict(keep_vars=True))
     return found - {id(tensor) for tensor in saved.values()}
 
@@ -168,8 +170,8 @@ def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, s
     """Compare the base model of a checkpoint's adapters with the loaded one.
 
     Args:
-        saved: the base model that the checkpoint records; None if it has no adapters.
-        now: the base model of this run; None if it has no adapters.
+        saved: the base model that the checkpoint records; None if the checkpoint has no adapters.
+        now: the base model of this run; None if the run has no adapters.
         step: of the checkpoint.
 
     Raises:
@@ -210,7 +212,7 @@ def _digest_of(model: Any, num_ranks: int) -> str:
 
 
 def _frozen(model: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors that a base consists of, by the names that they had without adapters."""
+    """The tensors of the base model that its digest covers, each with the name that it has without adapters."""
     seen = {id(parameter) for parameter in _embeddings(model)}
     for module_name, module in model.named_modules():
         for name, tensor in _frozen_in(module):
@@ -244,7 +246,7 @@ def _is_of_adapter(name: str, model: Any) -> bool:
 
 
 def _frozen_in(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of one module, without its submodules, that are not trained, and the parts of quantized weights."""
+    """The weights of a module, without its submodules, that are not trained, and the scales of quantized weights."""
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:
             continue

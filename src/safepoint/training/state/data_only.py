@@ -1,8 +1,9 @@
 """Loads the pickles of a checkpoint without running anything that they name.
 
-A pickle can name any function, and loading it calls that function. Someone else may have written a checkpoint, also
-one whose digests are right. So its pickles may contain tensors, plain values, the few classes that are listed here,
-and what the script has allowed with `torch.serialization.add_safe_globals`. Everything else is refused.
+A pickle can name any function, and loading the pickle calls that function. A checkpoint may come from an attacker,
+even if its digests are right. So the pickles of a checkpoint may contain only tensors, plain values, the few classes
+that are listed here, and what the script has allowed with `torch.serialization.add_safe_globals`. A file that
+contains anything else is refused.
 
 `load_data` is for files that Safepoint reads itself. `only_data` is for files that a framework reads: DeepSpeed, DCP
 and Accelerate load some of them without any restriction.
@@ -33,38 +34,39 @@ _DEEPSPEED = {
     "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
     "deepspeed.utils.tensor_fragment": ("fragment_address",),
 }
-"""The classes in the files of ZeRO, by module. They hold data, and making one does nothing else."""
+"""The classes that the files of ZeRO name, by module. They only hold data: creating an instance does nothing else."""
 _NAME_A_FOLDER = ("latest", "latest_universal")
 """DeepSpeed's files that contain the name of a folder in the checkpoint."""
 _MAX_NAME_BYTES = 4096
 _PATH: Any = (str, os.PathLike)
 _NAME = re.compile(r"GLOBAL (\S+) w")
-"""In torch's error: what the file names and is not allowed."""
+"""Finds, in the message of torch's error, the name of the function or class that was refused."""
 
 
 def load_data(file: Any, *, mmap: bool = False) -> Any:
     """Read a file of `torch.save` into host memory.
 
     Args:
-        file: its path, or the open file.
+        file: the path of the file, or the open file.
         mmap: whether tensors stay in the file until they are used.
 
     Raises:
-        CheckpointError: it names something that is not allowed, or is no pickle of torch.
-        OSError: it cannot be read.
+        CheckpointError: the file names something that is not allowed, or is not a file of `torch.save`.
+        OSError: the file cannot be read.
     """
     return _load(torch.load, file, file, map_location="cpu", mmap=mmap)
 
 
 @contextlib.contextmanager
 def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
-    """While the block runs, frameworks read the files of a checkpoint as `load_data` does.
+    """While the block runs, let frameworks read the files of a checkpoint with the restrictions of `load_data`.
 
     Args:
-        folder: the checkpoint. Other files are the script's own, and are loaded as the script says.
+        folder: the folder of the checkpoint. Files elsewhere are the script's own, and are loaded without these
+            restrictions.
 
     Raises:
-        CheckpointError: a file was refused; also where the framework has caught the error, or raised another one.
+        CheckpointError: a file was refused. It is raised even if the framework caught it, or raised another error.
     """
     _check_named_folders(folder)
     original: Callable[..., Any] = torch.load
@@ -92,7 +94,7 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
         try:
             yield
         except BaseException as error:
-            # DCP raises its own error on all ranks, with the one of each rank.
+            # DCP raises an error of its own on all ranks, which contains the errors of the ranks.
             failures: Mapping[int, tuple[BaseException, Any]] = getattr(error, "failures", {})
             refused += [cause for cause, _ in failures.values() if isinstance(cause, CheckpointError)]
             if refused and error is not refused[0]:
@@ -103,7 +105,11 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
 
 
 def _check_named_folders(folder: str | os.PathLike[str]) -> None:
-    """Refuse a checkpoint that lets DeepSpeed load a folder outside of it."""
+    """Refuse a checkpoint with a file that makes DeepSpeed load a folder outside of the checkpoint.
+
+    Raises:
+        CheckpointError: such a file names another folder than one in the checkpoint.
+    """
     for path in (Path(folder) / name for name in _NAME_A_FOLDER):
         if path.is_file():
             named = read_regular(path, _MAX_NAME_BYTES).decode(errors="replace").strip()
@@ -112,7 +118,10 @@ def _check_named_folders(folder: str | os.PathLike[str]) -> None:
 
 
 def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
-    """Whether the file is in the folder by its path, or by what its path leads to; an open file counts as in it."""
+    """Whether the file is in the folder, before or after links in its path are followed.
+
+    An open file counts as inside, because its path is not known.
+    """
     if not isinstance(file, _PATH):
         return True
     paths = (os.path.abspath(file), os.path.realpath(file), Path(file).absolute())  # the last one may contain `..`
@@ -130,25 +139,25 @@ def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> An
 
 
 def _allowed() -> list[Any]:
-    """What is allowed besides torch's own classes, unless the script has allowed it already."""
+    """The functions and classes to allow besides torch's own, without those that the script has allowed itself."""
     classes = [
         getattr(sys.modules[module], name)
         for module, names in _DEEPSPEED.items()
         for name in names
         if module in sys.modules and hasattr(sys.modules[module], name)
     ]
-    # torch would forget what the script has allowed, if it were in both lists.
+    # If a class were in both lists, torch would remove it from the script's list when the loading ends.
     serialization: Any = torch.serialization
     known = set(map(id, serialization.get_safe_globals()))
     return [one for one in (*_NUMPY, *classes) if id(one) not in known]
 
 
 def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
-    """The error for what cannot be loaded.
+    """The error for a file that was refused.
 
     Args:
-        where: the file, or the checkpoint.
-        name: what it names and is not allowed; empty when that is not known.
+        where: the path of the file, or of the checkpoint if that of the file is not known.
+        name: the function, class or folder that the file names and that is not allowed; empty if it is not known.
     """
     what = f"it names {printable(name)}" if name else "it is damaged, or it holds more than data"
     return CheckpointError(
@@ -162,8 +171,8 @@ class _Metadata(pickle.Unpickler):
     """Reads DCP's `.metadata`, which `torch.load` cannot read.
 
     Args:
-        file: to read.
-        folder: the checkpoint.
+        file: the open `.metadata`.
+        folder: the checkpoint, named in errors if `file` has no name.
     """
 
     def __init__(self, file: BinaryIO, folder: str | os.PathLike[str]) -> None:
@@ -180,7 +189,7 @@ class _Metadata(pickle.Unpickler):
 
 
 def _path_of(*parts: str) -> str:
-    """The path that the checkpoint had when it was written; no reader uses it."""
+    """Replaces `PosixPath`: the path that the checkpoint had when it was written. No reader uses that path."""
     return "/".join(parts)
 
 

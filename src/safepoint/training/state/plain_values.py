@@ -21,7 +21,7 @@ def load_plain(path: Path, *, is_copied: bool = False) -> dict[str, Any]:
 
     Raises:
         CheckpointError: the file contains another kind of object.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     return load_data(path, mmap=is_copied)
 

@@ -14,7 +14,8 @@ _GENERATORS = ("generator", "synchronized_generator")
 
 
 def capture_rng() -> dict[str, Any]:
-    """The states of this rank's random number generators: Python's, numpy's, the CPU's, the current CUDA device's.
+    """The states of this rank's random number generators: Python's, numpy's, and torch's for the CPU and for the
+    current CUDA device.
 
     Other CUDA devices are left out: they belong to other ranks, and another machine may have more or fewer of them.
     """
@@ -39,7 +40,7 @@ def restore_rng(states: dict[str, Any]) -> None:
 
 
 def devices_left_out(tensors: Iterable[torch.Tensor]) -> list[str]:
-    """The CUDA devices of a model that `capture_rng` leaves out, by name."""
+    """The names of the CUDA devices that hold some of `tensors` and that `capture_rng` leaves out."""
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     return sorted(str(device) for device in devices if device.index != torch.cuda.current_device())
 
@@ -74,11 +75,11 @@ def restore_generators(generators: list[torch.Generator], states: list[torch.Ten
 
 
 def other_generators(before: int, now: int) -> ConflictError:
-    """The error for an epoch that cannot be continued, because another number of generators has shuffled it.
+    """The error for an epoch that cannot be continued, because its order came from another number of generators.
 
     Args:
         before: number of generators that produced the epoch's order.
-        now: number of generators that the loader has.
+        now: number of generators that the data loader has in this run.
     """
     return ConflictError(
         "the checkpoint was written in the middle of an epoch whose order comes from "

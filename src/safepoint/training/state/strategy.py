@@ -1,4 +1,4 @@
-"""The strategy by which ranks share a model: what an Accelerator uses, and whether a checkpoint fits it."""
+"""The strategy by which ranks share a model: which one an Accelerator uses, and which checkpoints a run can read."""
 
 import contextlib
 import re
@@ -14,7 +14,7 @@ from safepoint.foundation.units import plural
 from safepoint.training.state.temporary_attributes import temporarily
 
 _WHOLE = {"single", "ddp"}
-"""Strategies that write the same files."""
+"""Strategies that write the same files, so that each can read the other's checkpoints."""
 _MODEL_IN_PARTS = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 _OPTIMIZER_IN_PARTS = re.compile(r".*_optim_states\.pt")
 
@@ -63,10 +63,11 @@ def _other_files_error(checkpoint: str, before: str, now: str) -> ConflictError:
 
 
 def zero_stages(manifest: Manifest) -> tuple[int, ...]:
-    """The stages of ZeRO that may have written a checkpoint of DeepSpeed.
+    """The stages of ZeRO that may have written a checkpoint of DeepSpeed; 0 stands for DeepSpeed without ZeRO.
 
     Args:
-        manifest: of the checkpoint. If it does not state the stage, the files decide; stages 1 and 2 have the same.
+        manifest: of the checkpoint. If it does not state the stage, the names of the files decide; these are the same
+            for stages 1 and 2.
     """
     if manifest.zero_stage is not None:
         return (manifest.zero_stage,)
@@ -88,7 +89,7 @@ def has_same_partitions(manifest: Manifest, stage: int, world_size: int) -> bool
 
 
 def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> None:
-    """Refuse a checkpoint of ZeRO that has other partitions than this run.
+    """Refuse a checkpoint of ZeRO whose partitions differ from this run's.
 
     Args:
         manifest: of the checkpoint, which was written under this run's strategy.
@@ -164,7 +165,7 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def zero_stage_of(accelerator: Any) -> int | None:
-    """The stage of DeepSpeed's ZeRO, 0 where it is off; None without DeepSpeed."""
+    """The stage of DeepSpeed's ZeRO, 0 if ZeRO is off; None without DeepSpeed."""
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     return None if plugin is None else int(plugin.zero_stage)
 
@@ -176,7 +177,7 @@ def writes_shards(accelerator: Any) -> bool:
 
 
 def shards_in_place(accelerator: Any) -> contextlib.AbstractContextManager[None]:
-    """Leave shards on their device while they are saved: the writer copies them to the host, once."""
+    """Make FSDP leave shards on their device in a save. The writer copies them to the host, so one copy is enough."""
     config = getattr(getattr(accelerator.state, "fsdp_plugin", None), "state_dict_config", None)
     if not (writes_shards(accelerator) and getattr(config, "offload_to_cpu", False)):
         return contextlib.nullcontext()

@@ -10,11 +10,12 @@ from typing import Any, cast
 def temporarily(target: Any, **values: Any) -> Generator[None]:
     """Set attributes of `target`, and restore their earlier values when the block ends.
 
-    An attribute that `target` had from its class is deleted again, so that the class decides as before.
+    If `target` had an attribute only from its class, the attribute is deleted when the block ends, so that the one of
+    the class is used again.
 
     Args:
         target: an object, a class or a module; only this one is changed.
-        values: by the attribute's name.
+        values: the name of each attribute → its temporary value.
     """
     kind = cast("Any", type(target))
     from_class = [
@@ -36,11 +37,11 @@ class Overrides(contextlib.ExitStack):
     """Methods that are overridden until the block ends; overrides of one method nest."""
 
     def override(self, target: Any, name: str, replacement: Callable[..., Any]) -> None:
-        """Let a call of `name` on `target` call `replacement`, with the original before the caller's arguments.
+        """Make a call of `name` on `target` call `replacement`: first with the original, then the caller's arguments.
 
         Args:
             target: the object or module; others of its class do not change.
             name: of the method or function.
-            replacement: receives the bound method of the object's class, or an earlier override, as first argument.
+            replacement: its first argument is the original: the bound method or function, or an earlier override.
         """
         self.enter_context(temporarily(target, **{name: functools.partial(replacement, getattr(target, name))}))

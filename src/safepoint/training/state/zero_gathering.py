@@ -12,11 +12,12 @@ def gathered(weight: Any, *, is_changed: bool = False) -> Generator[bool]:
 
     Args:
         weight: a parameter, partitioned or not.
-        is_changed: whether the block writes to it. The first rank alone writes a partitioned weight, and the other
-            ranks receive the result.
+        is_changed: whether the block writes to `weight`. Only the first rank writes a partitioned weight, and the
+            other ranks receive the result.
 
     Yields:
-        Whether this rank writes the weight.
+        Whether this rank is the one that writes the weight: True on the first rank, or on every rank if the weight is
+        not partitioned.
     """
     if not hasattr(weight, "ds_id"):
         yield True
