@@ -26,7 +26,7 @@ _NEEDED = (
 )
 """Kind, subresource, verbs, and what happens without them; empty where a job does not work without them."""
 _OF_QUEUES = (
-    ("workloads", "", ("get", "list", "patch"), "the state of a job in a queue is incomplete"),
+    ("workloads", "", ("get", "list", "watch", "patch"), "the state of a job in a queue is incomplete"),
     ("localqueues", "", ("get", "list"), "a wrong name of a queue is not noticed before the job waits for ever"),
 )
 _PROGRAMS = (
