@@ -1,6 +1,7 @@
 """Servers that redirect requests to another host, and proxies that read them: neither gets a token or a key."""
 
 import base64
+import contextlib
 import http.server
 import os
 import threading
@@ -203,3 +204,36 @@ def test_a_status_is_not_sent_to_another_host_without_encryption(
     with pytest.raises(OSError, match="not https"):
         target(url, tmp_path).send(b"{}")
     assert not other.seen
+
+
+@pytest.mark.parametrize("name", ["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"])
+def test_a_token_in_the_address_is_not_sent_as_referer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SAS token of Azure is a part of each address, and a client may name the address that redirected it."""
+    pytest.importorskip("obstore")
+    certificates = make_certificates(tmp_path)
+    store, elsewhere = Recorder(certificates), Recorder(certificates)
+    store.answer, store.headers = 307, {"Location": f"https://localhost:{elsewhere.port}/a"}
+    for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"https://127.0.0.1:{store.port}")
+    monkeypatch.setenv(name, f"sv=2026&sig={TOKEN}")
+    options = StorageOptions(verify_tls=False, request_timeout_s=3)
+    azure = ObjectStore(parse_location("az://container/run"), options)
+    try:
+        for request in (
+            lambda: azure.stat("a", deadline_s=clock.monotonic_s() + 3),
+            lambda: azure.read("a", length=1, deadline_s=clock.monotonic_s() + 3),
+            lambda: list(azure.list(deadline_s=clock.monotonic_s() + 3)),
+            lambda: azure.write("a", b"x", deadline_s=clock.monotonic_s() + 3),
+            lambda: azure.delete("a", deadline_s=clock.monotonic_s() + 3),
+        ):
+            with contextlib.suppress(StorageError):
+                request()
+        assert any(TOKEN in seen for seen in store.seen)
+        assert not elsewhere.seen
+    finally:
+        store.close()
+        elsewhere.close()

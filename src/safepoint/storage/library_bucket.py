@@ -6,12 +6,14 @@ interrupted upload of a large file starts again.
 
 import contextlib
 import hashlib
+import os
 import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import obstore
 import obstore.exceptions as obstore_errors
@@ -21,7 +23,7 @@ from safepoint.errors import ObjectNotFoundError, StorageError, TransientError, 
 from safepoint.foundation import clock
 from safepoint.storage import failures
 from safepoint.storage.location import Location, Scheme
-from safepoint.storage.options import StorageOptions
+from safepoint.storage.options import StorageOptions, proxy_of
 from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
 from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of
 from safepoint.storage.s3.requests import FilePart, md5_of
@@ -29,6 +31,8 @@ from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject, check_length
 
 Client = Any  # obstore has no public type for all its stores
+_SAS = {"AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN"}
+_NO_PROXY = "http://127.255.255.1:1"
 _SHORTEST_TRY_S = 0.25
 _NUM_STREAM_TRIES = 10
 _BLOCK_BYTES = 16 << 20
@@ -58,12 +62,27 @@ def make_client(
     }
     if options.ca_bundle:
         client_options["root_certificate"] = Path(options.ca_bundle).read_bytes()
+    client_options |= _only_to_the_store(location)
     repeats: Any = {
         "max_retries": _NUM_STREAM_TRIES if is_repeating else 0,
         "retry_timeout": timedelta(seconds=DEFAULT_WITHIN_S),
     }
     kind: Any = GCSStore if location.scheme is Scheme.GS else AzureStore
     return kind(location.bucket, client_options=client_options, retry_config=repeats)
+
+
+def _only_to_the_store(location: Location) -> dict[str, Any]:
+    """Options that keep a SAS token of Azure from other hosts.
+
+    The token is a part of the address, and obstore sends the address as `Referer` to the target of a redirect. So
+    requests to other hosts go to a proxy that does not exist, and fail. With a proxy of the environment, redirects
+    are followed.
+    """
+    named = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith("AZURE_")}
+    if location.scheme is not Scheme.AZ or not _SAS & named.keys() or proxy_of("https://core.windows.net"):
+        return {}
+    hosts = [urlsplit(value).hostname for value in named.values() if "://" in value]
+    return {"proxy_url": _NO_PROXY, "proxy_excludes": ",".join(["core.windows.net", *filter(None, hosts)])}
 
 
 class LibraryBucket:
