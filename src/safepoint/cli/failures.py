@@ -130,7 +130,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
 
 
 def _can_be_written() -> bool:
-    """Whether stdout can be written. This writes an empty line, which precedes a traceback."""
+    """Whether stdout can be written. The test writes an empty line to it, which people see before the error."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()

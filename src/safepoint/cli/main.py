@@ -11,9 +11,7 @@ from safepoint.cli.failures import run_command
 from safepoint.cli.lazy import LazyCommand, LazyGroup, keep_pydantic_out
 from safepoint.foundation.environment import forget_service_links
 
-_SUMMARY = (
-    "Keeps model training alive: saves a checkpoint on preemption and resumes from it, without changes to the code."
-)
+_SUMMARY = "Keeps model training alive: saves a checkpoint on preemption, and resumes from it."
 _COMMANDS = (
     ("run", "run:run", "Run an unchanged training script so that it survives preemption."),
     ("submit", "submit:submit", "Run a training script in the background, as a job."),

@@ -205,7 +205,7 @@ class ProgressTracker:
             self._snapshot_time = clock.utc_now()
 
     def became_durable(self, step: int) -> None:
-        """Report that the snapshot of this step is durable, if the duration and size of the save are not known."""
+        """Report that the snapshot of this step is durable. If duration and size are known, call `saved` instead."""
         with self._changing():
             time = self._snapshot_time if self._known.get("snapshot_step") == step else clock.utc_now()
             self._known |= {"safe_step": step, "safe_time": time}

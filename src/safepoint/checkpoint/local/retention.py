@@ -2,9 +2,9 @@
 
 Pruning is the same in a folder and in an object store. The policies are pure functions.
 
-A checkpoint stays if any policy keeps it. Unless a policy sets a limit, all stay: an age alone deletes nothing. These
-always stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, and those that the
-caller protects. A checkpoint that is known to be damaged does not take the place of a valid one, and is not deleted.
+A checkpoint stays if any policy keeps it. If no policy sets a limit, all stay; `younger=` sets none. These always
+stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, and those that the caller
+protects. A checkpoint that is known to be damaged does not take the place of a valid one, and is not deleted.
 """
 
 import contextlib

@@ -6,7 +6,7 @@ checkpoint. After a failure the next try uploads only the missing files.
 Nodes communicate only through marks in the store, in `.safepoint/parts/<name>/<manifest's digest>/`. A node writes
 `begun-<node>` while it uploads its files, and `<node>-of-<nodes>`, which contains the manifest, when all of them are
 uploaded. A checkpoint that another node has begun is uploaded first, because it needs this node's part. A node begins
-the next checkpoint only when its last one is complete, so that all nodes upload the same one.
+the next checkpoint only when its last one is complete or superseded, so that all nodes upload the same one.
 """
 
 import contextlib

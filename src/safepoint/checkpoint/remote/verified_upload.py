@@ -202,7 +202,9 @@ class UploadRecord:
                 line = json.dumps({"path": entry.path, "digest": entry.digest, "version": version})
                 descriptor = open_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
                 try:
-                    os.write(descriptor, f"\n{line}\n".encode())  # it begins a line also behind one that was cut off
+                    os.write(
+                        descriptor, f"\n{line}\n".encode()
+                    )  # it starts a new line even if the one before was cut off
                 finally:
                     os.close(descriptor)
 

@@ -90,10 +90,10 @@ class Arena:
         return room is None or room.has(num_bytes)
 
     def _check_bound(self, sizes: Sequence[int]) -> None:
-        least_bytes = _least(sizes)
-        if self.most_bytes is not None and least_bytes > self.most_bytes:
+        needed_bytes = _needed_bytes(sizes)
+        if self.most_bytes is not None and needed_bytes > self.most_bytes:
             raise NoRoomError(
-                f"a snapshot needs {format_bytes(least_bytes)} of host memory, and this rank's share of "
+                f"a snapshot needs {format_bytes(needed_bytes)} of host memory, and this rank's share of "
                 f"--snapshot-memory is {format_bytes(self.most_bytes)}"
             )
 
@@ -118,14 +118,14 @@ class Arena:
 
     def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
         """Whether `take` would return blocks for images of these sizes, or raise; False if it would return None."""
-        if self.most_bytes is not None and _least(sizes) > self.most_bytes:
+        if self.most_bytes is not None and _needed_bytes(sizes) > self.most_bytes:
             return True  # `take` raises: no wait makes the memory suffice
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
         return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, more_slots)
 
     def _allowed(self, sizes: Sequence[int], more_slots: int) -> int:
         slots = self.slots_for(sum(sizes)) + more_slots
-        allowed = slots * _least(sizes) + _SLACK_BYTES
+        allowed = slots * _needed_bytes(sizes) + _SLACK_BYTES
         return allowed if self.most_bytes is None else min(allowed, self.most_bytes)
 
     def take(self, sizes: Sequence[int], *, more_slots: int = 0) -> list[Block] | None:
@@ -133,7 +133,7 @@ class Arena:
 
         Args:
             sizes: bytes.
-            more_slots: how many snapshots more than usual memory may hold, because this snapshot cannot wait.
+            more_slots: how many snapshots memory may hold beyond the usual number, because this snapshot cannot wait.
 
         Returns:
             The blocks, which are no longer free; None while too many blocks are busy.
@@ -192,6 +192,6 @@ class Arena:
         self._blocks.clear()
 
 
-def _least(sizes: Sequence[int]) -> int:
-    """How many bytes the blocks for images of these sizes take at most."""
+def _needed_bytes(sizes: Sequence[int]) -> int:
+    """The bytes that blocks for images of these sizes need, rounded up to whole pages."""
     return sum(sizes) + PAGE_BYTES * len(sizes)

@@ -150,7 +150,7 @@ class Stager:
         """How long optimizers have waited for the last snapshot."""
         self._plans: dict[str, _Plan] = {}
         self._seen: dict[str, dict[int, StorageWeakRef]] = {}
-        """Path of a file → the storages of its tensors that no optimizer owns, in the last planned save."""
+        """Path of a file → the storages of its tensors that no optimizer owned when the file's plan was last made."""
         self._fixed: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self._devices = DeviceCopier()
         self._thread = threading.Thread(target=self._run, name="safepoint-stager", daemon=True)

@@ -212,7 +212,7 @@ def _of_instance(environ: Mapping[str, str]) -> Keys:
     """
     root = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _INSTANCE
     if urlsplit(root).hostname not in _INSTANCE_HOSTS:
-        raise ValueError("the address is not an instance's")
+        raise ValueError("the address is not that of an instance metadata service")
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         raise PermissionError("AWS_EC2_METADATA_DISABLED is set")
 

@@ -6,7 +6,8 @@ folder, each keeper writes small files that the others read:
     <save>/part-K.json      the files of this save that node K has written, with their digests, or why there are none
     <save>/part-0.json      why node 0 has not committed this save
     <save>/outcome.json     node 0 has committed this save
-    offer-K.json            the steps that are complete in the memory of node K, whose ranks have ended or must end
+    offer-K.json            the steps that are complete in the memory of node K, or durable already; its ranks have
+                            ended or must end
 
 A rename makes each file appear as a whole. Node 0 commits.
 """
