@@ -1,8 +1,8 @@
 """Exports a model to an empty place, in which it appears completely or not at all.
 
 - A folder gets its name when everything in it is durable.
-- The prefix `final` below a run's location in a store, the place of its final model, gets its manifest last, as at the
-  end of a training.
+- The prefix `final` below a run's location in a store, the place of its final model, gets its manifest last, as at
+  the end of a training.
 - Any other prefix of a store is marked by `.safepoint/export.json`, which names the files, before the first byte is
   written. The file that loaders read first is written last, and then the mark is deleted. The next export to the same
   place deletes the files of an interrupted export, and no others.
