@@ -19,16 +19,25 @@ class MotoServer(S3Server):
 
     keys = ("key", "secret")
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, host: str = "127.0.0.1") -> None:
         self._log = log
         (self.port,) = free_ports(1)
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.host = host
+        self.endpoint = f"http://{host}:{self.port}"
         self.start()
 
     def start(self) -> None:
         with self._log.open("ab") as stream:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_PROGRAM), "-H", "127.0.0.1", "-p", str(self.port)],
+                [
+                    sys.executable,
+                    "-P",
+                    str(_PROGRAM),
+                    "-H",
+                    "127.0.0.1" if self.host == "127.0.0.1" else "0.0.0.0",
+                    "-p",
+                    str(self.port),
+                ],
                 stdout=stream,
                 stderr=stream,
             )
@@ -51,8 +60,9 @@ class MotoServer(S3Server):
 
 
 @contextmanager
-def moto_server(folder: Path) -> Iterator[MotoServer]:
-    server = MotoServer(folder / "moto.log")
+def moto_server(folder: Path, host: str = "127.0.0.1") -> Iterator[MotoServer]:
+    """A server, which `host` reaches too, if it is another address of this machine."""
+    server = MotoServer(folder / "moto.log", host)
     try:
         yield server
     finally:

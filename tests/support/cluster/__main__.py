@@ -12,8 +12,8 @@ def main() -> int:
     words = sys.argv[1:]
     if words == ["is-built"]:
         return 0 if programs.unavailable() is None else 3
-    if words == ["build"]:
-        reason = programs.install() or programs.build()
+    if words in (["build"], ["build", "older"]):
+        reason = programs.install() or programs.build(with_older=len(words) > 1)
         if reason:
             print(f"NOT RUN: cluster ({reason})")
         return 3 if reason else 0
@@ -23,7 +23,7 @@ def main() -> int:
             print(f"KUBECONFIG={cluster.kubeconfig}", flush=True)
             while True:
                 time.sleep(3600)
-    print("usage: python -m tests.support.cluster build|is-built|up", file=sys.stderr)
+    print("usage: python -m tests.support.cluster build [older]|is-built|up", file=sys.stderr)
     return 2
 
 

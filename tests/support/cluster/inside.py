@@ -420,7 +420,7 @@ state = "{self.folder}/containerd-state"
     def start_addons(self) -> None:
         """JobSet, Trainer and Kueue, from their own manifests, as pods of images made here."""
         for name, version in self.addons.items():
-            program = {"jobset": programs.jobset, "trainer": programs.trainer, "kueue": programs.kueue}[name](version)
+            program = programs.addon(name, version)
             self.image(f"{name}:1", {"manager": self.bin / program.name}, entrypoint=["/manager"], user="65532:65532")
             self._apply_manifests(name, programs.source(program))
         accounts = {
@@ -451,7 +451,8 @@ state = "{self.folder}/containerd-state"
         for item in objects:
             if item["kind"] == "Deployment":
                 _fit(item["spec"]["template"]["spec"]["containers"], name)
-            if name == "trainer" and "controller_manager_config.yaml" in item.get("data", {}):
+            has_status_server = (source / "pkg" / "statusserver").exists()  # Trainer 2.1 has none
+            if has_status_server and "controller_manager_config.yaml" in item.get("data", {}):
                 # Its status server, to which a training posts its progress.
                 item["data"]["controller_manager_config.yaml"] += "\nfeatureGates:\n  TrainJobStatus: true\n"
         self.apply(objects)

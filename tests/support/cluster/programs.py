@@ -78,6 +78,16 @@ _NODE = (
     ),
 )
 ADDONS = (jobset("0.12.0"), trainer("2.3.0"), kueue("0.19.2"))
+OLDER = {
+    "2.1": {"jobset": "0.10.1", "trainer": "2.1.0", "kueue": "0.19.2"},
+    "2.2": {"jobset": "0.12.0", "trainer": "2.2.1", "kueue": "0.19.2"},
+}
+"""The addons of clusters with an older Trainer (`make test-cluster-long`)."""
+
+
+def addon(name: str, version: str) -> Program:
+    """The controller of an addon."""
+    return {"jobset": jobset, "trainer": trainer, "kueue": kueue}[name](version)
 
 
 def folder() -> Path:
@@ -88,9 +98,11 @@ def folder() -> Path:
     return cache / f"cluster-{digest}"
 
 
-def missing() -> list[Program | str]:
+def missing(*, with_older: bool = False) -> list[Program | str]:
     """What `build` would build: programs, and the names of the two that have sources here."""
-    programs: list[Program | str] = [item for item in (*_NODE, *ADDONS) if not (folder() / item.name).exists()]
+    older = {addon(*item) for addons in OLDER.values() for item in addons.items()} - {*ADDONS} if with_older else ()
+    wanted = (*_NODE, *ADDONS, *sorted(older, key=lambda item: item.name))
+    programs: list[Program | str] = [item for item in wanted if not (folder() / item.name).exists()]
     return [name for name in ("kubernetes", "pause") if not (folder() / name).exists()] + programs
 
 
@@ -120,12 +132,12 @@ def install() -> str | None:
     return None
 
 
-def build() -> str | None:
+def build(*, with_older: bool = False) -> str | None:
     """Build what is missing. Returns why that is not possible, or None."""
-    if missing() and shutil.which("go") is None:
+    if missing(with_older=with_older) and shutil.which("go") is None:
         return "there is no Go here"
     folder().mkdir(parents=True, exist_ok=True)
-    for item in missing():
+    for item in missing(with_older=with_older):
         with tempfile.TemporaryDirectory(dir=folder()) as place:
             try:
                 if isinstance(item, Program):

@@ -1,6 +1,7 @@
 """Starts a test cluster in namespaces of its own, and ends it without a trace."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from tests.support.cluster import programs
 from tests.support.patience import PATIENCE
 
 _READY_WITHIN_S = 240
+_COUNT = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ def running_cluster(addons: dict[str, str] | None = None) -> Generator[RunningCl
     unique = uuid.uuid4().hex[:6]
     folder = Path(tempfile.mkdtemp(prefix=f"cluster-{unique}-"))
     cgroup = f"/safepoint-{unique}"
-    cable, inner, network = f"sp{unique}h", f"sp{unique}c", f"10.88.{os.getpid() % 250}"
+    cable, inner, network = f"sp{unique}h", f"sp{unique}c", f"10.88.{(os.getpid() + next(_COUNT)) % 250}"
     plan = {
         "address": f"{network}.2",
         "cgroup": cgroup,

@@ -14,6 +14,7 @@ from tests.support.cluster.running import RunningCluster
 
 RUNTIME = "torch-distributed"
 CLAIM, QUEUE = "checkpoints", "gpus"
+_NOT_IN_PODS = ("obstore", "boto3", "botocore", "lightkube", "kubernetes", "kubeflow")
 PRIORITIES = {"low": 10, "high": 1000}
 
 
@@ -43,7 +44,8 @@ class Workspace:
         """The names of all that a job has or leaves in the namespace."""
         kinds = "trainjobs,trainingruntimes,jobsets,jobs,pods,configmaps,secrets,workloads.kueue.x-k8s.io"
         found = self.kubectl("get", kinds, "-o", "name").split()
-        return sorted(name for name in found if name not in {"configmap/kube-root-ca.crt"})
+        own = {f"trainingruntime.trainer.kubeflow.org/{RUNTIME}", "configmap/blocked", "configmap/kube-root-ca.crt"}
+        return sorted(name for name in found if name not in own)
 
 
 def runtime(name: str = RUNTIME, grace_s: int = 60) -> dict[str, Any]:
@@ -78,26 +80,78 @@ def runtime(name: str = RUNTIME, grace_s: int = 60) -> dict[str, Any]:
     }
 
 
-def _storage(namespace: str, folder: Path) -> list[dict[str, Any]]:
+def _storage(namespace: str, folder: Path, claim: str = CLAIM) -> list[dict[str, Any]]:
     access = {"accessModes": ["ReadWriteMany"], "storageClassName": "manual"}
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": namespace},
-        "spec": {
-            **access,
-            "capacity": {"storage": "5Gi"},
-            "hostPath": {"path": str(folder)},
-            "claimRef": {"name": CLAIM, "namespace": namespace},
+    volume = namespace if claim == CLAIM else f"{namespace}-{claim}"
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume, "labels": {"team": namespace}},
+            "spec": {
+                **access,
+                "capacity": {"storage": "5Gi"},
+                "hostPath": {"path": str(folder)},
+                "claimRef": {"name": claim, "namespace": namespace},
+            },
         },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": claim, "namespace": namespace},
+            "spec": {**access, "volumeName": volume, "resources": {"requests": {"storage": "5Gi"}}},
+        },
+    ]
+
+
+def restrict(team: Workspace, *, with_tmp: bool = True) -> None:
+    """Let the namespace admit pods of the restricted Pod Security Standard only, and give it a runtime with those.
+
+    Their user has no entry in passwd and no home, the root is read-only, and there is no token. Their Python cannot
+    import obstore, and no package of the control side. A path of this machine is a claim, because such pods mount no
+    host paths.
+
+    Args:
+        team: the namespace.
+        with_tmp: whether pods may write to a folder for temporary files.
+    """
+    team.cluster.kubectl("label", "namespace", team.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    document = {**runtime(), "kind": "TrainingRuntime"}
+    document["metadata"] = {**document["metadata"], "namespace": team.namespace}
+    job = document["spec"]["template"]["spec"]["replicatedJobs"][0]
+    pod = job["template"]["spec"]["template"]["spec"]
+    pod["automountServiceAccountToken"] = False
+    pod["securityContext"] = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000660000,
+        "runAsGroup": 0,
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
-    claim = {
+    node = pod["containers"][0]
+    node["securityContext"] = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    node["env"] = [item for item in node["env"] if item["name"] != "HOME"]
+    node["env"] += [{"name": "HOME", "value": "/"}, {"name": "PYTHONPATH", "value": "/opt/blocked"}]
+    claims: list[dict[str, Any]] = []
+    for volume in pod["volumes"]:
+        claims += _storage(team.namespace, Path(volume.pop("hostPath")["path"]), volume["name"])
+        volume["persistentVolumeClaim"] = {"claimName": volume["name"], "readOnly": True}
+    text = f"import sys\n\nsys.modules.update(dict.fromkeys({_NOT_IN_PODS!r}))\n"
+    blocked = {
         "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": CLAIM, "namespace": namespace},
-        "spec": {**access, "volumeName": namespace, "resources": {"requests": {"storage": "5Gi"}}},
+        "kind": "ConfigMap",
+        "metadata": {"name": "blocked", "namespace": team.namespace},
+        "data": {"sitecustomize.py": text},
     }
-    return [volume, claim]
+    pod["volumes"].append({"name": "blocked", "configMap": {"name": "blocked"}})
+    node["volumeMounts"].append({"name": "blocked", "mountPath": "/opt/blocked", "readOnly": True})
+    if not with_tmp:
+        pod["volumes"].append({"name": "tmp", "emptyDir": {}})
+        node["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp", "readOnly": True})
+    apply(team.cluster, [*claims, blocked, document])
 
 
 def queue_objects(namespace: str, cpu: str) -> list[dict[str, Any]]:
@@ -136,7 +190,7 @@ def workspace(cluster: RunningCluster, folder: Path) -> Generator[Workspace]:
         yield team
     finally:
         cluster.kubectl("delete", "namespace", name, "--wait=true", "--timeout=60s")
-        cluster.kubectl("delete", "pv", name, "--ignore-not-found", "--wait=false")
+        cluster.kubectl("delete", "pv", "-l", f"team={name}", "--wait=false")
 
 
 def apply(cluster: RunningCluster, objects: list[dict[str, Any]]) -> None:

@@ -160,13 +160,15 @@ class ClusterApi:
                 return found, str(at(page, "metadata", "resourceVersion") or "")
         raise StorageError(f"cluster {self.connection.name} has more than {_MOST_OBJECTS} {kind}; nothing was done")
 
-    def create(self, kind: str, body: Object) -> Object:
-        """Create an object.
+    def create(self, kind: str, body: Object, *, is_dry_run: bool = False) -> Object:
+        """Create an object, or with `is_dry_run` only ask whether it could be created.
 
         Raises:
             AlreadyExistsError: one with this name exists. An earlier try, whose answer was lost, may have made it.
+            UnknownFieldError: the cluster does not know one of its fields, and has not created it without the field.
         """
-        return self._json("POST", self._path(kind), body=body)
+        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
+        return self._json("POST", self._path(kind), query=query, body=body)
 
     def patch(self, kind: str, name: str, body: Object) -> Object:
         """Merge `body` into an object; None in it deletes a field. With a resourceVersion, only that version.

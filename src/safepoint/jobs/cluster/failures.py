@@ -1,6 +1,7 @@
 """The answers of an API server that are errors, in Safepoint's words."""
 
 import contextlib
+import re
 from typing import Any
 
 from safepoint.errors import (
@@ -14,6 +15,7 @@ from safepoint.errors import (
 )
 
 _MOST_PAUSE_S = 30.0
+_UNKNOWN = re.compile(r'unknown field "([^"]{1,200})"')
 
 
 class GoneError(TransientError):
@@ -22,6 +24,12 @@ class GoneError(TransientError):
 
 class AlreadyExistsError(ConflictError):
     """An object of this name exists."""
+
+
+class UnknownFieldError(UsageError):
+    """The cluster does not know a field of an object, and has created nothing."""
+
+    fields: tuple[str, ...] = ()
 
 
 class BusyError(TransientError):
@@ -71,6 +79,11 @@ def refusal(status: int, document: dict[str, Any], what: str, *, after_s: str | 
         )
         hint = "log in again" if status == 401 else "`safepoint doctor --on PLACE` lists the rights that are missing"
         return AccessDeniedError(f"{what_is_wrong}: {message}", hint=hint)
+    unknown = tuple(_UNKNOWN.findall(message))
+    if status == 400 and unknown:
+        error = UnknownFieldError(f"the cluster refuses the request {what}: {message}")
+        error.fields = unknown
+        return error
     if status in _KINDS:
         kind = AlreadyExistsError if reason == "AlreadyExists" else _KINDS[status]
         return kind(f"the cluster refuses the request {what}: {message}" if kind is UsageError else message)

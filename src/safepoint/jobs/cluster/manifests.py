@@ -12,7 +12,7 @@ from typing import Any
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster import pod_archive
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
-from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, RECORD, ClusterSpec
+from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, QUEUE_LABEL, RECORD, ClusterSpec
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import CLAIMS, parse_location
 
@@ -24,7 +24,7 @@ _SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint
 _MANAGER = f"{DOMAIN}/job"
 _MOST_SHIPPED_BYTES = (1 << 20) - (16 << 10)
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
-_QUEUE, _PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+_PRIORITY = "kueue.x-k8s.io/priority-class"
 _TRACKING = "trainer.opendatahub.io"
 _POLL_S = 30
 DEFAULT_GRACE_S = 30
@@ -143,7 +143,7 @@ def manifests_for(
         trainer["resourcesPerNode"] = {"requests": dict(spec.resources), "limits": dict(spec.resources)}
     patch = {"volumes": volumes, "containers": [{"name": at(runtime.container, "name"), "volumeMounts": mounts}]}
     labels = {JOB_LABEL: spec.name, **spec.labels}
-    labels |= {name: text for name, text in ((_QUEUE, spec.queue), (_PRIORITY, spec.priority_class)) if text}
+    labels |= {name: text for name, text in ((QUEUE_LABEL, spec.queue), (_PRIORITY, spec.priority_class)) if text}
     trainjob: Object = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -322,7 +322,7 @@ def _volumes(
 
 def _secret_volume(job: str) -> tuple[Object, Object]:
     name = "safepoint-nodes"
-    volume = {"name": name, "secret": {"secretName": f"{job}-nodes", "defaultMode": 0o440}}
+    volume = {"name": name, "secret": {"secretName": f"{job}-nodes", "defaultMode": 0o444}}
     return volume, {"name": name, "mountPath": _SECRET_PLACE, "readOnly": True}
 
 

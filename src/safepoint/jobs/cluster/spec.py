@@ -15,6 +15,8 @@ DEFAULT_RUNTIME = "torch-distributed"
 DOMAIN = "safepoint.dev"
 RECORD = f"{DOMAIN}/job"
 """The annotation with the record of a job."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""By this label, Kueue takes a TrainJob into a queue."""
 JOB_LABEL = f"{DOMAIN}/job"
 """The label of the objects that belong to a job."""
 _GPU_NAMES = {"gpu": "nvidia.com/gpu"}

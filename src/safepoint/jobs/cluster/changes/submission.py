@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from safepoint.errors import AccessDeniedError, SafepointError, TransientError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
 from safepoint.jobs.cluster.failures import AlreadyExistsError
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
@@ -51,7 +52,7 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
         TransientError: it may have been created, or may still be.
     """
     try:
-        return api.create(kind, body)
+        return create_trainjob(api, body) if kind == "trainjobs" else api.create(kind, body)
     except TransientError:
         found = api.find(kind, name_of(body))
         if found is None:

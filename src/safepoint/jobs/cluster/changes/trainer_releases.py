@@ -1,0 +1,87 @@
+"""Jobs for several releases of Kubeflow Trainer: 2.1 takes `podTemplateOverrides`, later ones take `runtimePatches`.
+
+The API server is asked to refuse fields that it does not know. Otherwise it drops them, and a job would start without
+its volumes.
+"""
+
+import copy
+from typing import Any
+
+from safepoint.errors import UsageError
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.failures import UnknownFieldError
+from safepoint.jobs.cluster.objects import Object, at, items, texts
+from safepoint.jobs.cluster.spec import QUEUE_LABEL
+
+_PATCHES, _OVERRIDES = "spec.runtimePatches", "spec.podTemplateOverrides"
+
+
+def create_trainjob(api: ClusterApi, trainjob: Object) -> Object:
+    """Create a TrainJob that is written for Trainer 2.2 and later, on any cluster.
+
+    Raises:
+        UsageError: it has what the cluster's Trainer cannot do.
+    """
+    try:
+        try:
+            return api.create("trainjobs", trainjob)
+        except UnknownFieldError as error:
+            if _PATCHES not in error.fields:
+                raise
+        return api.create("trainjobs", for_trainer_2_1(trainjob))
+    except UnknownFieldError as error:
+        raise _not_known(error, api.connection.name) from error
+
+
+def for_trainer_2_1(trainjob: Object) -> Object:
+    """The same job for Trainer 2.1, with `podTemplateOverrides`.
+
+    Raises:
+        UsageError: it has what this release cannot do.
+    """
+    queue = texts(trainjob, "metadata", "labels").get(QUEUE_LABEL)
+    if queue is not None:
+        raise UsageError(
+            f"queue {queue} cannot be used: the cluster has Kubeflow Trainer 2.1, and Kueue would remove the volumes "
+            "of its jobs; nothing was submitted",
+            hint="submit without a queue, or ask the cluster's administrator for Trainer 2.2 or later",
+        )
+    converted = copy.deepcopy(trainjob)
+    patches = converted["spec"].pop("runtimePatches", [])
+    given = items(converted, "spec", "podTemplateOverrides")
+    converted["spec"]["podTemplateOverrides"] = [*given, *(item for patch in patches for item in _overrides(patch))]
+    return converted
+
+
+def _overrides(patch: Any) -> list[Object]:
+    found: list[Object] = []
+    specification = at(patch, "trainingRuntimeSpec", "template", "spec")
+    for job in items(specification, "replicatedJobs"):
+        pod = at(job, "template", "spec", "template")
+        override: Object = {"targetJobs": [{"name": at(job, "name")}]}
+        override |= {key: value for key in ("metadata", "spec") if (value := at(pod, key)) is not None}
+        if at(job, "template", "metadata") is None and pod is not None:
+            found.append(override)
+    if len(found) != len(items(specification, "replicatedJobs")) or at(
+        patch, "trainingRuntimeSpec", "template", "metadata"
+    ):
+        raise UsageError(
+            "a patch changes labels or annotations of a job, and Kubeflow Trainer 2.1 can change only those of pods; "
+            "nothing was submitted",
+            hint="put them on the pods, or ask the cluster's administrator for Trainer 2.2 or later",
+        )
+    return found
+
+
+def _not_known(error: UnknownFieldError, place: str) -> UsageError:
+    """The error for a job with fields that the cluster's Trainer does not know."""
+    if _OVERRIDES in error.fields:
+        return UsageError(
+            f"Kubeflow Trainer on cluster {place} takes neither runtimePatches nor podTemplateOverrides, so a job "
+            "cannot mount its volumes; nothing was submitted",
+            hint="Safepoint needs Trainer 2.1, 2.2 or 2.3",
+        )
+    return UsageError(
+        f"Kubeflow Trainer on cluster {place} does not know {', '.join(error.fields)}; nothing was submitted",
+        hint="leave the option out that sets it, or ask the cluster's administrator for Trainer 2.3",
+    )

@@ -1,0 +1,53 @@
+"""Older releases of Kubeflow Trainer, each on a cluster of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.test_life import ON, submit, trains_at, wait
+from tests.support.cluster import programs
+from tests.support.cluster.running import running_cluster
+from tests.support.cluster.workspace import QUEUE, Workspace, apply, queue_objects, workspace
+from tests.support.commands import safepoint
+from tests.support.jobs import TINY
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(params=programs.OLDER)
+def old_team(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    """A namespace of a cluster with an older Trainer."""
+    reason = programs.unavailable()
+    if reason or programs.missing(with_older=True):
+        pytest.skip(reason or "`python -m tests.support.cluster build older` builds the older Trainers")
+    with running_cluster(programs.OLDER[request.param]) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        with workspace(cluster, tmp_path) as team:
+            yield team
+
+
+def test_a_life(old_team: Workspace, request: pytest.FixtureRequest) -> None:
+    """Two pods with a grace period of their own are suspended, resumed and complete; then a job of a queue."""
+    release = request.node.callspec.params["old_team"]
+    submit(old_team, "tiny", "--nnodes", "2", "--grace", "45")
+    wait(old_team, "tiny", trains_at(4) if release != "2.1" else lambda job: job["state"] == "Running")
+    pods = old_team.get("pods")["items"]
+    assert {pod["spec"]["terminationGracePeriodSeconds"] for pod in pods} == {45}
+    done = safepoint("suspend", *ON, old_team.namespace, "--json", "tiny")
+    assert done.code == 0, done.stderr
+    assert safepoint("resume", *ON, old_team.namespace, "tiny").code == 0
+    wait(old_team, "tiny", lambda job: job["state"] == "Complete", 240)
+    assert safepoint("delete", *ON, old_team.namespace, "tiny").code == 0
+    assert old_team.left() == []
+    queue = ("--queue", QUEUE, "--cpu", "1", "--memory", "1Gi")
+    apply(old_team.cluster, queue_objects(old_team.namespace, cpu="1"))
+    if release == "2.1":
+        words = ("--name", "queued", "--code", str(TINY.parent), *queue, "tiny.py")
+        refused = safepoint("submit", *ON, old_team.namespace, *words)
+        assert refused.code == 2
+        assert "the cluster has Kubeflow Trainer 2.1, and Kueue would remove the volumes" in refused.stderr
+        assert old_team.left() == []
+        return
+    submit(old_team, "queued", *queue)
+    wait(old_team, "queued", lambda job: job["state"] == "Complete", 240)

@@ -1,0 +1,80 @@
+"""Tests of safepoint.jobs.cluster.changes.trainer_releases; tests/cluster/test_older_trainers.py has the real ones."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from safepoint.errors import UsageError
+from safepoint.jobs.cluster.failures import refusal
+from safepoint.jobs.cluster.spec import QUEUE_LABEL
+from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
+
+
+class Cluster:
+    """An API server that does not know some fields."""
+
+    connection = SimpleNamespace(name="here")
+
+    def __init__(self, *unknown: str) -> None:
+        self.unknown = unknown
+        self.made: list[Any] = []
+
+    def create(self, kind: str, body: Any) -> Any:
+        found = [name for name in self.unknown if name.rpartition(".")[2] in body["spec"]]
+        if found:
+            message = "strict decoding error: " + ", ".join(f'unknown field "{name}"' for name in found)
+            raise refusal(400, {"message": message}, f"POST {kind}")
+        self.made.append(body)
+        return body
+
+
+def job(**pod: Any) -> Any:
+    template = {"spec": {"template": {"spec": pod}}}
+    specification = {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": template}]}}}
+    patch = {"manager": "m", "trainingRuntimeSpec": specification}
+    return {"metadata": {"name": "a", "labels": {}}, "spec": {"runtimePatches": [patch, patch]}}
+
+
+def test_a_release_that_knows_patches() -> None:
+    cluster, given = Cluster(), job(volumes=[1])
+    assert create_trainjob(cluster, given) == given
+
+
+def test_trainer_2_1() -> None:
+    """The patches become overrides of the pods; what was given is not changed."""
+    cluster, given = Cluster("spec.runtimePatches"), job(volumes=[1])
+    override = {"targetJobs": [{"name": "node"}], "spec": {"volumes": [1]}}
+    assert create_trainjob(cluster, given)["spec"] == {"podTemplateOverrides": [override, override]}
+    assert given == job(volumes=[1])
+
+
+def test_a_queue_on_trainer_2_1() -> None:
+    given = job()
+    given["metadata"]["labels"][QUEUE_LABEL] = "gpus"
+    with pytest.raises(UsageError, match=r"queue gpus cannot be used: .* Trainer 2\.1"):
+        create_trainjob(Cluster("spec.runtimePatches"), given)
+
+
+def test_a_patch_of_a_job_on_trainer_2_1() -> None:
+    given = job()
+    specification = given["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    specification["replicatedJobs"][0]["template"]["metadata"] = {"labels": {"a": "b"}}
+    with pytest.raises(UsageError, match="labels or annotations of a job"):
+        create_trainjob(Cluster("spec.runtimePatches"), given)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "said"),
+    [
+        (("spec.runtimePatches", "spec.podTemplateOverrides"), "neither runtimePatches nor podTemplateOverrides"),
+        (("spec.activeDeadlineSeconds",), "here does not know spec.activeDeadlineSeconds; nothing was submitted"),
+        (("spec.runtimePatches", "spec.activeDeadlineSeconds"), "does not know spec.activeDeadlineSeconds"),
+    ],
+)
+def test_what_a_release_does_not_know(unknown: tuple[str, ...], said: str) -> None:
+    cluster, given = Cluster(*unknown), job()
+    given["spec"]["activeDeadlineSeconds"] = 60
+    with pytest.raises(UsageError, match=said):
+        create_trainjob(cluster, given)
+    assert not cluster.made
