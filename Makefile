@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-s3 test-nfs test-cluster test-cluster-core test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-s3 test-nfs test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -67,6 +67,9 @@ test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, se
 
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi
+
+test-cluster-long: $(INSTALLED) ## jobs on clusters with older releases of Trainer, each of its own (15 minutes)
+	if $(BIN)/python -m tests.support.cluster build older; then $(BIN)/pytest -m 'cluster and long' tests/cluster; fi
 
 test-cluster-core: $(INSTALLED) ## of these, the life of a job: suspended, preempted, a pod deleted or evicted (6 minutes)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster/test_life.py; fi

@@ -1,4 +1,4 @@
-"""Tests of safepoint.jobs.cluster.changes.trainer_releases; tests/cluster/test_older_trainers.py has the real ones."""
+"""Tests of safepoint.jobs.cluster.changes.trainer_releases; see tests/cluster/test_older_trainers.py too."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from safepoint.errors import UsageError
+from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
 from safepoint.jobs.cluster.failures import refusal
 from safepoint.jobs.cluster.spec import QUEUE_LABEL
-from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
 
 
 class Cluster:
