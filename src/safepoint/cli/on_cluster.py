@@ -109,7 +109,11 @@ def submit(on: str, namespace: str | None, spec: ClusterSpec, *, is_dry_run: boo
             return
         job = jobs.submit(spec)
         options = options_of(on, namespace)
-        lines = [f"job {job.name} is {job.state} in namespace {job.namespace} of {job.place}", ""]
+        lines = [f"job {job.name} is {job.state} in namespace {job.namespace} of {job.place}"]
+        if "memory" in spec.resources:
+            memory = spec.resources["memory"]
+            lines.append(f"{memory} of memory in each pod are for the training, its snapshots and /dev/shm together")
+        lines.append("")
         lines += [f"  safepoint {command} {job.name}{options}" for command in ("status", "logs -f", "suspend")]
         print_answer(as_json, job_document(jobs, job), lines)
 
