@@ -76,7 +76,7 @@ def test_without_each_right(team: Workspace, tmp_path: Path, monkeypatch: pytest
             else:
                 assert done.code == ExitCode.NOT_AUTHORISED, (kind, lacking, done.stdout, done.stderr)
                 assert is_one_sentence(done, "you are not allowed", kind)
-            assert team.left() == [], (kind, lacking)
+            assert team.left_at_last() == [], (kind, lacking)
     team.cluster.kubectl("delete", "clusterrole,clusterrolebinding", name)
 
 
@@ -93,7 +93,7 @@ def test_a_quota_that_is_used_up(kind: str, team: Workspace) -> None:
     done = try_submit(team, "--nnodes", "2")
     assert done.code == ExitCode.CONFLICT, done.stderr
     assert is_one_sentence(done, "quota", kind)
-    assert team.left() == []
+    assert team.left_at_last() == []
 
 
 @pytest.mark.timeout(120)
@@ -104,7 +104,7 @@ def test_an_image_that_cannot_be_pulled(team: Workspace) -> None:
     wait(team, "tiny", lambda job: "image" in job["message"], 30)
     print(f"{time.monotonic() - begun_s:.1f} s")
     assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
-    assert team.left() == []
+    assert team.left_at_last() == []
 
 
 @pytest.mark.timeout(60)
@@ -112,7 +112,7 @@ def test_there_is_no_queue(team: Workspace) -> None:
     done = try_submit(team, "--queue", "gpus")
     assert done.code == ExitCode.NOT_FOUND
     assert is_one_sentence(done, "there is no queue gpus")
-    assert team.left() == []
+    assert team.left_at_last() == []
 
 
 def restart_api_server(cluster: RunningCluster, pause_s: float) -> None:
@@ -162,4 +162,4 @@ def test_the_api_server_restarts(team: Workspace) -> None:
     assert '"state": "Suspended"' in answer
     assert "Traceback" not in error
     assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
-    assert team.left() == []
+    assert team.left_at_last() == []

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 from tests.support.cluster.inside import HOST_IMAGE
 from tests.support.cluster.running import RunningCluster
+from tests.support.patience import PATIENCE
 
 RUNTIME = "torch-distributed"
 CLAIM, QUEUE = "checkpoints", "gpus"
@@ -39,6 +41,13 @@ class Workspace:
     def get(self, kind: str, name: str = "", *options: str) -> Any:
         """An object, or a list of objects, as JSON."""
         return json.loads(self.kubectl("get", kind, *([name] if name else []), *options, "-o", "json"))
+
+    def left_at_last(self) -> list[str]:
+        """The same, when all of it is gone or 60 seconds have passed: pods end after the job that they belong to."""
+        deadline_s = time.monotonic() + 60 * PATIENCE
+        while (found := self.left()) and time.monotonic() < deadline_s:
+            time.sleep(0.5)
+        return found
 
     def left(self) -> list[str]:
         """The names of all that a job has or leaves in the namespace."""

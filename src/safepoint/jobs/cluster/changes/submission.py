@@ -32,15 +32,16 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
             with contextlib.suppress(AlreadyExistsError):
                 made.append((kind, create(api, kind, item)))
         job = create(api, "trainjobs", manifests.trainjob)
+        made.append(("trainjobs", job))
+        own(api, job, manifests.before)  # without this right, what the job needs would stay after it
     except SafepointError as error:
         # Without an answer, or after Ctrl-C, the job may exist, or may still be created; another submit may have made
         # one that uses them: then `repair` decides.
         if not isinstance(error, TransientError | AlreadyExistsError):
-            for kind, item in made:
+            for kind, item in reversed(made):
                 with contextlib.suppress(SafepointError):
                     api.delete(kind, name_of(item), uid=uid_of(item))
         raise
-    own(api, job, manifests.before)
     return job
 
 
