@@ -179,15 +179,17 @@ class ClusterApi:
         headers = {"content-type": "application/merge-patch+json"}
         return self._json("PATCH", self._path(kind, name), body=body, headers=headers)
 
-    def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
+    def delete(self, kind: str, name: str, *, uid: str | None = None, in_background: bool = False) -> None:
         """Delete an object and all that belongs to it; nothing happens if there is none.
 
         Args:
             kind: the plural.
             name: its name.
             uid: only the object with this id.
+            in_background: a TrainJob is gone before its pods are.
         """
-        body: Object = {"propagationPolicy": "Foreground" if kind == "trainjobs" else "Background"}
+        waits = kind == "trainjobs" and not in_background
+        body: Object = {"propagationPolicy": "Foreground" if waits else "Background"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         with contextlib.suppress(NotFoundError):

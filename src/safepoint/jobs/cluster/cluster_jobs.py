@@ -432,9 +432,19 @@ class ClusterJobs:
         if found is None:
             return 0
         uid = uid_of(found)
-        self._api.delete("trainjobs", name, uid=uid)
+        # In the foreground, Trainer would make the JobSet again and again while the job waits for its end.
+        self._api.delete("trainjobs", name, uid=uid, in_background=True)
+
+        def is_gone() -> bool:
+            job = self._api.find("trainjobs", name)
+            if job is not None:
+                return uid_of(job) != uid
+            with contextlib.suppress(AccessDeniedError):
+                return self._api.find("jobsets", name) is None and not self._pods(name)
+            return True
+
         _until(
-            lambda: uid_of(self._api.find("trainjobs", name)) != uid,
+            is_gone,
             f"job {name} was not deleted",
             timeout_s,
             "`safepoint list` shows when it is gone",
