@@ -21,7 +21,7 @@ from safepoint.errors import (
 )
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.changes.submission import create_job, repair
+from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
 from safepoint.jobs.cluster.changes.successor import Plan, Successions
 from safepoint.jobs.cluster.manifests import Manifests, manifests_for
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts, uid_of
@@ -434,17 +434,8 @@ class ClusterJobs:
         uid = uid_of(found)
         # In the foreground, Trainer would make the JobSet again and again while the job waits for its end.
         self._api.delete("trainjobs", name, uid=uid, in_background=True)
-
-        def is_gone() -> bool:
-            job = self._api.find("trainjobs", name)
-            if job is not None:
-                return uid_of(job) != uid
-            with contextlib.suppress(AccessDeniedError):
-                return self._api.find("jobsets", name) is None and not self._pods(name)
-            return True
-
         _until(
-            is_gone,
+            lambda: is_gone(self._api, name, uid),
             f"job {name} was not deleted",
             timeout_s,
             "`safepoint list` shows when it is gone",

@@ -11,6 +11,7 @@ from safepoint.jobs.cluster.failures import AlreadyExistsError
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.spec import JOB_LABEL
+from safepoint.jobs.cluster.state import JOBSET_LABEL
 
 _MADE_FOR_JOBS = ("configmaps", "secrets", "trainingruntimes")
 _ORPHAN_S = 600
@@ -73,6 +74,16 @@ def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> N
     for kind, item in made:
         if [at(one, "uid") for one in items(item, "metadata", "ownerReferences")] != [uid_of(owner)]:
             api.patch(kind, name_of(item), {"metadata": {"ownerReferences": [reference]}})
+
+
+def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
+    """Whether a TrainJob that was deleted is gone, and its JobSet and pods are too, as far as they may be read."""
+    job = api.find("trainjobs", name)
+    if job is not None:
+        return uid_of(job) != uid
+    with contextlib.suppress(AccessDeniedError):
+        return api.find("jobsets", name) is None and not api.objects("pods", labels=f"{JOBSET_LABEL}={name}")
+    return True
 
 
 def made_for(api: ClusterApi, labels: str) -> list[tuple[str, Object]]:
