@@ -41,7 +41,7 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         if not isinstance(error, TransientError | AlreadyExistsError):
             for kind, item in reversed(made):
                 with contextlib.suppress(SafepointError):
-                    api.delete(kind, name_of(item), uid=uid_of(item))
+                    api.delete(kind, name_of(item), uid=uid_of(item), in_background=True)
         raise
     return job
 
