@@ -182,7 +182,8 @@ def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
         for entry in part.files:
             if entry not in known:
                 raise SaveError(
-                    f"{entry.path} on node {part.node} is missing on the first node, where the model is, or differs"
+                    f"node {part.node} has {entry.path}, which the first node lacks or has with other content; "
+                    "the first node stores the model"
                 )
     return here
 

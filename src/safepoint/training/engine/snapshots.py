@@ -241,8 +241,10 @@ class Snapshots:
         return TakeResult.TAKEN if could else TakeResult.BUSY
 
     def _find_keeper(self) -> None:
-        """Connect to a keeper, such as the one that replaces a dead keeper, for the next save. This save is
-        synchronous."""
+        """Connect to a keeper, such as the one that replaces a dead keeper.
+
+        It is used from the next save on. The save that is due now is synchronous.
+        """
         context = self._context
         if self._snapshotter is not None:
             self.poll()

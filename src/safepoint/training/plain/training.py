@@ -236,13 +236,13 @@ class Training:
 
     # ---- a step -----------------------------------------------------------------------------------------------
 
-    def step(self, *, loss: Any = None, metrics: Mapping[str, Any] | None = None, is_saved: bool = False) -> None:
+    def step(self, *, loss: Any = None, metrics: Mapping[str, Any] | None = None, must_save: bool = False) -> None:
         """Report that the optimizer has stepped. This may save, and it ends the program when a stop was requested.
 
         Args:
             loss: of the step, for the progress report; a number or a tensor of one element.
             metrics: further metrics by name; names of evaluations start with `eval_`, `val_` or `test_`.
-            is_saved: whether to save this step in any case.
+            must_save: whether to save this step in any case.
 
         Raises:
             Interrupted: all ranks agreed to stop; a `SystemExit` with the right exit code.
@@ -261,7 +261,7 @@ class Training:
         self._batches_before = data.batches
         self._metrics = without_graph({"loss": loss, **(metrics or {})})
         self._boundary.step_ends()
-        self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or is_saved)
+        self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or must_save)
         self._report_progress()
         self._boundary.ends()
         # Reset only after the save. During a save, DCP steps an optimizer that has no state yet, and the hook before

@@ -122,7 +122,7 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # If newer, damaged checkpoints stayed, retention would keep them as the newest, and delete valid ones.
+        # If damaged checkpoints that are newer stayed, retention would keep the newest of them.
         self._set_aside_newer_than(point.manifest.step)
         self._report(
             Resumed(
@@ -229,8 +229,8 @@ class CheckpointChooser:
         if not candidates and stored is None and all(copy.fault is None for copy in copies):
             fault = Fault(file="the checkpoint", reason="the parts of other nodes are missing")
             self._reject(self._place_of(checkpoint_name(step)), fault)
-        # First come checkpoints of the run whose checkpoint is in the store. Among these, and then among the others,
-        # a newer attempt comes first, and after that a manifest with more files.
+        # Checkpoints of the run whose checkpoint is in the store come before all others. Within each of these two
+        # groups, newer attempts come first; within one attempt, manifests with more files.
         run_id = stored.run_id if isinstance(stored, Manifest) else None
         return sorted(candidates, key=lambda candidate: _preference(candidate.manifest, run_id), reverse=True)
 

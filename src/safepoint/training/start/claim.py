@@ -81,7 +81,8 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
     """Record in the folder which object store it belongs to, before any checkpoint in it is used.
 
-    This ends the uploads of this process's previous training, and deletes the folder's final model of an earlier one.
+    This ends the uploads of the previous training in this process. It also deletes the final model that an earlier
+    training left in the folder.
 
     Raises:
         ConflictError: the folder holds the checkpoints of another location.

@@ -1,4 +1,4 @@
-"""Reads a checkpoint that the ranks of ZeRO have written: each weight whole, in full precision, with its moments.
+"""Reads whole weights, in full precision and with their moments, from the parts that ZeRO's ranks have written.
 
 Stages 1 and 2 concatenate the weights of a group of the optimizer, and split the result into equal parts, one for
 each rank. Stage 3 splits each single weight into such parts. The layout is that of DeepSpeed 0.19. Files are mapped
@@ -88,7 +88,7 @@ class Partitions:
         ]
         self._places = dict(self._find())
         self.moments = self._check_moments()
-        """The optimizer's tensors of each weight's size, such as `exp_avg`."""
+        """The names of the optimizer's tensors that have each weight's size, such as `exp_avg`."""
 
     # ---- trained weights ------------------------------------------------------------------------------------
 

@@ -220,12 +220,12 @@ class SafepointCallback(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         self._is_last_batch = bool(loop._num_ready_batches_reached())
         if not self._is_last_batch:
-            self._end_step(is_saved=loop.done)
+            self._end_step(must_save=loop.done)
 
-    def _end_step(self, *, is_saved: bool = False) -> None:
+    def _end_step(self, *, must_save: bool = False) -> None:
         assert self._training is not None
         self._is_last_batch = False
-        self._training.step(loss=self._loss, is_saved=is_saved)
+        self._training.step(loss=self._loss, must_save=must_save)
 
     def _metrics(self) -> dict[str, Any]:
         """The logged metrics, not yet computed: computing them is a collective call."""

@@ -6,8 +6,8 @@
 - For a stream, the batches are read and dropped, and the log reports how long that takes.
 
 The order of an epoch is drawn from the random number states at its start. A resume restores these states, lets the
-loader draw the order, and then restores the states of the checkpoint's step. Generators that the loader and its
-samplers have get their states at the start of the epoch, and draw from there.
+loader draw the order, and then restores the states of the checkpoint's step. The generators of the loader and of its
+samplers are set to the states that they had at the start of the epoch, and draw on from these.
 
 A loader that Accelerate has prepared counts its epochs by itself, and Accelerate's own function skips batches. Such a
 loader reads one batch ahead, so a data set that draws random numbers in this process draws other numbers after a
@@ -59,6 +59,7 @@ class TrackedData:
         self._generators = generators_of(loader)
         self._generator_states: list[torch.Tensor] = []
         self._is_by_count = False
+        """Whether the position is saved as a number of batches, because the loader's own state would be wrong."""
         self._resumed: Position | None = None
         self._rng: dict[str, Any] | None = None
         self.epoch = 0
@@ -170,7 +171,7 @@ class TrackedData:
             rng = None
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
-        # Persistent workers keep the sampler that they were started with. If it has skipped, that still counts.
+        # Persistent workers keep their first sampler. If it left out batches, the loader's own count stays wrong.
         self._is_by_count = self._is_by_count and bool(getattr(self.loader, "persistent_workers", False))
         batches = self._batches_after(resumed)
         if rng is not None:
@@ -213,7 +214,7 @@ class TrackedData:
     def _batches_after(self, resumed: Position | None) -> Iterator[Any]:
         """The batches of the epoch after the position `resumed`; all batches if it is None."""
         loader: Any = self.loader
-        if resumed is None or not (resumed.batches or self._draws_late):
+        if resumed is None or not (resumed.batches or self._draws_extra_seed):
             return iter(loader)
         if self._has_state and resumed.loader is not None:
             if not _is_finished(resumed.loader):
@@ -231,8 +232,8 @@ class TrackedData:
         return isinstance(getattr(self.loader, "dataset", None), IterableDataset)
 
     @property
-    def _draws_late(self) -> bool:
-        """Whether a new loader draws a worker seed before this epoch's order, unlike in an uninterrupted run.
+    def _draws_extra_seed(self) -> bool:
+        """Whether a new loader draws a worker seed here that an uninterrupted run would not draw.
 
         Persistent workers draw their seed only before the first epoch, all others before each epoch.
         """
@@ -252,7 +253,7 @@ class TrackedData:
         if self._is_stream or name not in getattr(loader, "__dict__", {}):
             self._is_by_count = False
             return skip_batches(iter(loader), count, self._report)
-        restore = _rng_restorer(self._generators) if self._draws_late else None
+        restore = _rng_restorer(self._generators) if self._draws_extra_seed else None
         skipping = _Skipping(vars(loader)[name], count, restore)
         vars(loader)[name] = skipping  # the loader refuses a plain assignment
         try:

@@ -170,7 +170,7 @@ def adapt(
         raise ConflictError(
             f"the checkpoint of step {manifest.step} used {saved.global_batch} samples per step on "
             f"{plural(saved.world_size, 'rank')}; with this script's settings {plural(now.world_size, 'rank')} would "
-            f"use {now.global_batch}: {reason}; training was not started",
+            f"use {now.global_batch} samples per step; {reason}; training was not started",
             hint=_OPTION,
         )
     if saved.world_size == now.world_size:
@@ -193,7 +193,7 @@ def _obstacle(trainer: Any, saved: BatchGeometry, now: BatchGeometry) -> str | N
         return "the script's batch size or gradient accumulation was changed"
     accumulation, rest = divmod(saved.global_batch, now.per_micro_step)
     if rest:
-        return f"{saved.global_batch} samples per step cannot be accumulated from {now.per_micro_step} per micro-step"
+        return f"steps of {saved.global_batch} samples cannot be accumulated from micro-steps of {now.per_micro_step}"
     reason = _obstacle_of_order(trainer, saved.world_size, now.world_size)
     reason = reason or _obstacle_of_generation(trainer, saved, accumulation)
     after = replace(now, accumulation=accumulation, global_batch=saved.global_batch)
