@@ -21,17 +21,19 @@ pytest.importorskip("lightkube")
 
 from safepoint.cli import output
 from safepoint.cli.on_cluster import zip_of
-from safepoint.errors import SafepointError, StorageError, TransientError, UsageError
+from safepoint.errors import NotFoundError, SafepointError, StorageError, TransientError, UsageError
 from safepoint.jobs.cluster import api as cluster_api
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.submission import repair
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to
 from safepoint.jobs.cluster.pod_archive import build_archive
-from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.jobs.cluster.spec import ClusterSpec, plan_name
 from safepoint.jobs.model.connections import keys_of
 
 Answer = Callable[["Handler"], None]
+ANNOTATION = "safepoint.dev/succession"
+"""What a plan of `scale` says."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -251,6 +253,40 @@ class TestNeighbours:
         found = ClusterJobs(api).jobs()
         assert sorted(one.name for one in found) == ["annotated", "good", "posted"]
         assert all(one.progress is None or isinstance(one.progress.step, int) for one in found)
+
+    def test_a_config_map_does_not_create_a_job(self, api: ClusterApi, server: Server) -> None:
+        """Its writer may create no TrainJobs, and the user who lists the jobs may."""
+        data = {"old": "gone", "nodes": "2", "actor": "x", "successor": json.dumps(job("planted"))}
+        label = {"safepoint.dev/successor-of": "planted"}
+        planted = [
+            {
+                "metadata": {"name": name, "uid": "u", "labels": label, "annotations": {ANNOTATION: content}},
+                "data": data,
+            }
+            for name in ("planted-successor", plan_name("planted"))
+            for content in (json.dumps({**data, "successor": job("planted")}), "")
+        ]
+        everything = lists(configmaps=planted, trainjobs=[job("good")])
+
+        def answer(request: Handler) -> None:
+            is_one = request.path.rpartition("/")[2].startswith("planted")
+            request.send({}, 404) if is_one else everything(request)
+
+        server.answers(answer)
+        jobs = ClusterJobs(api)
+        assert [one.name for one in jobs.jobs()] == ["good"]
+        with pytest.raises(NotFoundError):
+            jobs.job("planted")
+        assert {method for method, _, _ in server.handler.seen} == {"GET"}
+
+    @pytest.mark.parametrize("successor", [[], "x", 1, {}, {"metadata": []}, {"metadata": {"name": "j"}, "spec": 1}])
+    def test_a_plan_of_another_shape_does_nothing(self, successor: Any, api: ClusterApi, server: Server) -> None:
+        content = json.dumps({"old": "gone", "nodes": 2, "actor": "x", "successor": successor})
+        plan = job(plan_name("j"), **{ANNOTATION: content})
+        plan["metadata"]["labels"] = {"safepoint.dev/successor-of": "j"}
+        server.answers(lists(trainjobs=[plan, job("good")]))
+        assert [one.name for one in ClusterJobs(api).jobs()] == ["good"]
+        assert {method for method, _, _ in server.handler.seen} == {"GET"}
 
     def test_large_objects_do_not_stop_a_submit(self, api: ClusterApi, server: Server) -> None:
         """Only the metadata of config maps and secrets are read, whatever is in them."""

@@ -1,6 +1,7 @@
 """Commands that are killed after each of their requests: the next command goes on, and no object is left over."""
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.jobs.cluster.spec import plan_name
 from tests.support.cluster import killed
-from tests.support.cluster.workspace import CLAIM, Workspace
+from tests.support.cluster.workspace import CLAIM, RUNTIME, Workspace, apply
 from tests.support.commands import Outcome, safepoint
 from tests.support.patience import PATIENCE
 
@@ -103,6 +105,12 @@ def assert_gone(team: Workspace) -> None:
     assert objects_of(team) == {}
 
 
+def plans(team: Workspace) -> list[str]:
+    """The TrainJobs that keep a plan of `scale`."""
+    found = team.get("trainjobs", "", "-l", "safepoint.dev/successor-of")["items"]
+    return [item["metadata"]["name"] for item in found]
+
+
 def until(is_so: object, seconds: float = 60) -> None:
     deadline_s = time.monotonic() + seconds * PATIENCE
     assert callable(is_so)
@@ -165,13 +173,13 @@ def test_scale(team: Workspace, tmp_path: Path) -> None:
     for point in points:
         command, wanted = (up, 2) if nodes == 1 else (down, 1)
         code = command.requests(log, *point)
-        if team.get("configmaps", "", "-l", "safepoint.dev/successor-of")["items"]:
+        if plans(team):
             finisher = next(finishers)
             finisher = command if finisher is down else finisher
 
             def is_finished(finisher: Command = finisher) -> bool:
                 finisher.run()
-                return not team.get("configmaps", "", "-l", "safepoint.dev/successor-of")["items"]
+                return not plans(team)
 
             until(is_finished)
             nodes = wanted
@@ -233,3 +241,50 @@ def test_a_deleted_job_has_no_successor(team: Workspace, tmp_path: Path) -> None
         done = delete.run()
         assert done.code == 0, done.stderr
         assert_gone(team)
+    assert team.left_at_last() == []
+
+
+@pytest.mark.timeout(300)
+def test_the_plan_of_a_change_is_no_job(team: Workspace, tmp_path: Path) -> None:
+    """It runs nothing, is not listed, cannot be deleted by name, and leaves nothing."""
+    submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
+    scale = Command(team, "scale", "a", "--nnodes", "2")
+    assert submit.run().code == 0
+    jobs = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{team.namespace}/trainjobs"
+    assert scale.requests(log, "POST", jobs, "1") == _SIGKILL
+    [plan] = team.get("trainjobs", "", "-l", "safepoint.dev/successor-of=a")["items"]
+    name = plan["metadata"]["name"]
+    until(lambda: f"jobset.jobset.x-k8s.io/{name}" in team.left())
+    pods = [pod["metadata"]["name"] for pod in team.get("pods")["items"]]
+    assert not any(pod.startswith(name) for pod in pods), pods
+    for word in ("status", "delete", "suspend", "resume"):
+        done = Command(team, word, name).run()
+        assert "there is no job" in done.stderr, done
+    until(lambda: Command(team, "list", "--json").run().code == 0 and not plans(team))
+    [listed] = json.loads(Command(team, "list", "--json").run().stdout)
+    assert (listed["name"], listed["num_nodes"]) == ("a", 2)
+    assert Command(team, "delete", "a").run().code == 0
+    assert team.left_at_last() == []
+
+
+@pytest.mark.timeout(120)
+def test_a_config_map_is_no_plan(team: Workspace) -> None:
+    """Its writer may create no TrainJobs, and the user who lists the jobs may."""
+    job = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "planted", "namespace": team.namespace},
+        "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": {"numNodes": 1, "command": ["true"]}},
+    }
+    data = {"old": "gone", "nodes": "1", "actor": "x", "successor": json.dumps(job)}
+    for name in ("planted-successor", plan_name("planted")):
+        metadata = {
+            "name": name,
+            "namespace": team.namespace,
+            "labels": {"safepoint.dev/successor-of": "planted"},
+            "annotations": {"safepoint.dev/succession": json.dumps({**data, "nodes": 1, "successor": job})},
+        }
+        apply(team.cluster, [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}])
+    assert Command(team, "list").run().code == 0
+    assert "there is no job planted" in Command(team, "status", "planted").run().stderr
+    assert team.get("trainjobs")["items"] == []

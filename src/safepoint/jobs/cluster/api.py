@@ -179,17 +179,17 @@ class ClusterApi:
         headers = {"content-type": "application/merge-patch+json"}
         return self._json("PATCH", self._path(kind, name), body=body, headers=headers)
 
-    def delete(self, kind: str, name: str, *, uid: str | None = None, in_background: bool = False) -> None:
-        """Delete an object and all that belongs to it; nothing happens if there is none.
+    def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
+        """Delete an object, and later all that belongs to it; nothing happens if there is none.
+
+        A TrainJob does not wait for its JobSet: until it is gone, Trainer makes the JobSet again and again.
 
         Args:
             kind: the plural.
             name: its name.
             uid: only the object with this id.
-            in_background: a TrainJob is gone before its pods are.
         """
-        waits = kind == "trainjobs" and not in_background
-        body: Object = {"propagationPolicy": "Foreground" if waits else "Background"}
+        body: Object = {"propagationPolicy": "Background"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         with contextlib.suppress(NotFoundError):
@@ -309,10 +309,14 @@ class ClusterApi:
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
+    def check_name(self, name: str) -> None:
+        """Raise UsageError for a name that could lead to another object."""
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is not a valid name on a cluster; nothing was done")
+
     def _path(self, kind: str, name: str = "") -> str:
         for text in filter(None, (name, self.namespace)):
-            if not _NAME.fullmatch(text):  # it could lead to another object
-                raise UsageError(f"{text!r} is not a valid name on a cluster; nothing was done")
+            self.check_name(text)
         namespace = "" if kind in _OF_CLUSTER else f"/namespaces/{self.namespace}"
         return f"/{_GROUPS.get(kind, _CORE)}{namespace}/{kind}" + (f"/{name}" if name else "")
 

@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from safepoint.errors import (
     AccessDeniedError,
@@ -22,11 +21,11 @@ from safepoint.errors import (
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
-from safepoint.jobs.cluster.changes.successor import Plan, Successions
+from safepoint.jobs.cluster.changes.successor import Plan, Successions, plans_among
 from safepoint.jobs.cluster.manifests import Manifests, manifests_for
-from safepoint.jobs.cluster.objects import Object, at, name_of, texts, uid_of
+from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, texts, uid_of
 from safepoint.jobs.cluster.requirements import check_claim, check_queue, find_runtime, secret_keys
-from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
 from safepoint.jobs.cluster.state import (
     JOBSET_LABEL,
     NODES,
@@ -109,7 +108,12 @@ class ClusterJobs:
 
     def jobs(self) -> list[ClusterJob]:
         """All jobs of the namespace, oldest first; five requests for each 500 of them."""
-        plans = {plan.job: plan for plan in self._successions.plans() if not self._try_step(plan)}
+        for plan in self._successions.plans():
+            self._try_step(plan)
+        listed = self._api.objects("trainjobs")
+        plans = {plan.job: plan for plan in plans_among(listed)}
+        trainjobs = {name: plan.successor for name, plan in plans.items() if plan.successor is not None}
+        trainjobs |= {name_of(job): job for job in listed if not is_plan(job)}
         jobsets = {name_of(item): item for item in self._api.objects("jobsets")}
         pods: dict[str, list[Object]] = {}
         for pod in self._api.objects("pods", labels=JOBSET_LABEL):
@@ -126,7 +130,7 @@ class ClusterJobs:
                 ),
                 place=self.place,
             )
-            for job in self._api.objects("trainjobs")
+            for job in trainjobs.values()
         ]
         return sorted(found, key=lambda job: job.created)
 
@@ -143,7 +147,12 @@ class ClusterJobs:
         plan = self._successions.plan(name)
         if plan is not None and self._step(plan):
             plan = None
-        seen = self.observe(name)
+        try:
+            seen = self.observe(name)
+        except NotFoundError:
+            if plan is None or (plan := self._successions.plan(name)) is None or plan.successor is None:
+                raise
+            seen = Observed(trainjob=plan.successor)
         return describe(replace(seen, target_nodes=_target(plan, seen.trainjob)), place=self.place)
 
     def progress_of(self, job: ClusterJob) -> Progress | None:
@@ -169,7 +178,7 @@ class ClusterJobs:
             NotFoundError: there is no such job.
         """
         job = self._api.find("trainjobs", name)
-        if job is None:
+        if job is None or is_plan(job):
             raise self._unknown(name)
         workloads = self._workloads(f"{UID_LABEL}={uid_of(job)}")
         pods = self._pods(name)
@@ -195,7 +204,7 @@ class ClusterJobs:
             for kind in ("TrainJob", "JobSet"):
                 fields = f"type=Warning,involvedObject.name={name},involvedObject.kind={kind}"
                 found += self._api.objects("events", fields=fields)
-        return sorted(found, key=_event_time)
+        return sorted(found, key=event_time)
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[ClusterJob]]:
         """The active jobs, or one job, whenever something has changed; see `JobPlace.watch`."""
@@ -222,13 +231,13 @@ class ClusterJobs:
         found = [item for item in self._api.objects("events") if at(item, "involvedObject", "name") in names]
         return [
             JobEvent(
-                time=_event_time(item),
+                time=event_time(item),
                 name=str(at(item, "reason") or ""),
                 actor=str(at(item, "reportingComponent") or at(item, "source", "component") or ""),
                 cause=str(at(item, "message") or ""),
                 detail={"object": str(at(item, "involvedObject", "name")), "count": at(item, "count") or 1},
             )
-            for item in sorted(found, key=_event_time)
+            for item in sorted(found, key=event_time)
         ]
 
     def logs(
@@ -317,7 +326,7 @@ class ClusterJobs:
             hint = "submit it again" if job.state.is_over else f"`safepoint logs -f {name}` shows its output"
             raise ConflictError(f"job {name} is {job.state}, not suspended", hint=hint)
         if texts(seen.trainjob, "metadata", "annotations").get(NODES) is not None:
-            self._carry_on(name, plan=self._successions.write(seen.trainjob, job.num_nodes, actor=this_user()))
+            self._carry_on(name, plan=self._successions.write(seen.trainjob, job, job.num_nodes))
             return self.job(name)
         released: Object = {"metadata": {"annotations": {SUSPENDED_BY: None}}}
         if seen.workload is not None:
@@ -334,7 +343,7 @@ class ClusterJobs:
         A suspended job gets its new number when it is resumed.
 
         Raises:
-            UsageError: the job's output location is not shared by several pods.
+            UsageError: the job's output location is not shared by several pods, or the plan is too large.
             ConflictError: the job was not submitted by Safepoint, has ended, or has ended before the change.
             WaitTimeoutError: the job has not been changed yet; the next command that looks at it carries this on.
         """
@@ -356,7 +365,7 @@ class ClusterJobs:
         if job.state is JobState.SUSPENDED:
             self._api.patch("trainjobs", name, {"metadata": {"annotations": {NODES: str(num_nodes)}}})
             return self.job(name)
-        plan = self._successions.write(seen.trainjob, num_nodes, actor=this_user())
+        plan = self._successions.write(seen.trainjob, job, num_nodes)
         stopped = self._stopped(name, timeout_s)
         self._carry_on(name, plan=plan, stopped=stopped, timeout_s=timeout_s)
         return replace(self.job(name), was_saved=stopped.was_saved)
@@ -390,9 +399,10 @@ class ClusterJobs:
         try:
             seen = self.observe(plan.job)
         except NotFoundError:
-            self._successions.create(plan)
             if plan.successor is None:
                 self._successions.drop(plan)
+            elif is_gone(self._api, plan.job, plan.old_uid):
+                self._successions.create(plan)
             return plan.successor is None
         job = describe(seen, place=self.place)
         if job.uid != plan.old_uid:
@@ -427,15 +437,13 @@ class ClusterJobs:
         if plan is not None:
             self._successions.drop(plan)
         found = self._api.find("trainjobs", name)
-        if found is None and plan is None:
+        if (found is None and plan is None) or is_plan(found or {}):
             raise self._unknown(name)
         if found is None:
             return 0
-        uid = uid_of(found)
-        # In the foreground, Trainer would make the JobSet again and again while the job waits for its end.
-        self._api.delete("trainjobs", name, uid=uid, in_background=True)
+        self._api.delete("trainjobs", name, uid=uid_of(found))
         _until(
-            lambda: is_gone(self._api, name, uid),
+            lambda: is_gone(self._api, name, uid_of(found)),
             f"job {name} was not deleted",
             timeout_s,
             "`safepoint list` shows when it is gone",
@@ -488,12 +496,5 @@ def _until(is_done: Callable[[], bool], what_not: str, timeout_s: float | None, 
 
 
 def _target(plan: Plan | None, job: Object) -> int | None:
-    """The number of nodes that is about to replace that of this TrainJob."""
-    return plan.num_nodes if plan is not None and plan.old_uid == uid_of(job) else None
-
-
-def _event_time(item: Object) -> str:
-    for key in ("lastTimestamp", "eventTime", "firstTimestamp"):
-        if at(item, key):
-            return str(at(item, key))
-    return str(at(item, "metadata", "creationTimestamp") or datetime.now(UTC).isoformat())
+    """The number of nodes that is about to replace that of this TrainJob; a successor that is to come has no id."""
+    return plan.num_nodes if plan is not None and uid_of(job) in {plan.old_uid, ""} else None

@@ -1,5 +1,6 @@
 """Reading objects of a cluster, which may lack any field."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 Object = dict[str, Any]
@@ -45,3 +46,11 @@ def condition(value: Any, kind: str) -> Any:
     """The condition of this type in an object's status if it is true, else None."""
     found = [item for item in items(value, "status", "conditions") if at(item, "type") == kind]
     return next((item for item in found if at(item, "status") == "True"), None)
+
+
+def event_time(item: Object) -> str:
+    """When an event was seen last."""
+    for key in ("lastTimestamp", "eventTime", "firstTimestamp"):
+        if at(item, key):
+            return str(at(item, key))
+    return str(at(item, "metadata", "creationTimestamp") or datetime.now(UTC).isoformat())

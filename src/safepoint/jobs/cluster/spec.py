@@ -1,11 +1,13 @@
 """What a job on a cluster is made from, and what a TrainJob records of it."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from safepoint.errors import UsageError
+from safepoint.jobs.cluster.objects import Object, name_of, texts
 from safepoint.jobs.model.connections import IDENTITY
 from safepoint.jobs.model.spec import check_name, check_packages
 from safepoint.settings.run_settings import RunSettings
@@ -19,6 +21,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """By this label, Kueue takes a TrainJob into a queue."""
 JOB_LABEL = f"{DOMAIN}/job"
 """The label of the objects that belong to a job."""
+PLAN_LABEL = f"{DOMAIN}/successor-of"
+"""The label of a plan, see `changes.successor`."""
 _GPU_NAMES = {"gpu": "nvidia.com/gpu"}
 
 
@@ -119,6 +123,18 @@ def check_shared(output: str | None, num_nodes: int) -> None:
 
 
 _NOT_RECORDED = {"files", "code"}
+
+
+def plan_name(job: str) -> str:
+    """The name of the TrainJob that keeps the plan for a job."""
+    digest = hashlib.sha256(job.encode(errors="replace"))
+    return f"successor-{digest.hexdigest()[:12]}"
+
+
+def is_plan(trainjob: Object) -> bool:
+    """Whether a TrainJob keeps the plan for another one, and is no job itself."""
+    job = texts(trainjob, "metadata", "labels").get(PLAN_LABEL)
+    return job is not None and name_of(trainjob) == plan_name(str(job))
 
 
 def kubernetes_resources(requested: Mapping[str, Any] | None) -> dict[str, str]:

@@ -41,7 +41,7 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         if not isinstance(error, TransientError | AlreadyExistsError):
             for kind, item in reversed(made):
                 with contextlib.suppress(SafepointError):
-                    api.delete(kind, name_of(item), uid=uid_of(item), in_background=True)
+                    api.delete(kind, name_of(item), uid=uid_of(item))
         raise
     return job
 
@@ -63,11 +63,10 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
 
 
 def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> None:
-    """Make a TrainJob or a config map the only owner of other objects, so that they are deleted with it."""
-    is_job = "spec" in owner
+    """Make a TrainJob the only owner of other objects, so that they are deleted with it."""
     reference = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1" if is_job else "v1",
-        "kind": "TrainJob" if is_job else "ConfigMap",
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
         "name": name_of(owner),
         "uid": uid_of(owner),
     }

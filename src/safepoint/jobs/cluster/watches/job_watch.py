@@ -8,6 +8,7 @@ from safepoint.errors import AccessDeniedError, SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.failures import GoneError
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts
+from safepoint.jobs.cluster.spec import is_plan
 from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed
 
 _KINDS = ("trainjobs", "pods", "workloads")
@@ -62,6 +63,7 @@ class JobWatch:
         return [
             Observed(trainjob=job, pods=of_job.get(name_of(job), []), workload=by_uid.get(at(job, "metadata", "uid")))
             for job in sorted(trainjobs, key=lambda job: str(at(job, "metadata", "creationTimestamp")))
+            if not is_plan(job)
         ]
 
     def _watch(self, kind: str) -> None:
