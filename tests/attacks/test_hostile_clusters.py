@@ -147,10 +147,10 @@ class TestAnswers:
         assert api.objects("trainjobs") == []
         assert server.handler.seen[0][2]["accept-encoding"] == "identity"
 
-    def test_a_body_that_drips(self, api: ClusterApi, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_body_that_drips(self, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server that sends a byte now and then does not hold the command for ever."""
         monkeypatch.setattr(cluster_api, "_ANSWER_S", 0.3)
-        monkeypatch.setattr(cluster_api, "_WITHIN_S", 0.1)
+        connection = connect_to("c", file=kubeconfig(tmp_path, server.url))
         stop = threading.Event()
 
         def drip(request: Handler) -> None:
@@ -162,7 +162,7 @@ class TestAnswers:
                 request.wfile.flush()
 
         server.answers(drip)
-        with pytest.raises(TransientError, match="took more than"):
+        with ClusterApi(connection, within_s=0.1) as api, pytest.raises(TransientError, match="took more than"):
             api.get("trainjobs", "a")
         stop.set()
 
