@@ -46,7 +46,7 @@ from safepoint.progress.record import Progress
 _log = logging.getLogger("safepoint")
 _LOOK_S = 1.0
 _LOOK_AT_LEAST_S = 10.0
-"""How often a list is shown again when nothing changes: the ages of jobs do."""
+"""After this time a list is shown again even if no job has changed, because the ages of the jobs grow."""
 
 
 class ClusterJobs:
@@ -288,7 +288,7 @@ class ClusterJobs:
                 has_stopped,
                 f"job {name} was not suspended",
                 timeout_s,
-                f"`safepoint status {name}` shows when it has",
+                f"`safepoint status {name}` shows when it is suspended",
             )
             if seen.pods:
                 ends.wait_for_last()

@@ -113,8 +113,10 @@ def manifests_for(
         spec: the job.
         runtime: its runtime.
         secret_keys: the keys of the connection's Secret; None if they may not be read.
-        with_secret: make a Secret by which several nodes recognise each other; else they agree on one in the folder.
-        with_runtime: make a runtime of its own if the grace period differs; else the runtime's own counts.
+        with_secret: make a Secret by which several pods recognize each other. Otherwise they agree on one through
+            a file in the output location.
+        with_runtime: make a copy of the runtime with the job's grace period if that differs. Otherwise the grace
+            period of the runtime applies.
 
     Raises:
         UsageError: what the job brings along is too large.
@@ -172,7 +174,7 @@ def _patch(replicated_job: str, pod: Object) -> Object:
 
 
 def add_secret(trainjob: Object) -> tuple[Object, Object]:
-    """A TrainJob of one pod, and the Secret that it mounts from now on, so that several pods recognize each other.
+    """Prepare the TrainJob of one pod for several pods: add a Secret by which they recognize each other.
 
     Returns:
         The TrainJob, changed; the Secret.
@@ -196,7 +198,9 @@ def mounts_secret(trainjob: Object) -> bool:
 
 
 def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
-    """The runtime with the job's grace period. In a patch of the TrainJob the period would stop a job of Kueue."""
+    """The runtime with the job's grace period.
+
+    A patch of the TrainJob could set it too, but Kueue 0.19 removes that field, and the job would never start."""
     document = copy.deepcopy(runtime.document)
     own = Runtime(document=document)
     own.pod["terminationGracePeriodSeconds"] = spec.grace_s
