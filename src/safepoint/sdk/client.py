@@ -91,7 +91,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         return self._with("resume_job").resume_job(name)
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
-        """Suspend a job, change its number of nodes, and resume it.
+        """Change a job's number of nodes. A running job is suspended and resumed.
 
         Args:
             name: the job.

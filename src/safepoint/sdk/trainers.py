@@ -117,7 +117,8 @@ class TransformersTrainer(types.CustomTrainer):
         metrics_poll_interval_seconds: how often the controller of a cluster reads the progress; 5-300.
         enable_jit_checkpoint: whether to save after each epoch if neither `periodic_checkpoint_config` nor
             `save_every` is set. An `output_dir` sets this field to True. When the job is asked to stop, Safepoint
-            saves in any case, even if the field is False.
+            saves even if the field is False. Only a job that Kubeflow's client submits, on an image without
+            Safepoint, then trains without it.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None
             means the folder that the script sets.
         periodic_checkpoint_config: when to save periodically.

@@ -50,7 +50,7 @@ def submit(
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_NNODES",
-            help="Number of nodes. Each is a launcher process on this machine.",
+            help="Number of nodes: launcher processes on this machine, pods with --on.",
         ),
     ] = 1,
     cpu: Annotated[
