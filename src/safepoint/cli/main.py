@@ -22,7 +22,7 @@ _COMMANDS = (
     ("events", "jobs:events", "Print the events of a job, oldest first, with the cause of each."),
     ("suspend", "jobs:suspend", "Save a checkpoint and stop a job; `resume` continues from it."),
     ("resume", "jobs:resume", "Continue a suspended or failed job from its newest checkpoint."),
-    ("scale", "jobs:scale", "Change a job's number of nodes. A running job is suspended and resumed."),
+    ("scale", "jobs:scale", "Change a job's number of nodes; a running job is suspended and resumed."),
     ("delete", "jobs:delete", "Stop a job and remove it from the list; its checkpoints stay."),
     ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
     ("config", "config:app", "Show which settings are in effect and where they are set."),

@@ -91,7 +91,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         return self._with("resume_job").resume_job(name)
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
-        """Change a job's number of nodes. A running job is suspended and resumed.
+        """Change a job's number of nodes; a running job is suspended and resumed.
 
         Args:
             name: the job.

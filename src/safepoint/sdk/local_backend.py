@@ -208,7 +208,7 @@ class LocalBackend(RuntimeBackend):
         return self._changed(name, lambda jobs: jobs.resume(name))
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
-        """Change a job's number of nodes. A running job is suspended and resumed."""
+        """Change a job's number of nodes; a running job is suspended and resumed."""
         self._warn_of_risk(name)
         return self._changed(name, lambda jobs: jobs.scale(name, num_nodes, timeout_s=timeout))
 

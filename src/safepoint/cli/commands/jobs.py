@@ -204,7 +204,7 @@ def scale(
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
-    """Change a job's number of nodes. A running job is suspended and resumed."""
+    """Change a job's number of nodes; a running job is suspended and resumed."""
     with open_jobs(on, namespace, name) as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)
