@@ -29,9 +29,9 @@ def test_commands_find_a_job_in_both_places(team: Workspace, tmp_path: Path, mon
     assert "PLACE" in safepoint("list").stdout.splitlines()[0]
     assert safepoint("status", "here").code == 0
     assert safepoint("status", "--json", "there").document["namespace"] == team.namespace
-    assert "there is no job nowhere on this machine, nor in place team" in safepoint("status", "nowhere").stderr
+    assert "there is no job 'nowhere' on this machine or on cluster 'team'" in safepoint("status", "nowhere").stderr
     twice = safepoint("status", "twice")
-    assert "there is a job twice on this machine, and one in place team" in twice.stderr
+    assert "there is a job 'twice' on this machine, and another one on cluster 'team'" in twice.stderr
     assert "--on local or --on team" in twice.stderr
     for place in ("local", "team"):
         assert safepoint("delete", "--on", place, "twice").code == 0

@@ -1,6 +1,6 @@
 """A real S3 server on loopback: MinIO, built from its Go module into the user's cache folder.
 
-    python -m tests.support.minio build     # minutes the first time; says why where that is not possible
+    python -m tests.support.minio build     # minutes the first time; prints the reason if it cannot be built here
 
 It checks the checksums of what it receives, which Ceph RGW and moto do not.
 """

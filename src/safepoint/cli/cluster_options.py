@@ -30,8 +30,8 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="The cluster: a place of your settings, else the name of a context in your kubeconfig, or `.` for the "
-        "current one.",
+        help="The cluster: the NAME of a table `[places.NAME]` in your settings, or the name of a context in your "
+        "kubeconfig, or `.` for the current context.",
         show_default="this machine",
     ),
 ]
@@ -92,7 +92,7 @@ def _place_of(name: str, default: str) -> str:
         failure = error
     if len(found) > 1:
         raise ConflictError(
-            f"there is a job {name} on this machine, and one in place {default}; nothing was done",
+            f"there is a job {name!r} on this machine, and another one on cluster {default!r}; nothing was done",
             hint=f"add --on {THIS_MACHINE} or --on {shlex.quote(default)}",
         )
     if failure is not None and found:
@@ -102,7 +102,7 @@ def _place_of(name: str, default: str) -> str:
     if failure is not None:
         raise failure
     raise NotFoundError(
-        f"there is no job {name} on this machine, nor in place {default}", hint="`safepoint list` shows the jobs"
+        f"there is no job {name!r} on this machine or on cluster {default!r}", hint="`safepoint list` shows the jobs"
     )
 
 

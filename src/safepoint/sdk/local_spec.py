@@ -231,7 +231,10 @@ def share_for(resources: Mapping[str, Any] | None, *, machine: Slots) -> NodeSha
         raise ValueError(f"resources_per_node has {', '.join(other)}, which this machine does not have; remove it")
     if gpu and not machine.gpu:
         name = next(iter(requested))
-        remarks.append(f"this machine has no GPU for {name}: {gpu}; the {gpu} rank(s) of each node run on the CPU")
+        remarks.append(
+            f"resources_per_node has {name}={gpu}, and this machine has no GPU; "
+            f"the {gpu} rank(s) of each node run on the CPU"
+        )
         gpu = 0
     elif any(name.startswith(_MIG) for name in requested):
         raise ValueError(

@@ -46,7 +46,12 @@ def test_ranks_as_kubeflow_counts_them(
         ({"cpu": 4}, 2, LAPTOP, []),
         ({"cpu": 5}, 2, LAPTOP, ["the job needs 10 CPU slots, and this machine has 8: its ranks share them"]),
         ({"memory": "1Gi", "storage": "1Gi"}, 1, LAPTOP, ["memory and storage of resources_per_node is not limited"]),
-        ({"gpu": 2}, 1, LAPTOP, ["this machine has no GPU for gpu: 2; the 2 rank(s) of each node run on the CPU"]),
+        (
+            {"gpu": 2},
+            1,
+            LAPTOP,
+            ["resources_per_node has gpu=2, and this machine has no GPU; the 2 rank(s) of each node run on the CPU"],
+        ),
     ],
 )
 def test_what_is_not_as_asked_for_is_said(

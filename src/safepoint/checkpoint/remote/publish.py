@@ -222,7 +222,7 @@ class NodeUploaders:
             self.awaited[name] = manifest
 
     def renew_mark(self, name: str, record: Record, deadline_s: float | None) -> None:
-        """Renew the mark that this node is uploading, every 15 seconds; cheap to call often."""
+        """Renew, every 15 seconds, the mark which says that this node uploads its files; cheap to call often."""
         now_s = clock.monotonic_s()
         if isinstance(record, NodePart) and self.exist and now_s - self._renewed_s > _RENEW_EVERY_S:
             self._renewed_s = now_s

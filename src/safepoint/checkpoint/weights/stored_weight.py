@@ -55,7 +55,7 @@ class StoredWeight:
             runs: in any order.
 
         Raises:
-            CheckpointError: the name is not valid, safetensors has no such type, or bytes are missing.
+            CheckpointError: the name is not valid, safetensors has no such type, or bytes are missing or there twice.
         """
         if type(name) is not str or not name.isprintable() or name == "__metadata__":
             raise CheckpointError(f"a weight cannot be called {name!r}")
@@ -66,10 +66,10 @@ class StoredWeight:
         end = 0
         for run in ordered:
             if run.begin != end or run.num_bytes < 0 or run.offset < 0:
-                break
+                raise CheckpointError(f"the checkpoint has bytes of {name} twice or not at all, at byte {end}")
             end += run.num_bytes
         if end != shape.num_bytes:
-            raise CheckpointError(f"the checkpoint has only {end} of {shape.num_bytes} bytes of {name}")
+            raise CheckpointError(f"the checkpoint has {end} of {shape.num_bytes} bytes of {name}")
         return cls(shape, ordered)
 
 

@@ -161,8 +161,8 @@ def prune(
 ) -> None:
     """Delete the checkpoints that --keep does not select.
 
-    The newest valid checkpoint is never deleted, nor a checkpoint that is being read. Before the command deletes
-    anything, it reads and verifies the newest checkpoint, or the next newest if that is damaged.
+    The newest valid checkpoint, damaged ones and those that are being read stay. Before the command deletes anything,
+    it reads and verifies the newest checkpoint, or the next newest if that is damaged.
     """
     inventory, name = _open(location)
     if name is not None:

@@ -145,7 +145,7 @@ def _read(files: list[Path]) -> KubeConfig:
             continue
         if is_planted(file):  # it can name a program that gives the token
             raise UsageError(
-                f"the kubeconfig {file} was put by another user where everyone may write; it was not read",
+                f"kubeconfig {file} belongs to another user, in a folder that everyone may write to; it was not read",
                 hint="set KUBECONFIG to a file of your own",
             )
         first = first or file

@@ -55,7 +55,7 @@ class Admission:
     """Whether a waiting job may start.
 
     Args:
-        may_start: its slots are free.
+        may_start: its slots are free, and no earlier job goes first.
         preempt: the jobs to preempt for it.
         waits_for: what it waits for, in words.
     """

@@ -110,7 +110,7 @@ def _read(path: Path) -> dict[str, Any]:
         with open(descriptor, "rb") as file:
             if is_planted(path):
                 raise UsageError(
-                    f"{path} was put by another user where everyone may write; it was not used",
+                    f"{path} belongs to another user, in a folder that everyone may write to; it was not used",
                     hint="set XDG_CONFIG_HOME to a folder of your own",
                 )
             mode = os.fstat(file.fileno()).st_mode

@@ -67,7 +67,11 @@ class _Storages:
         return number
 
     def borrow(self, before: "_Storages") -> bool:
-        """Start with all storages of `before`, which later additions do not change; False if this object has some."""
+        """Start with all storages of `before`. Storages that are added here later do not change `before`.
+
+        Returns:
+            False if this object has storages already; then nothing was done.
+        """
         if self.entries:
             return False
         self.numbers, self.entries = before.numbers, before.entries

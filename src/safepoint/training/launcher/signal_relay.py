@@ -78,7 +78,10 @@ class SignalRelay:
                 self._send(signal.SIGTERM)
 
     def ranks_ended(self) -> tuple[int, bool]:
-        """Note that the ranks have ended. A later stop signal only limits the wait for the keeper.
+        """Record that the ranks have ended.
+
+        From then on the launcher only waits for the keeper, the process that writes snapshots to disk. A later stop
+        signal limits this wait.
 
         Returns:
             The signal that stopped the ranks, or 0, and whether they had to be killed.

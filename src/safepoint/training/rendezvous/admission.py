@@ -33,8 +33,8 @@ class _Proof(IntEnum):
     SECRET = 0
     """The node knows the job's secret."""
     TOKEN = 1
-    """The node does not know the secret. It chooses a random token; the first connection sends the token, and later
-    ones prove that they know it."""
+    """The node does not know the secret. It chooses a random token and sends it with each connection. The first
+    connection under a node number fixes the token of that number."""
 
 
 class Gate:
@@ -227,10 +227,10 @@ class SameUser:
             RefusedError: the program at this address belongs to another user, or does not accept the connection.
         """
         reader, writer = await asyncio.open_connection(host, port)
-        near, far = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
+        theirs, ours = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while (owner := owner_of(near, far)) is None:  # the program has not accepted the connection yet
+                while (owner := owner_of(theirs, ours)) is None:  # the program has not accepted the connection yet
                     await asyncio.sleep(_ACCEPTED_S)
                 if owner == os.geteuid():
                     return reader, writer

@@ -25,22 +25,22 @@ _ESTABLISHED = 1
 _MAPPED = "0000000000000000FFFF0000"
 
 
-def owner_of(client: Address, server: Address) -> int | None:
-    """The user of the client's socket; None if the client's process has closed it, or it does not exist.
+def owner_of(local: Address, remote: Address) -> int | None:
+    """The user of a socket on this machine; None if its process has closed it, or it does not exist.
 
     For a socket that its process has closed, the kernel reports root as the user. So only open sockets count.
 
     Args:
-        client: the address of the client's socket.
-        server: the address that this socket is connected to.
+        local: the address of the socket.
+        remote: the address that the socket is connected to.
     """
     try:
-        return _ask(client, server)
+        return _ask(local, remote)
     except OSError as error:
         # If the kernel reports other sockets, ENOENT means that this one is closed, and the table is not read. So a
         # stranger who connects and closes at once does not make this process read the table each time.
         is_gone = error.errno == errno.ENOENT and _answers()
-        return None if is_gone else _find(client, server)
+        return None if is_gone else _find(local, remote)
 
 
 @functools.cache

@@ -114,7 +114,7 @@ def _check_named_folders(folder: str | os.PathLike[str]) -> None:
         if path.is_file():
             named = read_regular(path, _MAX_NAME_BYTES).decode(errors="replace").strip()
             if named in {".", ".."} or not re.fullmatch(r"[\w.-]+", named):
-                raise _refusal(path, named or "no folder")
+                raise _refusal(path, named)
 
 
 def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:

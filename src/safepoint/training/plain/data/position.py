@@ -18,7 +18,8 @@ _OPTION = "use --allow-batch-change, which keeps the position in the data only a
 _INDEPENDENT = "DistributedSampler"
 """A sampler whose order over all ranks does not depend on the number of ranks."""
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
-"""Their order does not, either: all ranks draw one order, and Accelerate assigns the batches to ranks in turn."""
+"""Accelerate's samplers whose order does not depend on the number of ranks: all ranks draw the same order, and
+Accelerate assigns its batches to the ranks in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def _check_adapters(trainer: Any) -> None:
             "the model is a PeftMixedModel, which PEFT cannot save; training was not started",
             hint="make it with peft.get_peft_model, without mixed=True",
         )
-    # FSDP and DeepSpeed read such a model from their own files.
+    # A model to which add_adapter or from_pretrained has added adapters. FSDP and DeepSpeed can resume it.
     is_added = getattr(model, "_hf_peft_config_loaded", False) and not isinstance(model, peft.PeftModel)
     if is_added and strategy_of(trainer) in {"single", "ddp"}:
         raise UsageError(
