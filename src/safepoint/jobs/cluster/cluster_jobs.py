@@ -344,7 +344,7 @@ class ClusterJobs:
 
         Raises:
             UsageError: the job's output location is not shared by several pods, or the plan is too large.
-            ConflictError: the job was not submitted by Safepoint, has ended, or has ended before the change.
+            ConflictError: the job was not submitted by Safepoint, had already ended, or ended meanwhile.
             WaitTimeoutError: the job has not been changed yet; the next command that looks at it carries this on.
         """
         self._carry_on(name, timeout_s=timeout_s)

@@ -16,7 +16,9 @@ _MAX_ELEMENTS = 50_000
 """A page has 1000 objects, uploads or parts, with about ten elements each."""
 _MAX_TEXT = 4096
 """S3's longest text is a key: 1024 bytes, which take up to 3072 characters when they are encoded."""
-_ROOTS = {"ListBucketResult", "ListMultipartUploadsResult", "ListPartsResult", "InitiateMultipartUploadResult"}
+_ROOT = re.compile(r"(List|Initiate)[A-Za-z0-9]*(Result|Response)")
+"""The outermost element of a listing, or of the answer to the begin of an upload. Its exact name differs from server to
+server: `ListPartsResult` or `ListPartsResponse`."""
 _NO_XML = re.compile(
     rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*(?:[0-8bcef]|1[0-9a-f])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]));",
     re.IGNORECASE,
@@ -43,7 +45,7 @@ def parsed(data: bytes, what: str) -> ElementTree.Element:
             element.tag = element.tag.rpartition("}")[2]
             if len(element.text or "") > _MAX_TEXT:
                 raise ValueError("a text is too long")
-        if root.tag not in _ROOTS:  # such as the page of a proxy, which would look like an empty listing
+        if not _ROOT.fullmatch(root.tag):  # such as the page of a proxy, which would look like an empty listing
             raise ValueError("the answer has another kind of content")
     return root
 
