@@ -60,8 +60,11 @@ def start(plan: UploaderPlan, server: MotoServer, endpoint: str) -> "subprocess.
 
 
 def ended(process: "subprocess.Popen[bytes]") -> int:
-    with process:
+    try:
         return process.wait(120 * PATIENCE)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def claimed(server: MotoServer, prefix: str, attempt: int) -> RemoteFolder:

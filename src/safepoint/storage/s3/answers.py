@@ -17,8 +17,8 @@ _MAX_ELEMENTS = 50_000
 _MAX_TEXT = 4096
 """S3's longest text is a key: 1024 bytes, which take up to 3072 characters when they are encoded."""
 _ROOT = re.compile(r"(List|Initiate)[A-Za-z0-9]*(Result|Response)")
-"""The outermost element of a listing, or of the answer to the begin of an upload. Its exact name differs from server to
-server: `ListPartsResult` or `ListPartsResponse`."""
+"""The outermost element of a listing, or of the answer to the begin of an upload. Its exact name differs among
+servers: `ListPartsResult`, `ListPartsResponse`."""
 _NO_XML = re.compile(
     rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*(?:[0-8bcef]|1[0-9a-f])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]));",
     re.IGNORECASE,
