@@ -122,7 +122,7 @@ def test_every_command_says_what_the_disk_said(
 ) -> None:
     """One line with the reason, and exit code 13 or less; no traceback, whichever call fails."""
     output = prepared(tmp_path / "out")
-    for step in (3, 4):
+    for step in (2, 3, 4):
         commit(output, step)
     (output.root / "checkpoint-3/model.safetensors").write_bytes(b"damaged")
 
