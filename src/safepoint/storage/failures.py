@@ -86,7 +86,7 @@ def from_status(status: int, code: str, what: str) -> StorageError:
 def changed_in_transit(what: str) -> TransientError:
     """The error for content that did not reach the store as it was sent."""
     return TransientError(
-        f"{what}: the store received other bytes than were sent; this upload has failed",
+        f"{what}: the content was changed on its way to the store; this upload has failed",
         hint="the network, a proxy or this machine's memory is damaged",
     )
 
