@@ -72,7 +72,7 @@ test-cluster-long: $(INSTALLED) ## jobs on clusters with older releases of Train
 	if $(BIN)/python -m tests.support.cluster build older; then $(BIN)/pytest -m 'cluster and long' tests/cluster; fi
 
 test-cluster-core: $(INSTALLED) ## of these, the life of a job: suspended, preempted, a pod deleted or evicted (6 minutes)
-	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster/test_life.py; fi
+	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster/test_life.py -k 'suspended or preempts or taken_away'; fi
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (a minute)
 	$(BIN)/pytest -m gpu tests/gpu
