@@ -162,10 +162,10 @@ def test_a_home_that_may_not_be_entered_has_no_file(tmp_path: Path) -> None:
     shown = write(tmp_path, "[run]\ngrace = 60\n")
     os.chmod(locked, 0)
     if is_root:
-        folder = tmp_path
-        while folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
-            os.chmod(folder, 0o711)
-            folder = folder.parent
+        # Each folder above is looked at: another pytest may have closed pytest's common one meanwhile.
+        for folder in (tmp_path, *tmp_path.parents):
+            if folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
+                os.chmod(folder, 0o711)
         os.seteuid(65534)
     try:
         assert load(tmp_path).settings("run")["grace"].file == str(shown)
