@@ -107,10 +107,10 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first; five requests for each 500 of them."""
-        for plan in self._successions.plans():
-            self._try_step(plan)
+        """All jobs of the namespace, oldest first; four requests for each 500 of them."""
         listed = self._api.objects("trainjobs")
+        if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have changed what there is
+            listed = self._api.objects("trainjobs")
         plans = {plan.job: plan for plan in plans_among(listed)}
         trainjobs = {name: plan.successor for name, plan in plans.items() if plan.successor is not None}
         trainjobs |= {name_of(job): job for job in listed if not is_plan(job)}

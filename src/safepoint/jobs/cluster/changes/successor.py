@@ -85,12 +85,6 @@ class Successions:
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
 
-    def plans(self) -> list[Plan]:
-        """All plans; none without the right to look for them."""
-        with contextlib.suppress(AccessDeniedError):
-            return plans_among(self._api.objects("trainjobs", labels=PLAN_LABEL))
-        return []
-
     def plan(self, job: str) -> Plan | None:
         """The plan of a job; None without one, or without the right to look for it."""
         self._api.check_name(job)
