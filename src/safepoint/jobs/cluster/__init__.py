@@ -1,4 +1,5 @@
 """Jobs on a Kubernetes cluster with Kubeflow Trainer, with the user's own rights and without an operator.
 
-A job is a TrainJob. What Safepoint knows beyond it lies in its annotations, so every machine sees the same job.
+A job is a TrainJob. What Safepoint records about a job is in the annotations of its TrainJob, so every machine sees
+the same job.
 """

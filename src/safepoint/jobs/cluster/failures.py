@@ -1,4 +1,4 @@
-"""The answers of an API server that are errors, in Safepoint's words."""
+"""Converts error answers of an API server into exceptions of Safepoint."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ _UNKNOWN = re.compile(r'unknown field "([^"]{1,200})"')
 
 
 class GoneError(TransientError):
-    """The history that a watch would continue is gone; list again."""
+    """The API server no longer has the version at which a watch or a list would continue; list from the start."""
 
 
 class AlreadyExistsError(ConflictError):
@@ -27,13 +27,13 @@ class AlreadyExistsError(ConflictError):
 
 
 class UnknownFieldError(UsageError):
-    """The cluster does not know a field of an object, and has created nothing."""
+    """An object has fields that the cluster does not know, and the cluster has not created it."""
 
     fields: tuple[str, ...] = ()
 
 
 class BusyError(TransientError):
-    """The server is busy, and may ask for a pause."""
+    """The server is busy. If it asks for a pause before the next try, `pause_s` is its length."""
 
     pause_s: float = 0.0
 
@@ -47,7 +47,7 @@ _KINDS: dict[int, type[SafepointError]] = {
 
 
 def unreachable(name: str, error: Exception) -> SafepointError:
-    """The error when cluster `name` did not answer."""
+    """The exception to raise when cluster `name` did not answer, because of `error`."""
     reason = str(error) or type(error).__name__
     if "certificate verify failed" in reason.lower():
         return StorageError(
@@ -60,18 +60,19 @@ def unreachable(name: str, error: Exception) -> SafepointError:
 
 
 def refusal(status: int, document: dict[str, Any], what: str, *, after_s: str | None = None) -> SafepointError:
-    """The error for an answer of the API server.
+    """The exception to raise for an error answer of the API server.
 
     Args:
-        status: of HTTP.
-        document: the answer, a Kubernetes Status; empty if there was none.
+        status: the HTTP status.
+        document: the body of the answer, a Kubernetes Status; empty if the body is no JSON object.
         what: the request, for the message.
-        after_s: the header Retry-After.
+        after_s: the value of the header Retry-After.
     """
     reason, message = str(document.get("reason") or ""), str(document.get("message") or f"HTTP status {status}")
     if status == 403 and "exceeded quota" in message:
         return ConflictError(
-            f"a quota of the namespace is used up: {message}", hint="free some of it, or ask for more"
+            f"a quota of the namespace is used up: {message}",
+            hint="delete what you do not need, or ask for a larger quota",
         )
     if status in {401, 403}:
         what_is_wrong = (

@@ -1,4 +1,4 @@
-"""Reading objects of a cluster, which may lack any field."""
+"""Reads fields of a cluster's objects. Every field may be missing."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -8,26 +8,26 @@ Object = dict[str, Any]
 
 
 def at(value: Any, *path: str) -> Any:
-    """The value below these keys; None where one is missing."""
+    """The value at this path of keys; None if one of the keys is missing."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def items(value: Any, *path: str) -> list[Any]:
-    """The list below these keys; empty where one is missing."""
+    """The list at this path of keys; empty if there is none."""
     found = at(value, *path)
     return found if isinstance(found, list) else []  # pyright: ignore[reportUnknownVariableType]
 
 
 def texts(value: Any, *path: str) -> dict[str, str]:
-    """The mapping of strings below these keys, such as labels; empty where one is missing."""
+    """The mapping of strings at this path of keys, such as labels; empty if there is none."""
     found = at(value, *path)
     return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def number(value: Any, *path: str) -> int:
-    """The whole number below these keys, such as an exit code; 0 where none is."""
+    """The whole number at this path of keys, such as an exit code; 0 if there is none."""
     found = at(value, *path)
     return found if isinstance(found, int) else 0
 
@@ -38,18 +38,18 @@ def name_of(value: Any) -> str:
 
 
 def uid_of(value: Any) -> str:
-    """The id of an object, which no later one of the same name has."""
+    """The uid of an object. A later object of the same name has another uid."""
     return str(at(value, "metadata", "uid") or "")
 
 
 def condition(value: Any, kind: str) -> Any:
-    """The condition of this type in an object's status if it is true, else None."""
+    """The condition of type `kind` in an object's status, if that condition is true; otherwise None."""
     found = [item for item in items(value, "status", "conditions") if at(item, "type") == kind]
     return next((item for item in found if at(item, "status") == "True"), None)
 
 
 def event_time(item: Object) -> str:
-    """When an event was seen last."""
+    """The time at which an event last occurred."""
     for key in ("lastTimestamp", "eventTime", "firstTimestamp"):
         if at(item, key):
             return str(at(item, key))

@@ -1,6 +1,7 @@
-"""The pod side of Safepoint in one file, which a job brings along: `python safepoint.pyz run …`.
+"""The modules of Safepoint that a pod needs, in one file: `python safepoint.pyz run …`.
 
-The file is a zip that Python runs and imports from. The same sources give the same bytes.
+Each job brings this file along. It is a zip, which Python can run and import modules from. The same sources give the
+same bytes.
 """
 
 import hashlib
@@ -14,9 +15,9 @@ from safepoint._version import __version__
 
 NAME = "safepoint.pyz"
 _CONTROL_SIDE = frozenset({"doctor", "jobs", "sdk", "lightning.py"})
-"""What a pod never imports."""
+"""The packages and modules of `safepoint` that a pod never imports."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-# `safepoint run` starts further processes: they find the package in the same file.
+# `safepoint run` starts further Python processes. PYTHONPATH lets them import Safepoint from the same file.
 _MAIN = """\
 import os
 import sys
@@ -76,7 +77,7 @@ def build_archive() -> bytes:
 
 
 def digest_of(data: bytes) -> str:
-    """What names the archive on a cluster: the release and the first letters of its SHA-256."""
+    """The version of Safepoint and the first 12 hexadecimal digits of the SHA-256 of `data`."""
     return f"{__version__}-{hashlib.sha256(data).hexdigest()[:12]}"
 
 
@@ -94,6 +95,6 @@ def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     entry = zipfile.ZipInfo(name, _EPOCH)
     entry.external_attr = 0o644 << 16
-    entry.create_system = 3  # Unix, wherever it is made
+    entry.create_system = 3  # Unix, also when another system makes the archive
     entry.compress_type = zipfile.ZIP_DEFLATED
     archive.writestr(entry, data, compresslevel=9)

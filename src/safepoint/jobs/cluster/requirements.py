@@ -1,4 +1,4 @@
-"""What a job needs of its namespace: a runtime, a claim, a queue, the Secret of a connection. Checked first."""
+"""Checks, before a job is created, that its runtime, claim, queue and Secret of a connection exist."""
 
 import contextlib
 
@@ -13,10 +13,10 @@ _RUNTIMES = (("trainingruntimes", "TrainingRuntime"), ("clustertrainingruntimes"
 
 
 def find_runtime(api: ClusterApi, name: str) -> Runtime:
-    """The TrainingRuntime of the namespace with this name, else the ClusterTrainingRuntime.
+    """The TrainingRuntime of this name in the namespace; if there is none, the ClusterTrainingRuntime of this name.
 
     Raises:
-        NotFoundError: there is none; the message lists those that there are.
+        NotFoundError: there is neither; the hint lists the ClusterTrainingRuntimes.
     """
     for kind, title in (
         ("trainingruntimes", "TrainingRuntime"),
@@ -38,12 +38,12 @@ def find_runtime(api: ClusterApi, name: str) -> Runtime:
 
 
 def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
-    """Check that all pods of a job can use its output location.
+    """Check that all pods of a job can use its output location. Object stores are not checked here.
 
     Raises:
-        UsageError: it is a folder, of which each pod has its own.
-        NotFoundError: there is no such claim.
-        ConflictError: only one node may mount it, or its volume is lost.
+        UsageError: the job has several pods, and each of them would have a folder of its own.
+        NotFoundError: the claim of the location does not exist.
+        ConflictError: there are several pods and the claim is not ReadWriteMany, or the claim has lost its volume.
     """
     check_shared(output, num_nodes)
     claim = parse_location(output).claim if output is not None else None
@@ -67,10 +67,10 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
 
 
 def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
-    """Raise NotFoundError if there is no such queue."""
+    """Raise NotFoundError if the job's queue does not exist. If you may not read queues, nothing is checked."""
     if spec.queue is None:
         return
-    with contextlib.suppress(AccessDeniedError):  # a user of a queue may not always read it
+    with contextlib.suppress(AccessDeniedError):  # some users may submit to a queue, but not read it
         if api.find("localqueues", spec.queue) is None:
             known = sorted(map(name_of, api.objects("localqueues")))
             raise NotFoundError(
@@ -80,10 +80,12 @@ def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
 
 
 def secret_keys(api: ClusterApi, spec: ClusterSpec) -> tuple[str, ...] | None:
-    """The keys of the connection's Secret; None without a connection, and if they may not be read.
+    """The names of the keys in the Secret of the job's connection.
+
+    None if the job has no connection, or if you may not read the Secret.
 
     Raises:
-        NotFoundError: there is no such Secret.
+        NotFoundError: the Secret does not exist.
     """
     if spec.connection is None:
         return None

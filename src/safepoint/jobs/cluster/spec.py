@@ -1,4 +1,4 @@
-"""What a job on a cluster is made from, and what a TrainJob records of it."""
+"""The specification of a job on a cluster, and the record of it in an annotation of the TrainJob."""
 
 import hashlib
 import json
@@ -16,13 +16,13 @@ from safepoint.storage.location import parse_location
 DEFAULT_RUNTIME = "torch-distributed"
 DOMAIN = "safepoint.dev"
 RECORD = f"{DOMAIN}/job"
-"""The annotation with the record of a job."""
+"""The annotation of a TrainJob with the job's specification as JSON, see `ClusterSpec.to_record`."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""By this label, Kueue takes a TrainJob into a queue."""
+"""The label with the name of Kueue's queue that a TrainJob waits in."""
 JOB_LABEL = f"{DOMAIN}/job"
-"""The label of the objects that belong to a job."""
+"""The label of a job's objects, with the name of the job."""
 PLAN_LABEL = f"{DOMAIN}/successor-of"
-"""The label of a plan, see `changes.successor`."""
+"""The label of a TrainJob that keeps a plan, with the name of the plan's job; see `changes.successor`."""
 _GPU_NAMES = {"gpu": "nvidia.com/gpu"}
 
 
@@ -31,28 +31,29 @@ class ClusterSpec:
     """One job on a cluster.
 
     Args:
-        name: as Kubernetes names objects.
-        program: script or module, and arguments. The script is a path in `files`, or in the image.
+        name: the name of the TrainJob; it must be valid in Kubernetes.
+        program: the script or module, and its arguments. The script is a key of `files`, a path in `code`, or a path
+            in the image.
         is_module: run the program as `python -m` does.
-        files: what the job brings along, by the name of the file: its script.
-        code: a zip of a folder to unpack and run in; None without one.
-        num_nodes: pods.
+        files: the files that the job brings along, by name: the script, unless `code` or the image has it.
+        code: a zip of a folder. Each pod unpacks it, and runs the program in it; None without one.
+        num_nodes: the number of pods.
         ranks_per_node: ranks in each pod; None leaves this to the runtime.
-        resources: of each pod, as Kubernetes names them.
+        resources: the resources of each pod, by the names that Kubernetes uses.
         settings: the options of the run.
         env: variables for the program, without secrets.
         connection: the name of a Secret with the keys of the object store, or None.
-        runtime: the TrainingRuntime or ClusterTrainingRuntime.
-        image: the image, instead of the runtime's.
+        runtime: the name of the TrainingRuntime or ClusterTrainingRuntime.
+        image: the image of the pods; None for that of the runtime.
         queue: Kueue's LocalQueue, or None.
         priority_class: Kueue's WorkloadPriorityClass, or None.
-        grace_s: seconds between SIGTERM and SIGKILL; None for the runtime's own.
-        staging_bytes: the size limit of the local folder in front of an object store; None for no limit.
-        shared_memory_bytes: of /dev/shm; None for no limit but the pod's memory.
+        grace_s: seconds between SIGTERM and SIGKILL; None for those of the runtime.
+        staging_bytes: with an object store, the size limit of the local folder for checkpoints; None for no limit.
+        shared_memory_bytes: the size limit of /dev/shm; None for no limit but the pod's memory.
         max_restarts: how often a launcher restarts the ranks after a failure.
-        labels: of the TrainJob.
-        annotations: likewise.
-        patches: further changes of the runtime, as the TrainJob's `runtimePatches` has them.
+        labels: additional labels of the TrainJob.
+        annotations: additional annotations of the TrainJob.
+        patches: further changes of the runtime, in the form of the TrainJob's `runtimePatches`.
         packages: requirements to install in each pod before the program runs.
         package_indexes: the package indexes to use; the first one replaces the default.
         deadline_s: seconds after which the cluster ends the job; None for no limit.
@@ -104,7 +105,10 @@ class ClusterSpec:
         check_shared(self.settings.output_dir, self.num_nodes)
 
     def to_record(self) -> str:
-        """What the TrainJob's annotation keeps, for commands that show the job or make its successor."""
+        """This specification as JSON, without `files` and `code`. The TrainJob keeps it in the annotation `RECORD`.
+
+        Commands that show the job, or change its number of nodes, read it there.
+        """
         record = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_RECORDED}
         record["settings"] = {key: text for key, text in self.settings.to_environment().items() if text}
         record["patches"] = list(self.patches)
@@ -113,11 +117,11 @@ class ClusterSpec:
 
 
 def check_shared(output: str | None, num_nodes: int) -> None:
-    """Raise UsageError when several pods would each have an output location of their own."""
+    """Raise UsageError if there are several pods and each would have a separate folder as its output location."""
     location = parse_location(output) if output is not None and num_nodes > 1 else None
     if location is not None and location.is_folder and location.claim is None:
         raise UsageError(
-            f"output location {output} is a folder of each pod, and {num_nodes} pods would not share it",
+            f"output location {output} would be a separate folder in each of the {num_nodes} pods",
             hint="use pvc://CLAIM/PATH, or an object store",
         )
 
@@ -126,13 +130,13 @@ _NOT_RECORDED = {"files", "code"}
 
 
 def plan_name(job: str) -> str:
-    """The name of the TrainJob that keeps the plan for a job."""
+    """The name of the TrainJob that keeps the plan for the job `job`."""
     digest = hashlib.sha256(job.encode(errors="replace"))
     return f"successor-{digest.hexdigest()[:12]}"
 
 
 def is_plan(trainjob: Object) -> bool:
-    """Whether a TrainJob keeps the plan for another one, and is no job itself."""
+    """Whether this TrainJob only keeps the plan for another TrainJob, and is not a job itself."""
     job = texts(trainjob, "metadata", "labels").get(PLAN_LABEL)
     return job is not None and name_of(trainjob) == plan_name(str(job))
 
@@ -143,7 +147,7 @@ def kubernetes_resources(requested: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def read_record(text: str | None) -> dict[str, Any]:
-    """The record in an annotation; empty if there is none, or if someone has changed it into something else."""
+    """The record in the text of an annotation; empty if there is no annotation, or if its text is no JSON object."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -127,7 +127,7 @@ def test_what_the_runtime_mounts_is_not_mounted_again() -> None:
 
 
 def test_a_folder_of_each_pod_is_refused_for_several_pods() -> None:
-    with pytest.raises(UsageError, match="pods would not share it"):
+    with pytest.raises(UsageError, match="would be a separate folder in each of the"):
         made(num_nodes=2, settings=RunSettings(output_dir="/tmp/out"))
 
 

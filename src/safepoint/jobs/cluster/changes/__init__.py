@@ -1,1 +1,1 @@
-"""Changes of several objects in a fixed order, so that a command that is killed is finished by a later one."""
+"""Changes of several objects in a fixed order, so that a later command can finish the work of a killed one."""

@@ -1,4 +1,4 @@
-"""Creates the objects of a job, and finishes or removes what a command that was killed has left of one."""
+"""Creates the objects of a job, and attaches or deletes those that a killed `submit` has left without an owner."""
 
 import contextlib
 from collections.abc import Iterable
@@ -15,29 +15,29 @@ from safepoint.jobs.cluster.state import JOBSET_LABEL
 
 _MADE_FOR_JOBS = ("configmaps", "secrets", "trainingruntimes")
 _ORPHAN_S = 600
-"""An object for a job that does not exist is removed when it is older than this."""
+"""An object without an owner whose job does not exist is deleted when it is older than this many seconds."""
 
 
 def create_job(api: ClusterApi, manifests: Manifests) -> Object:
-    """Create a job with all that it needs; returns its TrainJob.
+    """Create a TrainJob and the objects that its pods need, and return the TrainJob.
 
     Raises:
-        AlreadyExistsError: there is a job of this name.
-        AccessDeniedError: you may not create it.
-        TransientError: it may have been created, or may still be.
+        AlreadyExistsError: there is a TrainJob of this name.
+        AccessDeniedError: you may not create one of the objects, or may not make the TrainJob their owner.
+        TransientError: the cluster did not answer: the TrainJob may exist, or the cluster may create it later.
     """
     made: list[tuple[str, Object]] = []
     try:
         for kind, item in manifests.before:
-            # A submit that was killed may have made it; its name is its digest, or the name of the job.
+            # A killed submit may have made it. Its name contains a digest of its content, or the job's name.
             with contextlib.suppress(AlreadyExistsError):
                 made.append((kind, create(api, kind, item)))
         job = create(api, "trainjobs", manifests.trainjob)
         made.append(("trainjobs", job))
-        own(api, job, manifests.before)  # without this right, what the job needs would stay after it
+        own(api, job, manifests.before)  # without an owner, these objects would stay when the job is deleted
     except SafepointError as error:
-        # Without an answer, or after Ctrl-C, the job may exist, or may still be created; another submit may have made
-        # one that uses them: then `repair` decides.
+        # Without an answer the job may exist, or may be created later. If the name exists, another submit may have
+        # made a job that uses these objects. So they stay, and a later `repair` attaches or deletes them.
         if not isinstance(error, TransientError | AlreadyExistsError):
             for kind, item in reversed(made):
                 with contextlib.suppress(SafepointError):
@@ -47,11 +47,11 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
 
 
 def create(api: ClusterApi, kind: str, body: Object) -> Object:
-    """Create an object. If the answer is lost, the object is looked for.
+    """Create an object and return it. If the answer is lost, the object is read from the cluster.
 
     Raises:
-        AlreadyExistsError: there is one of this name.
-        TransientError: it may have been created, or may still be.
+        AlreadyExistsError: there is an object of this name.
+        TransientError: the cluster did not answer: the object may exist, or the cluster may create it later.
     """
     try:
         return create_trainjob(api, body) if kind == "trainjobs" else api.create(kind, body)
@@ -63,7 +63,7 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
 
 
 def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> None:
-    """Make a TrainJob the only owner of other objects, so that they are deleted with it."""
+    """Make a TrainJob the only owner of other objects, so that the cluster deletes them with the TrainJob."""
     reference = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -76,7 +76,10 @@ def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> N
 
 
 def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
-    """Whether a TrainJob that was deleted is gone, and its JobSet and pods are too, as far as they may be read."""
+    """Whether the TrainJob with this uid, its JobSet and its pods are gone.
+
+    Without the right to read the JobSet and the pods, only the TrainJob counts.
+    """
     job = api.find("trainjobs", name)
     if job is not None:
         return uid_of(job) != uid
@@ -86,7 +89,10 @@ def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
 
 
 def made_for(api: ClusterApi, labels: str) -> list[tuple[str, Object]]:
-    """What was made for jobs, as pairs of kind and object, as far as it may be listed."""
+    """The config maps, Secrets and runtimes that Safepoint made for jobs, as pairs of kind and object.
+
+    A kind that you may not list is left out.
+    """
     found: list[tuple[str, Object]] = []
     for kind in _MADE_FOR_JOBS:
         with contextlib.suppress(AccessDeniedError):
@@ -95,7 +101,7 @@ def made_for(api: ClusterApi, labels: str) -> list[tuple[str, Object]]:
 
 
 def repair(api: ClusterApi) -> int:
-    """Finish or remove what a submit that was killed has left; returns the number of objects."""
+    """Attach objects without an owner to their job, or delete them if it does not exist; returns their number."""
     jobs = {name_of(job): job for job in api.objects("trainjobs", labels=JOB_LABEL)}
     num_repaired = 0
     for kind, item in made_for(api, JOB_LABEL):

@@ -1,16 +1,17 @@
-"""A job gets another number of nodes: a new TrainJob of its name succeeds it, as `spec.trainer` cannot be changed.
+"""Changes a job's number of nodes: a new TrainJob of the same name, its successor, replaces the old one.
 
-A plan of this lies in the cluster until the successor exists: in an annotation of a suspended TrainJob, which does
-nothing. So a person needs the right to create TrainJobs in order to write a plan that creates one. Every command that
-looks at the job carries the plan on, one step at a time, and each step may be done twice:
+The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
+the cluster keeps a plan for it, in an annotation of a further TrainJob. This further TrainJob is suspended and does
+nothing. It is a TrainJob so that only a person who may create TrainJobs can write a plan that creates one. Every
+command that looks at the job carries out the next step of the plan. A step may be done twice without harm:
 
-1. The plan is written, with the id of the old TrainJob.
-2. The old one is stopped, with a checkpoint.
-3. The plan receives the whole successor, which is always made from the old TrainJob. It owns what was made for the
-   job (its program, its Secret, its runtime).
-4. The old one is deleted.
-5. When the JobSet and the pods of the old one are gone too, the successor is created, and owns what was made for the
-   job. The plan is deleted.
+1. Write the plan, with the uid of the old TrainJob.
+2. Stop the old TrainJob, with a checkpoint.
+3. Add the whole successor to the plan. It is always made from the old TrainJob. Make the TrainJob of the plan the
+   owner of the objects that were made for the job (its program, its Secret, its runtime).
+4. Delete the old TrainJob.
+5. When the JobSet and the pods of the old TrainJob are gone too, create the successor, make it the owner of these
+   objects, and delete the plan.
 """
 
 import contextlib
@@ -41,25 +42,25 @@ from safepoint.jobs.cluster.state import (
 from safepoint.jobs.model.records import AttemptRecord, this_user
 
 _PLAN = f"{DOMAIN}/plan"
-"""The annotation of a successor with the id of its plan."""
+"""The annotation of a successor: the uid of the TrainJob that keeps its plan."""
 _CONTENT = f"{DOMAIN}/succession"
-"""The annotation of a plan with all that it says."""
+"""The annotation of a plan's TrainJob: the plan as JSON."""
 _MOST_BYTES = (256 << 10) - (8 << 10)
-"""Kubernetes' limit for all annotations of an object, less what a plan receives after it is written."""
+"""Kubernetes' limit for all annotations of an object, less room for what is added to a plan after it is written."""
 _KUEUE = "kueue.x-k8s.io"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A TrainJob of the same name that is about to come.
+    """The plan to replace a job's TrainJob by one with another number of nodes.
 
     Args:
-        document: the TrainJob that keeps it.
+        document: the TrainJob that keeps the plan.
         job: the name of the job.
-        old_uid: the id of the TrainJob that it succeeds.
-        num_nodes: its number of nodes.
-        actor: who asked for it.
-        successor: the new TrainJob; None while the old one may still run.
+        old_uid: the uid of the TrainJob to replace.
+        num_nodes: the new number of nodes.
+        actor: the user who asked for the change.
+        successor: the new TrainJob; None while the old TrainJob may still run.
     """
 
     document: Object
@@ -71,7 +72,7 @@ class Plan:
 
     @property
     def uid(self) -> str:
-        """The id of the plan."""
+        """The uid of the TrainJob that keeps the plan."""
         return uid_of(self.document)
 
 
@@ -86,7 +87,7 @@ class Successions:
         self._api = api
 
     def plan(self, job: str) -> Plan | None:
-        """The plan of a job; None without one, or without the right to look for it."""
+        """The plan for a job; None if there is none, or if you may not read TrainJobs."""
         self._api.check_name(job)
         with contextlib.suppress(AccessDeniedError):
             found = self._api.find("trainjobs", plan_name(job))
@@ -94,11 +95,11 @@ class Successions:
         return None
 
     def write(self, old: Object, job: ClusterJob, num_nodes: int) -> Plan:
-        """Write the plan for a job; a plan that exists for it gets this number of nodes.
+        """Write the plan for a job. If the job has a plan already, the new plan overwrites it.
 
         Raises:
-            UsageError: it would be larger than a TrainJob can keep.
-            ConflictError: another TrainJob has its name.
+            UsageError: the plan would be larger than the annotations of a TrainJob can be.
+            ConflictError: a TrainJob that is no plan has the name that the plan's TrainJob needs.
         """
         document = _document(old)
         plan = Plan(
@@ -112,8 +113,8 @@ class Successions:
         size = len(_content(dataclasses.replace(plan, successor=_successor(plan, old, job))))
         if size > _MOST_BYTES:
             raise UsageError(
-                f"job {job.name} was not scaled: the description of its successor has {size:,} bytes, and a TrainJob "
-                f"has room for {_MOST_BYTES:,}",
+                f"job {job.name} was not scaled: the description of its new TrainJob has {size:,} bytes, and "
+                f"a TrainJob has room for {_MOST_BYTES:,}",
                 hint="suspend it, and submit it again with another number of nodes",
             )
         notes = {"metadata": {"annotations": {_CONTENT: _content(plan)}}}
@@ -124,20 +125,24 @@ class Successions:
             written = _plan(self._api.patch("trainjobs", name_of(document), notes))
         if written is None:
             raise ConflictError(
-                f"job {job.name} was not scaled: TrainJob {name_of(document)} exists, and is no plan of Safepoint",
+                f"job {job.name} was not scaled: TrainJob {name_of(document)} exists, and is not a plan of Safepoint",
                 hint=f"`kubectl delete trainjob {name_of(document)}` removes it",
             )
         return written
 
     def drop(self, plan: Plan) -> None:
-        """Give up a plan. What it owns goes back to the old TrainJob while that exists, and is deleted otherwise."""
+        """Delete a plan without carrying it out.
+
+        If the old TrainJob still exists, it becomes the owner of the job's objects again. Otherwise the cluster
+        deletes these objects with the plan.
+        """
         old = self._api.find("trainjobs", plan.job)
         if old is not None and uid_of(old) == plan.old_uid:
             own(self._api, old, self._made_for(plan.job))
         self._api.delete("trainjobs", name_of(plan.document), uid=plan.uid)
 
     def release(self, plan: Plan, old: Object, job: ClusterJob) -> None:
-        """Delete the old TrainJob, which has stopped. Its successor is written down first."""
+        """Write the successor into the plan, then delete the old TrainJob, which has stopped."""
         successor = _successor(plan, old, job)
         if plan.num_nodes > 1 and not mounts_secret(successor) and self._api.may("create", "secrets"):
             successor, secret = add_secret(successor)
@@ -149,17 +154,17 @@ class Successions:
         self._api.delete("trainjobs", plan.job, uid=plan.old_uid)
 
     def create(self, plan: Plan) -> None:
-        """Create the successor, after the old TrainJob has gone."""
+        """Create the successor, if the plan has it. The old TrainJob must be gone."""
         if plan.successor is not None:
             with contextlib.suppress(AlreadyExistsError):
                 create(self._api, "trainjobs", plan.successor)
 
     def is_successor(self, plan: Plan, job: Object) -> bool:
-        """Whether this TrainJob is the one of the plan."""
+        """Whether this TrainJob is the successor that the plan describes."""
         return texts(job, "metadata", "annotations").get(_PLAN) == plan.uid
 
     def finish(self, plan: Plan, job: Object) -> None:
-        """Make the TrainJob of this name the owner of what was made for it, and delete the plan."""
+        """Delete the plan. If `job` is its successor, first make `job` the owner of the job's objects."""
         if self.is_successor(plan, job):
             own(self._api, job, self._made_for(plan.job))
         self._api.delete("trainjobs", name_of(plan.document), uid=plan.uid)
@@ -169,7 +174,7 @@ class Successions:
 
 
 def _successor(plan: Plan, old: Object, job: ClusterJob) -> Object:
-    """The TrainJob that goes on from the checkpoints of a stopped one."""
+    """The new TrainJob, made from the old one, which has stopped. It resumes from the same checkpoints."""
     metadata: Any = at(old, "metadata")
     left_out = {SUSPENDED_BY, NODES}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}
@@ -207,12 +212,12 @@ def _successor(plan: Plan, old: Object, job: ClusterJob) -> Object:
 
 
 def plans_among(trainjobs: Iterable[Object]) -> list[Plan]:
-    """The plans that are kept in some of these TrainJobs."""
+    """The plans that these TrainJobs keep. TrainJobs that are jobs are left out."""
     return [plan for item in trainjobs if (plan := _plan(item))]
 
 
 def _document(old: Object) -> Object:
-    """The TrainJob for the plan of another one. If something resumes it, it ends at once: no queue is to run it."""
+    """The TrainJob that keeps the plan for `old`. It is in no queue. If it is resumed, it runs `true` and ends."""
     return {
         "apiVersion": old["apiVersion"],
         "kind": old["kind"],
@@ -226,13 +231,13 @@ def _document(old: Object) -> Object:
 
 
 def _content(plan: Plan) -> str:
-    """What the plan's annotation says."""
+    """The plan as the JSON text that its annotation keeps."""
     data = {"old": plan.old_uid, "nodes": plan.num_nodes, "actor": plan.actor, "successor": plan.successor}
     return json.dumps(data, separators=(",", ":"))
 
 
 def _plan(item: Object) -> Plan | None:
-    """The plan in a TrainJob; None if it is another one, or if someone has changed it."""
+    """The plan that a TrainJob keeps; None if the TrainJob keeps none, or if its annotation is not a valid plan."""
     if not is_plan(item):
         return None
     job = str(texts(item, "metadata", "labels")[PLAN_LABEL])

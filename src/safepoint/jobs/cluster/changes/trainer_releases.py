@@ -1,7 +1,7 @@
-"""Jobs for several releases of Kubeflow Trainer: 2.1 takes `podTemplateOverrides`, later ones take `runtimePatches`.
+"""Jobs for several releases of Kubeflow Trainer: 2.1 takes `podTemplateOverrides`, later releases `runtimePatches`.
 
-The API server is asked to refuse fields that it does not know. Otherwise it drops them, and a job would start without
-its volumes.
+Safepoint asks the API server to refuse fields that it does not know. Otherwise it would drop these fields, and a
+job would start without its volumes.
 """
 
 import copy
@@ -17,10 +17,10 @@ _PATCHES, _OVERRIDES = "spec.runtimePatches", "spec.podTemplateOverrides"
 
 
 def create_trainjob(api: ClusterApi, trainjob: Object) -> Object:
-    """Create a TrainJob that is written for Trainer 2.2 and later, on any cluster.
+    """Create a TrainJob that is written for Trainer 2.2 and later. If the cluster has Trainer 2.1, convert it first.
 
     Raises:
-        UsageError: it has what the cluster's Trainer cannot do.
+        UsageError: it asks for something that the cluster's Trainer cannot do.
     """
     try:
         try:
@@ -34,10 +34,10 @@ def create_trainjob(api: ClusterApi, trainjob: Object) -> Object:
 
 
 def for_trainer_2_1(trainjob: Object) -> Object:
-    """The same job for Trainer 2.1, with `podTemplateOverrides`.
+    """The TrainJob as Trainer 2.1 takes it, with `podTemplateOverrides` instead of `runtimePatches`.
 
     Raises:
-        UsageError: it has what this release cannot do.
+        UsageError: it asks for something that Trainer 2.1 cannot do.
     """
     queue = texts(trainjob, "metadata", "labels").get(QUEUE_LABEL)
     if queue is not None:
@@ -68,13 +68,13 @@ def _overrides(patch: Any) -> list[Object]:
         raise UsageError(
             "a patch changes labels or annotations of a job, and Kubeflow Trainer 2.1 can change only those of pods; "
             "nothing was submitted",
-            hint="put them on the pods, or ask the cluster's administrator for Trainer 2.2 or later",
+            hint="change those of the pods instead, or ask the cluster's administrator for Trainer 2.2 or later",
         )
     return found
 
 
 def _not_known(error: UnknownFieldError, place: str) -> UsageError:
-    """The error for a job with fields that the cluster's Trainer does not know."""
+    """The exception to raise for a TrainJob with fields that the cluster's Trainer does not know."""
     if _OVERRIDES in error.fields:
         return UsageError(
             f"Kubeflow Trainer on cluster {place} takes neither runtimePatches nor podTemplateOverrides, so a job "
@@ -83,5 +83,5 @@ def _not_known(error: UnknownFieldError, place: str) -> UsageError:
         )
     return UsageError(
         f"Kubeflow Trainer on cluster {place} does not know {', '.join(error.fields)}; nothing was submitted",
-        hint="leave the option out that sets it, or ask the cluster's administrator for Trainer 2.3",
+        hint="leave out the option that sets this field, or ask the cluster's administrator for Trainer 2.3",
     )

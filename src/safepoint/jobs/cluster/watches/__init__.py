@@ -1,1 +1,1 @@
-"""What is seen through watches: changes arrive by themselves, and no request is repeated."""
+"""Watches of the cluster: the API server sends each change of an object, so that Safepoint need not poll."""

@@ -1,4 +1,4 @@
-"""The objects of all jobs of a namespace, or of one, kept up to date by watches."""
+"""The objects of all jobs of a namespace, kept up to date by watches."""
 
 import contextlib
 import threading
@@ -17,7 +17,7 @@ _FIRST_S = 30.0
 
 
 class JobWatch:
-    """The jobs as they are now.
+    """The jobs of a namespace as they are now. In its context, threads watch the objects.
 
     Args:
         api: the namespace.
@@ -42,15 +42,15 @@ class JobWatch:
         self._is_over.set()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a change, at most for this time."""
+        """Wait until an object has changed, at most for this time."""
         self._has_changed.wait(timeout_s)
         self._has_changed.clear()
 
     def jobs(self) -> list[Observed]:
-        """All objects of each job, oldest job first.
+        """Each job with its TrainJob, its pods and its Workload, oldest job first.
 
         Raises:
-            AccessDeniedError: you may not watch them.
+            AccessDeniedError: you may not watch TrainJobs or pods.
         """
         if self._failure is not None:
             raise self._failure
@@ -77,7 +77,7 @@ class JobWatch:
             except GoneError:
                 version = ""
             except AccessDeniedError as error:
-                if kind != "workloads":  # without them the state of a queued job is incomplete
+                if kind != "workloads":  # without Workloads, the state of a job in a queue is incomplete
                     self._failure = error
                 self._begun(kind)
                 return

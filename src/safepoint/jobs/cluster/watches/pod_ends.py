@@ -1,4 +1,4 @@
-"""How the pods of a job end: exit codes and termination messages, of which nothing is left a second later."""
+"""How the pods of a job end: exit codes and termination messages, which are lost when the pods are deleted."""
 
 import contextlib
 import json
@@ -14,11 +14,14 @@ _AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
 
 
 class PodEnds:
-    """How the pods of a job end. They are gone a second later, so a watch that is open before collects it.
+    """How the pods of a job end.
+
+    The pods are deleted within a second of ending. So enter this context before the job is stopped: it opens a watch,
+    which records how each pod ends.
 
     Args:
         api: the namespace.
-        name: of the job.
+        name: the name of the job.
     """
 
     def __init__(self, api: ClusterApi, name: str) -> None:
@@ -27,7 +30,7 @@ class PodEnds:
         self._is_over = threading.Event()
         self._is_open = threading.Event()
         self.safe_step: int | None = None
-        """The step that the first pod has reported as saved."""
+        """The step that the pod of node 0 has saved, from its termination message; None if it reported no save."""
         self._thread = threading.Thread(target=self._watch, name="safepoint-pods", daemon=True)
 
     def __enter__(self) -> "PodEnds":
@@ -39,14 +42,14 @@ class PodEnds:
         self._is_over.set()
 
     def wait_for_last(self) -> None:
-        """Wait a moment for what the watch has not delivered yet."""
+        """Wait up to three seconds until the watch has reported at least one pod that ended."""
         deadline_s = clock.monotonic_s() + _LAST_EVENTS_S
         while not self._codes and clock.monotonic_s() < deadline_s:
             clock.sleep(0.1)
 
     @property
     def is_saved(self) -> bool | None:
-        """Whether all pods that were seen ending ended with a save; None if none was seen."""
+        """Whether all pods whose end the watch has reported ended with a save; None if it has reported no end."""
         if not self._codes:
             return None
         return all(code in {ExitCode.OK, ExitCode.INTERRUPTED_SAVED} for code in self._codes.values())
@@ -63,7 +66,7 @@ class PodEnds:
 
     def _note(self, pod: Object) -> None:
         ended = at(container_status(pod), "state", "terminated")
-        if at(ended, "startedAt") is None:  # a container that never ran has an exit code too when its pod is deleted
+        if at(ended, "startedAt") is None:  # when a pod is deleted, a container that never ran has an exit code too
             return
         code = number(ended, "exitCode")
         self._codes[name_of(pod)] = code

@@ -14,13 +14,13 @@ _LOOK_S = 1.0
 
 
 def read_pods(api: ClusterApi, pods: Sequence[Object], *, follow: bool) -> Iterator[LogLine]:
-    """The output of pods, one after the other; with `follow`, of the first one as it grows."""
+    """The output of the pods, one pod after the other; with `follow`, only that of the first pod, as it grows."""
     for pod in pods[:1] if follow else pods:
         if not _has_started(api, pod, follow=follow):
             continue
         container = str(at(container_status(pod), "name") or "node")
         if at(container_status(pod), "restartCount"):
-            with contextlib.suppress(SafepointError):  # it may be gone
+            with contextlib.suppress(SafepointError):  # the output before the restart may be deleted
                 for line in api.log(name_of(pod), container, previous=True):
                     yield LogLine(source=f"node {node_of(pod)}", text=line)
         for line in api.log(name_of(pod), container, follow=follow):
@@ -28,7 +28,7 @@ def read_pods(api: ClusterApi, pods: Sequence[Object], *, follow: bool) -> Itera
 
 
 def _has_started(api: ClusterApi, pod: Object, *, follow: bool) -> bool:
-    """Whether the pod's container has started; with `follow`, wait for it."""
+    """Whether the pod's container has started. With `follow`, wait until it has, or until the pod is deleted."""
     while True:
         state = texts(container_status(pod), "state")
         if "running" in state or "terminated" in state or at(container_status(pod), "restartCount"):
