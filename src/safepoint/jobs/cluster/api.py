@@ -1,4 +1,4 @@
-"""Requests to the API server of a cluster: plain JSON objects, bounded retries, errors in Safepoint's words."""
+"""Sends requests to the API server of a cluster: plain JSON objects, bounded retries, exceptions of Safepoint."""
 
 import contextlib
 import json
@@ -26,11 +26,11 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _PAGE = 500
 _MOST_OBJECTS = 100_000
 _MOST_EXPIRED = 5
-"""How often a list may have to start over, because its pages had expired."""
+"""How often a list that consists of several pages starts over because the API server has dropped its next page."""
 _MOST_ANSWER_BYTES = 64 << 20
 _MOST_LINE_BYTES = 16 << 20
 _ANSWER_S = 120.0
-"""How long one answer may take; a server that sends a byte now and then keeps to the limit for each read."""
+"""The time limit for a whole answer. The limit for each read does not stop a server that sends byte after byte."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _GROUPS = {
@@ -71,15 +71,15 @@ class ClusterApi:
         timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S)
         is_encrypted = connection.config.cluster.server.startswith("https:")
         try:
-            # A proxy could read what is not encrypted. The options of this class are of many types.
+            # Without encryption, a proxy could read the requests. The options of this class are of many types.
             parameters: Any = ConnectionParams(timeout=timeout, trust_env=is_encrypted)
             options: Any = parameters.httpx_params(connection.config)
-        except (ConfigError, OSError) as error:  # a certificate that cannot be read
+        except (ConfigError, OSError) as error:  # such as a certificate that cannot be read
             raise UsageError(f"the connection to {connection.name} is not valid: {error}") from error
         self._client = httpx2.Client(**options)
         self._lock = threading.Lock()
         self.num_requests = 0
-        """Requests sent so far."""
+        """How many requests were sent so far."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -97,18 +97,18 @@ class ClusterApi:
         """One object.
 
         Args:
-            kind: the plural, such as `trainjobs`.
+            kind: the plural of its kind, such as `trainjobs`.
             name: its name.
 
         Raises:
-            NotFoundError: there is no such object, or the cluster does not know its kind.
-            AccessDeniedError: you may not read it.
+            NotFoundError: there is no such object, or the cluster does not know the kind.
+            AccessDeniedError: you may not read the object.
             TransientError: the cluster did not answer in time.
         """
         return self._json("GET", self._path(kind, name))
 
     def find(self, kind: str, name: str) -> Object | None:
-        """One object; None if there is none, or if the cluster does not know its kind."""
+        """One object; None if it does not exist, or if the cluster does not know the kind."""
         try:
             return self.get(kind, name)
         except NotFoundError:
@@ -118,21 +118,21 @@ class ClusterApi:
         """All objects of a kind, or those that the selectors choose. Empty if the cluster does not know the kind.
 
         Args:
-            kind: the plural.
-            labels: a selector.
-            fields: likewise.
-            has_content: False for the metadata only, for kinds with large contents or secret ones.
+            kind: the plural of the kind.
+            labels: a selector for labels, such as `safepoint.dev/job=train-1`.
+            fields: a selector for fields, such as `type=Warning`.
+            has_content: False returns only the metadata, for kinds whose contents are large or secret.
 
         Raises:
-            StorageError: there are more than any cluster has.
-            GoneError: the pages expire faster than they can be read.
+            StorageError: there are more than 100,000 objects.
+            GoneError: the API server has dropped the next page of the list again and again.
         """
         return self.objects_at(kind, labels=labels, fields=fields, has_content=has_content)[0]
 
     def objects_at(
         self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True
     ) -> tuple[list[Object], str]:
-        """The same, and the version from which a watch continues."""
+        """The objects as `objects` returns them, and the version from which a watch continues."""
         headers = {} if has_content else {"accept": _NAMES_ONLY}
         found: list[Object] = []
         marker, num_expired = "", 0
@@ -146,7 +146,7 @@ class ClusterApi:
             query = {name: value for name, value in given.items() if value}
             try:
                 page: Any = self._json("GET", self._path(kind), query=query, headers=headers)
-            except GoneError:  # the pages before have expired
+            except GoneError:  # the next page has expired: start over
                 num_expired += 1
                 if num_expired > _MOST_EXPIRED:
                     raise
@@ -164,30 +164,32 @@ class ClusterApi:
         """Create an object, or with `is_dry_run` only ask whether it could be created.
 
         Raises:
-            AlreadyExistsError: one with this name exists. An earlier try, whose answer was lost, may have made it.
-            UnknownFieldError: the cluster does not know one of its fields, and has not created it without the field.
+            AlreadyExistsError: an object of this name exists, perhaps from an earlier try whose answer was lost.
+            UnknownFieldError: the cluster does not know one of the fields of `body`. Nothing was created.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
         return self._json("POST", self._path(kind), query=query, body=body)
 
     def patch(self, kind: str, name: str, body: Object) -> Object:
-        """Merge `body` into an object; None in it deletes a field. With a resourceVersion, only that version.
+        """Merge `body` into an object; a None in `body` deletes the field.
+
+        If `body` has a resourceVersion, the object is changed only if it still has that version.
 
         Raises:
-            ConflictError: it has another version, or the cluster refuses the change.
+            ConflictError: the object has another version, or the cluster refuses the change.
         """
         headers = {"content-type": "application/merge-patch+json"}
         return self._json("PATCH", self._path(kind, name), body=body, headers=headers)
 
     def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
-        """Delete an object, and later all that belongs to it; nothing happens if there is none.
+        """Delete an object, if it exists. The cluster then deletes the objects that this object owns.
 
-        A TrainJob does not wait for its JobSet: until it is gone, Trainer makes the JobSet again and again.
+        In the reverse order, Trainer would make the JobSet again, because its TrainJob still exists.
 
         Args:
-            kind: the plural.
+            kind: the plural of its kind.
             name: its name.
-            uid: only the object with this id.
+            uid: delete the object only if this is its uid.
         """
         body: Object = {"propagationPolicy": "Background"}
         if uid is not None:
@@ -214,9 +216,10 @@ class ClusterApi:
         return at(answer, "status", "allowed") is True
 
     def rights(self) -> Callable[[str, str, str], bool]:
-        """What this identity may do in the namespace: a function of verb, kind and subresource.
+        """Return a function of verb, kind and subresource, which says whether this identity has the right.
 
-        In one request; the cluster may not list all rights, so only True is certain.
+        Sends one request for all rights in the namespace. The cluster need not list all of them: if the function
+        returns False, only `may` can tell.
         """
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -234,7 +237,7 @@ class ClusterApi:
         return is_allowed
 
     def group_of(self, kind: str) -> str:
-        """The API group of a kind; empty for Kubernetes' own first one."""
+        """The API group of a kind; empty for the core group, which has no name."""
         group = _GROUPS.get(kind, _CORE)
         return "" if group == _CORE else group.split("/")[1]
 
@@ -247,15 +250,13 @@ class ClusterApi:
     def watch(
         self, kind: str, *, version: str = "", labels: str = "", timeout_s: float = 300
     ) -> Generator[tuple[str, Object]]:
-        """The changes of objects since `version`: ADDED, MODIFIED or DELETED, and the object.
+        """Yield each change of an object since `version`: ADDED, MODIFIED or DELETED, and the object.
 
-        Without a version, all objects come first, as ADDED.
-
-        Ends after `timeout_s`, or when the server ends the connection; the caller then continues with the version of
-        the last object.
+        Without a version, all objects come first, as ADDED. The watch ends after `timeout_s`, or when the server ends
+        the connection. The caller can then continue with the version of the last object.
 
         Raises:
-            GoneError: `version` is too old; list again.
+            GoneError: `version` is too old; list the objects again.
         """
         query = {
             "watch": "true",
@@ -280,14 +281,15 @@ class ClusterApi:
         """The lines that a container has written.
 
         Args:
-            pod: the pod.
-            container: one of its containers.
+            pod: the name of the pod.
+            container: the name of one of its containers.
             follow: wait for more lines until the container has ended.
-            previous: of the container before its last restart.
-            tail: only so many lines at the end.
+            previous: return the lines from before the container's last restart.
+            tail: return only this number of lines, from the end.
 
         Raises:
-            NotFoundError: there is no such pod, or it has written nothing yet.
+            NotFoundError: there is no such pod.
+            UsageError: the container has not started yet, or with `previous`, has not restarted.
         """
         given: dict[str, Any] = {"container": container, "follow": follow, "previous": previous, "tailLines": tail}
         query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
@@ -310,7 +312,7 @@ class ClusterApi:
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def check_name(self, name: str) -> None:
-        """Raise UsageError for a name that could lead to another object."""
+        """Raise UsageError for a name that could make the path of a request lead to another object."""
         if not _NAME.fullmatch(name):
             raise UsageError(f"{name!r} is not a valid name on a cluster; nothing was done")
 
@@ -347,8 +349,8 @@ class ClusterApi:
         """Repeat a request while the server is busy or out of reach.
 
         Args:
-            send: the request.
-            is_safe: whether it may be sent again when its answer was lost.
+            send: sends the request once.
+            is_safe: whether the request may be sent again when its answer was lost.
         """
         begun_s, name = clock.monotonic_s(), self.connection.name
         for shortest_s in (*_PAUSES_S, *[_PAUSES_S[-1]] * 100):
@@ -377,11 +379,11 @@ class ClusterApi:
 
 
 def _content(response: httpx2.Response) -> bytes:
-    """The body of an answer. It is not compressed: a small one could become larger than the memory.
+    """The body of an answer, as it was sent: a small compressed body could expand to more than the memory.
 
     Raises:
-        StorageError: it is too large.
-        TransientError: it takes too long.
+        StorageError: the body is too large.
+        TransientError: the body takes too long.
     """
     data, give_up_s = bytearray(), clock.monotonic_s() + _ANSWER_S
     for block in response.iter_raw():
@@ -394,7 +396,7 @@ def _content(response: httpx2.Response) -> bytes:
 
 
 def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The lines of a stream. One that is too long is cut into several."""
+    """The lines of a stream. A line that is too long is split into several."""
     rest = b""
     for block in blocks:
         *lines, rest = (rest + block).split(b"\n")
@@ -407,7 +409,7 @@ def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _document(data: bytes) -> Object:
-    """The answer; empty if it is not a JSON object, as from a proxy."""
+    """The JSON object in an answer; empty if the answer is none, such as the HTML page of a proxy."""
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(data)
         if isinstance(found, dict):

@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
-Nothing is kept on this machine. Each method leaves the cluster in a state that the next one understands, also when it
-is killed: what was made for a job that never came is removed by the next command that submits, and a change of the
-number of nodes is carried on by the next command that looks at the job.
+Nothing is kept on this machine. If a method is killed, later commands complete or undo what it has begun: the next
+`submit` deletes objects that were made for a job that does not exist, and the next command that looks at a job
+continues a change of its number of nodes.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from safepoint.progress.record import Progress
 _log = logging.getLogger("safepoint")
 _LOOK_S = 1.0
 _LOOK_AT_LEAST_S = 10.0
-"""After this time a list is shown again even if no job has changed, because the ages of the jobs grow."""
+"""After this time, `watch` yields the jobs again even if none has changed, because the ages of the jobs grow."""
 
 
 class ClusterJobs:
@@ -73,8 +73,8 @@ class ClusterJobs:
         """The objects that `submit` would create.
 
         Raises:
-            NotFoundError: there is no such runtime, claim, Secret or queue.
-            UsageError: they contradict each other.
+            NotFoundError: the runtime, the claim, the Secret or the queue does not exist.
+            UsageError: the pods would not share the output location, or the job's code is too large.
         """
         runtime = find_runtime(self._api, spec.runtime)
         check_claim(self._api, spec.settings.output_dir, spec.num_nodes)
@@ -91,8 +91,8 @@ class ClusterJobs:
         """Create a job.
 
         Raises:
-            ConflictError: there is a job of this name.
-            AccessDeniedError: you may not create it.
+            ConflictError: a job of this name exists already, or the claim or a quota does not allow the job.
+            AccessDeniedError: you may not create the objects of the job.
         """
         repair(self._api)
         self._carry_on(spec.name)
@@ -107,9 +107,9 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first; four requests for each 500 of them."""
+        """All jobs of the namespace, oldest first: from four lists, each with one request for 500 objects."""
         listed = self._api.objects("trainjobs")
-        if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have changed what there is
+        if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
         plans = {plan.job: plan for plan in plans_among(listed)}
         trainjobs = {name: plan.successor for name, plan in plans.items() if plan.successor is not None}
@@ -135,7 +135,7 @@ class ClusterJobs:
         return sorted(found, key=lambda job: job.created)
 
     def summaries(self) -> list[ClusterJob]:
-        """All jobs, oldest first."""
+        """All jobs of the namespace, oldest first."""
         return self.jobs()
 
     def job(self, name: str) -> ClusterJob:
@@ -156,23 +156,23 @@ class ClusterJobs:
         return describe(replace(seen, target_nodes=_target(plan, seen.trainjob)), place=self.place)
 
     def progress_of(self, job: ClusterJob) -> Progress | None:
-        """The progress that was posted to the cluster."""
+        """The progress that the job's pods have posted to the cluster; None if there is none."""
         return job.progress
 
     def output_of(self, job: ClusterJob) -> str | None:
-        """Its output location; None for a job that Safepoint did not submit."""
+        """The job's output location; None if it is unknown, as for a job that Safepoint did not submit."""
         return job.output
 
     def attempts(self, name: str) -> list[AttemptRecord]:
-        """One for each number of nodes that the job has had, oldest first."""
+        """The job's attempts, oldest first: one for each TrainJob that the job has had."""
         return list(self.job(name).attempts)
 
     def remark_on(self, job: ClusterJob) -> str:
-        """Nothing: the cluster decides where its pods run."""
+        """Always empty: the cluster decides where the pods of a job run."""
         return ""
 
     def observe(self, name: str) -> Observed:
-        """All objects of a job.
+        """The objects of a job: TrainJob, JobSet, pods and Workload, and, if there are no pods, warnings.
 
         Raises:
             NotFoundError: there is no such job.
@@ -207,7 +207,7 @@ class ClusterJobs:
         return sorted(found, key=event_time)
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[ClusterJob]]:
-        """The active jobs, or one job, whenever something has changed; see `JobPlace.watch`."""
+        """Yield the active jobs, or one job, after each change and at least every 10 s; see `JobPlace.watch`."""
         before: set[str] = set()
         found = self.jobs() if name is None else [self.job(name)]
         with JobWatch(self._api) as watch:
@@ -216,7 +216,7 @@ class ClusterJobs:
                 if name is None:
                     found = [job for job in found if job.state.is_active or job.name in before]
                     before = {job.name for job in found if job.state.is_active}
-                else:  # between two TrainJobs of the same name there is none for a moment
+                else:  # while `scale` replaces a TrainJob, none of this name exists for a moment
                     found = [job for job in found if job.name == name] or [self.job(name)]
                 yield found
                 if name is not None and not found[0].state.is_active:
@@ -225,7 +225,7 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """What the cluster reports about a job and its pods, oldest first, as long as the cluster keeps it."""
+        """The events of a job and its pods that the cluster still keeps, oldest first."""
         seen = self.observe(name)
         names = {name, *map(name_of, seen.pods), name_of(seen.workload)}
         found = [item for item in self._api.objects("events") if at(item, "involvedObject", "name") in names]
@@ -243,18 +243,18 @@ class ClusterJobs:
     def logs(
         self, name: str, *, rank: int | None = None, node: int | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
-        """The output of a job's pods, one pod after the other; with `follow`, of the first one as it grows.
+        """The output of a job's pods, pod after pod; with `follow`, only that of the first pod, as it grows.
 
         Raises:
-            NotFoundError: there is no such job, or no pod of it.
-            UsageError: a rank was named.
+            NotFoundError: there is no such job, or it has no such pod.
+            UsageError: `rank` is given; pods do not separate the output of their ranks.
         """
         if rank is not None:
             raise UsageError("--rank is not supported with --on: a pod writes the lines of all its ranks")
         self.job(name)
         pods = [pod for pod in self._pods(name) if node is None or node_of(pod) == node]
         if not pods:
-            raise NotFoundError(f"job {name} has no pods now, and their output is gone with them")
+            raise NotFoundError(f"job {name} has no pods now; the output of its earlier pods was deleted with them")
         yield from read_pods(self._api, pods, follow=follow)
 
     # ---- change ---------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class ClusterJobs:
 
         Raises:
             ConflictError: the job has ended or is being deleted.
-            WaitTimeoutError: its pods are not gone yet; the request stays in effect.
+            WaitTimeoutError: the pods are not gone yet. The job still stops.
         """
         self._carry_on(name, timeout_s=timeout_s)
         return self._stopped(name, timeout_s)
@@ -300,7 +300,7 @@ class ClusterJobs:
         return replace(job, safe_step=safe_step, was_saved=ends.is_saved, message=message)
 
     def _request_stop(self, seen: Observed) -> None:
-        """Set what stops the job: the Workload's `active` if a queue owns it, else its own `suspend`."""
+        """Set the field that stops the job: `active` of its Workload if it has one, otherwise its own `suspend`."""
         name = name_of(seen.trainjob)
         by = {"metadata": {"annotations": {SUSPENDED_BY: this_user()}}}
         if seen.workload is not None:
@@ -314,10 +314,10 @@ class ClusterJobs:
         self._api.patch("trainjobs", name, {**by, "spec": {"suspend": True}})
 
     def resume(self, name: str) -> ClusterJob:
-        """Let a suspended job go on from its newest checkpoint.
+        """Continue a suspended job from its newest checkpoint.
 
         Raises:
-            ConflictError: the job is not suspended.
+            ConflictError: the job is neither suspended nor being suspended.
         """
         self._carry_on(name)
         seen = self.observe(name)
@@ -338,14 +338,14 @@ class ClusterJobs:
         return self.job(name)
 
     def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> ClusterJob:
-        """Change a job's number of nodes. A running job is saved, stopped and succeeded by another TrainJob.
+        """Change a job's number of nodes. A running job is saved and stopped, and a new TrainJob replaces its own.
 
-        A suspended job gets its new number when it is resumed.
+        A suspended job gets the new number of nodes when it is resumed.
 
         Raises:
-            UsageError: the job's output location is not shared by several pods, or the plan is too large.
-            ConflictError: the job was not submitted by Safepoint, had already ended, or ended meanwhile.
-            WaitTimeoutError: the job has not been changed yet; the next command that looks at it carries this on.
+            UsageError: the pods would not share the output location, or the new TrainJob would be too large.
+            ConflictError: Safepoint did not submit the job, the job has ended, or the claim is not ReadWriteMany.
+            WaitTimeoutError: the change is not complete; the next command that looks at the job continues it.
         """
         self._carry_on(name, timeout_s=timeout_s)
         seen = self.observe(name)
@@ -355,8 +355,8 @@ class ClusterJobs:
             raise ConflictError(f"job {name} is {job.state}", hint=hint)
         if not job.is_ours:
             raise ConflictError(
-                f"job {name} was not submitted by Safepoint, which does not know whether its program resumes from a "
-                "checkpoint; nothing was done",
+                f"job {name} was not submitted by Safepoint, so it may not resume from a checkpoint; nothing was "
+                "done",
                 hint="suspend it, and submit it again with another number of nodes",
             )
         check_claim(self._api, job.output, num_nodes)
@@ -378,7 +378,7 @@ class ClusterJobs:
         stopped: ClusterJob | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Carry a plan for the job out, and wait for its end; nothing happens without one."""
+        """Carry out the plan for a job, and wait until it is complete. If the job has no plan, do nothing."""
         plan = self._successions.plan(name) if plan is None else plan
         if plan is None:
             return
@@ -388,14 +388,14 @@ class ClusterJobs:
             again = self._successions.plan(name)
             return again is None or again.uid != plan.uid or self._step(again, stopped)
 
-        _until(is_done, what, timeout_s, f"`safepoint status {name}` carries it on")
+        _until(is_done, what, timeout_s, f"`safepoint status {name}` continues it")
         ended = self._api.find("trainjobs", name)
         if uid_of(ended) == plan.old_uid and stopped is not None:
             job = self.job(name)
             raise ConflictError(f"{what}: it is {job.state}" + (f": {job.message}" if job.message else ""))
 
     def _step(self, plan: Plan, stopped: ClusterJob | None = None) -> bool:
-        """Take the next step of a plan without waiting; returns whether the plan is done."""
+        """Carry out the next step of a plan without waiting; returns whether the plan is complete or was given up."""
         try:
             seen = self.observe(plan.job)
         except NotFoundError:
@@ -419,7 +419,7 @@ class ClusterJobs:
         return False
 
     def _try_step(self, plan: Plan) -> bool:
-        """Take the next step of a plan; a refusal is a warning, so that the other jobs are listed."""
+        """Carry out the next step of a plan. If that fails, log a warning, so that the jobs are still listed."""
         try:
             return self._step(plan)
         except SafepointError as error:
@@ -427,7 +427,7 @@ class ClusterJobs:
             return False
 
     def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
-        """Delete a job and what was made for it, and wait until it is gone; its checkpoints stay."""
+        """Delete a job and the objects that were made for it, and wait until they are gone; its checkpoints stay."""
         if with_checkpoints:
             raise ConflictError(
                 "--checkpoints is not supported with --on; nothing was done",
@@ -446,7 +446,7 @@ class ClusterJobs:
             lambda: is_gone(self._api, name, uid_of(found)),
             f"job {name} was not deleted",
             timeout_s,
-            "`safepoint list` shows when it is gone",
+            "`safepoint list` shows the job until it is deleted",
         )
         return 0
 
@@ -465,8 +465,8 @@ class ClusterJobs:
         """Wait until a job is in one of the states.
 
         Raises:
-            SafepointError: the job has failed, or is complete, and that was not waited for.
-            WaitTimeoutError: it did not reach a state in time.
+            SafepointError: the job has ended in a state that is not among `states`.
+            WaitTimeoutError: the job did not reach one of the states in time.
         """
         deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
         while True:
@@ -483,10 +483,10 @@ class ClusterJobs:
 
 
 def _until(is_done: Callable[[], bool], what_not: str, timeout_s: float | None, hint: str) -> None:
-    """Look again and again until `is_done`.
+    """Call `is_done` every second until it returns True.
 
     Raises:
-        WaitTimeoutError: it was not done in time.
+        WaitTimeoutError: `is_done` did not return True in time. `what_not` begins the message.
     """
     deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
     while not is_done():
@@ -496,5 +496,5 @@ def _until(is_done: Callable[[], bool], what_not: str, timeout_s: float | None, 
 
 
 def _target(plan: Plan | None, job: Object) -> int | None:
-    """The number of nodes that is about to replace that of this TrainJob; a successor that is to come has no id."""
+    """The number of nodes that a plan will give this job; None without a plan. A planned successor has no uid yet."""
     return plan.num_nodes if plan is not None and uid_of(job) in {plan.old_uid, ""} else None

@@ -1,4 +1,7 @@
-"""Which cluster, and as whom: a context of the kubeconfig, a pod's service account, or Kubeflow's configuration."""
+"""The address of a cluster and the identity to use there.
+
+They come from a context of the kubeconfig, a pod's service account, or the configuration of Kubeflow's SDK.
+"""
 
 import os
 from collections.abc import Mapping
@@ -31,12 +34,12 @@ _LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A namespace of a cluster.
+    """How to reach a namespace of a cluster.
 
     Args:
-        name: how a person calls it: the context, or `in-cluster`.
+        name: the cluster's name in messages: the context, `in-cluster`, or the address.
         config: address, certificates and identity.
-        namespace: where the jobs are.
+        namespace: the namespace of the jobs.
     """
 
     name: str
@@ -54,14 +57,15 @@ def connect_to(
     """The connection to a cluster; no request is sent yet.
 
     Args:
-        context: the exact name of a context; None for a pod's service account, else for the current context.
-        namespace: that of the context when None.
-        file: the kubeconfig; the files that KUBECONFIG names, or ~/.kube/config, when None.
-        environ: of KUBECONFIG, HOME and the pod's variables; this process's own when None.
+        context: the exact name of a context. None for the service account if this process runs in a pod and `file` is
+            None; otherwise None for the current context.
+        namespace: the namespace; None for that of the context or of the service account.
+        file: the kubeconfig; None for the files that KUBECONFIG names, or for ~/.kube/config if it is not set.
+        environ: the environment variables to read; None for those of this process.
 
     Raises:
         NotFoundError: there is no kubeconfig, or no such context in it.
-        UsageError: a kubeconfig cannot be read.
+        UsageError: a kubeconfig or the service account cannot be used.
     """
     environ = os.environ if environ is None else environ
     if context is None and file is None and "KUBERNETES_SERVICE_HOST" in environ and SERVICE_ACCOUNT.is_dir():
@@ -75,7 +79,7 @@ def connect_to(
     if name is None or name not in found.contexts:
         known = ", ".join(sorted(found.contexts)) or "none"
         what = "the kubeconfig has no current context" if name is None else f"the kubeconfig has no context {name!r}"
-        raise NotFoundError(f"{what}; it has {known}", hint="`kubectl config get-contexts` lists them")
+        raise NotFoundError(f"{what}; its contexts: {known}", hint="`kubectl config get-contexts` lists the contexts")
     try:
         return _connection(name, found.get(name), namespace)
     except (ConfigError, KeyError) as error:
@@ -86,8 +90,8 @@ def connect_with(configuration: Any, *, namespace: str) -> Connection:
     """The connection that a `kubernetes.client.Configuration` describes, as users of Kubeflow's SDK pass it.
 
     Args:
-        configuration: its host, token, certificate authority and client certificate are used.
-        namespace: where the jobs are.
+        configuration: the configuration. Its host, token, certificate authority and client certificate are used.
+        namespace: the namespace of the jobs.
     """
     token = configuration.get_api_key_with_prefix("authorization") or configuration.get_api_key_with_prefix(
         "BearerToken"
@@ -118,12 +122,12 @@ def _connection(name: str, config: SingleConfig | None, namespace: str | None) -
     server = urlsplit(config.cluster.server)
     if server.scheme != "https" and server.hostname not in _LOCAL and config.user != User():
         raise UsageError(
-            f"{name} has an address with {server.scheme}, so your login would be sent unencrypted; nothing was sent",
+            f"{name} has an address with {server.scheme}:, so your login would not be encrypted; nothing was sent",
             hint="correct server in the kubeconfig",
         )
     program = config.user.exec if config.user is not None else None
     if program is not None and program.apiVersion == _EXEC_V1:
-        program.apiVersion = _EXEC_KNOWN  # lightkube knows only this one, whose answer is the same
+        program.apiVersion = _EXEC_KNOWN  # lightkube knows only v1beta1; a program's answer is the same
     return Connection(name=name, config=config, namespace=namespace or config.namespace or _DEFAULT_NAMESPACE)
 
 
@@ -137,13 +141,13 @@ def _files(file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> l
 
 
 def _read(files: list[Path]) -> KubeConfig:
-    """All files as one: of entries with the same name the first one counts, as for kubectl."""
+    """Merge the files. As in kubectl, the first of several entries with the same name counts."""
     merged: dict[str, Any] = {"clusters": [], "contexts": [], "users": []}
     first = None
     for file in files:
         if not file.is_file():
             continue
-        if is_planted(file):  # it can name a program that gives the token
+        if is_planted(file):  # a kubeconfig can name a program to run for the token
             raise UsageError(
                 f"kubeconfig {file} belongs to another user, in a folder that everyone may write to; it was not read",
                 hint="set KUBECONFIG to a file of your own",
@@ -154,7 +158,7 @@ def _read(files: list[Path]) -> KubeConfig:
         except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
             raise UsageError(f"the kubeconfig {file} cannot be read: {error}") from error
         if not isinstance(document, dict):
-            raise UsageError(f"the kubeconfig {file} is not a kubeconfig")
+            raise UsageError(f"the file {file} is not a kubeconfig")
         _merge(merged, cast("dict[str, Any]", document), file)
     if first is None:
         names = " or ".join(map(str, files))
@@ -178,7 +182,10 @@ def _merge(merged: dict[str, Any], document: dict[str, Any], file: Path) -> None
 
 
 def _with_absolute_paths(item: Any, kind: str, folder: Path) -> dict[str, Any]:
-    """Paths in a kubeconfig are relative to it, also that of the program that gives the token."""
+    """An entry of a kubeconfig with absolute paths, also that of the program that gives the token.
+
+    Relative paths in a kubeconfig start at the folder of that file.
+    """
     paths = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
     inner: dict[str, Any] = {
         key: str(folder / value) if key in paths else value for key, value in texts(item, kind).items()

@@ -1,4 +1,4 @@
-"""What a namespace of a cluster lacks for jobs: rights, Trainer, JobSet, Kueue, runtimes, storage."""
+"""Checks whether a namespace of a cluster has what jobs need: rights, Trainer, JobSet, Kueue, runtimes, storage."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,14 +20,19 @@ _NEEDED = (
     ("pods", "", ("get", "list", "watch"), ""),
     ("pods", "log", ("get",), ""),
     ("persistentvolumeclaims", "", ("get", "list"), ""),
-    ("events", "", ("list",), "a job that does not start does not say why"),
-    ("secrets", "", _MADE, "the pods of a job recognize each other by a file in the output location"),
-    ("trainingruntimes", "", ("create", "patch", "delete"), "`submit --grace` keeps the grace period of the runtime"),
+    ("events", "", ("list",), "the state of a job that does not start has no reason"),
+    ("secrets", "", _MADE, "the pods of a job recognize each other by a secret in the output location instead"),
+    (
+        "trainingruntimes",
+        "",
+        ("create", "patch", "delete"),
+        "`submit --grace` has no effect: the pods keep the grace period of the runtime",
+    ),
 )
-"""Kind, subresource, verbs, and what happens without them; empty where a job does not work without them."""
+"""Kind, subresource, verbs, and what happens without these rights. The last is empty if no job works without them."""
 _OF_QUEUES = (
     ("workloads", "", ("get", "list", "watch", "patch"), "the state of a job in a queue is incomplete"),
-    ("localqueues", "", ("get", "list"), "a wrong name of a queue is not noticed before the job waits for ever"),
+    ("localqueues", "", ("get", "list"), "`submit` accepts the wrong name of a queue, and the job waits for ever"),
 )
 _PROGRAMS = (
     (
@@ -39,15 +44,15 @@ _PROGRAMS = (
     ("JobSet", "jobset.x-k8s.io", "jobset-controller-manager", ("jobset-system", "openshift-jobset-operator")),
     ("Kueue", "kueue.x-k8s.io", "kueue-controller-manager", ("kueue-system", "openshift-kueue-operator")),
 )
-"""What it is called, its API, its deployment, and the namespaces where it may be."""
+"""For each program: its name, its API group, its deployment, and the namespaces in which the deployment may be."""
 
 
 def examine_cluster(api: ClusterApi) -> list[Finding]:
-    """Run all checks, in some fifteen requests.
+    """Run all checks, with about fifteen requests.
 
     Raises:
         TransientError: the cluster does not answer.
-        AccessDeniedError: it does not accept the login.
+        AccessDeniedError: the cluster does not accept your login.
     """
     found = [_cluster(api)]
     groups = {str(at(one, "name")): one for one in items(api.read("/apis"), "groups")}
@@ -78,22 +83,22 @@ def _program(
     if group in groups:
         served = ", ".join(str(at(one, "version")) for one in items(groups[group], "versions"))
         version = _version(api, deployment, namespaces)
-        what = f"{title} {version}" if version else f"{title}, a release that you may not look up"
-        return Finding(check=check, status=Status.OK, found=f"{what}; API {served}", why="it runs the jobs")
+        what = f"{title} {version}" if version else f"{title}, but its release cannot be read"
+        return Finding(check=check, status=Status.OK, found=f"{what}; API {served}", why="jobs use it")
     if title == "Kueue":
-        why = "without Kueue there are no queues: jobs start at once, or wait for room on a node"
+        why = "without Kueue there are no queues: the pods of a job start as soon as a node has room"
         return Finding(check=check, status=Status.OK, found="not installed", why=why)
     return Finding(
         check=check,
         status=Status.FAILURE,
         found="not installed",
-        why="a job is a TrainJob, which Trainer makes a JobSet",
+        why="a job is a TrainJob, and Trainer makes a JobSet from it",
         fix=f"ask the cluster's administrator to install Kubeflow {title}",
     )
 
 
 def _version(api: ClusterApi, deployment: str, namespaces: Sequence[str]) -> str:
-    """The tag of the image that runs it; empty if it may not be read."""
+    """A program's release, from a label of its deployment or the tag of its image; empty if it cannot be read."""
     for namespace in namespaces:
         try:
             found = api.read(f"/apis/apps/v1/namespaces/{namespace}/deployments/{deployment}")
@@ -107,11 +112,11 @@ def _version(api: ClusterApi, deployment: str, namespaces: Sequence[str]) -> str
 
 
 def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str]]) -> Iterator[Finding]:
-    """One line for each kind of which a right is missing; one in all if none is."""
+    """A finding for each kind of which a right is missing; if no right is missing, one finding that says so."""
     allowed = api.rights()
     has_all = True
     for kind, subresource, verbs, without in needed:
-        # An authorizer may not list its rules; then each right is asked for.
+        # Some authorizers do not list their rules, so a right that is not listed is checked by a request of its own.
         missing = [
             verb
             for verb in verbs
@@ -134,13 +139,13 @@ def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str
         yield Finding(
             check="rights",
             status=Status.OK,
-            found=f"you have all that jobs need in namespace {api.namespace}",
+            found=f"you have all rights that jobs need in namespace {api.namespace}",
             why="commands act with your own rights",
         )
 
 
 def _runtimes(api: ClusterApi) -> Finding:
-    check, why = "runtimes", "a job names a runtime, which has the image and the grace period of its pods"
+    check, why = "runtimes", "a job names a runtime, which sets the image and the grace period of the job's pods"
     try:
         found = api.objects("trainingruntimes") + api.objects("clustertrainingruntimes")
     except AccessDeniedError as error:
@@ -158,7 +163,7 @@ def _runtimes(api: ClusterApi) -> Finding:
 
 
 def _runtime(document: Object) -> str:
-    """Its name and grace period; empty if it does not train PyTorch."""
+    """The name and the grace period of a runtime; empty if the runtime does not train PyTorch."""
     try:
         return f"{name_of(document)} (grace {Runtime(document=document).grace_s} s)"
     except UsageError:
@@ -195,7 +200,7 @@ def _queues(api: ClusterApi) -> Iterator[Finding]:
     try:
         names = sorted(map(name_of, api.objects("localqueues")))
     except AccessDeniedError:
-        return  # said among the rights
+        return  # `_rights` has reported it
     yield Finding(
         check="queues",
         status=Status.OK,

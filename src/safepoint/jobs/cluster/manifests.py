@@ -1,4 +1,4 @@
-"""The objects of a job: its TrainJob, the config maps with what it brings along, its secret. Pure; no requests."""
+"""Makes the objects of a job: its TrainJob, the config map that it brings along, its Secret. Pure; no requests."""
 
 import base64
 import copy
@@ -17,7 +17,7 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import CLAIMS, parse_location
 
 CHECKPOINTS = "/mnt/kubeflow-checkpoints"
-"""Where users of OpenShift AI expect the claim, or the local folder in front of an object store."""
+"""The mount path of the claim or, with an object store, of the local folder for checkpoints, as in OpenShift AI."""
 _STORAGE, _SHIPPED, _PLACE = "checkpoint-storage", "safepoint", "/opt/safepoint"
 _CODE = "code.zip"
 _SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint", "SAFEPOINT_JOB_SECRET_FILE"
@@ -34,7 +34,7 @@ REGION_VARIABLES = ("AWS_DEFAULT_REGION", "AWS_S3_BUCKET")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a job has to know of its runtime.
+    """The runtime of a job, and the parts of it that the job's objects depend on.
 
     Args:
         document: the TrainingRuntime or ClusterTrainingRuntime.
@@ -44,7 +44,7 @@ class Runtime:
 
     @property
     def replicated_job(self) -> Any:
-        """The part whose pods train."""
+        """The entry of `replicatedJobs` whose pods train."""
         jobs = items(self.document, "spec", "template", "spec", "replicatedJobs")
         trains = [job for job in jobs if at(job, "template", "metadata", "labels", _STEP) == "trainer"]
         trains = trains or [job for job in jobs if at(job, "name") == "node"]
@@ -57,12 +57,12 @@ class Runtime:
 
     @property
     def pod(self) -> Any:
-        """The specification of such a pod."""
+        """The specification of the pods that train."""
         return at(self.replicated_job, "template", "spec", "template", "spec")
 
     @property
     def container(self) -> Any:
-        """Its container that trains."""
+        """The container that trains, in these pods."""
         containers = items(self.pod, "containers")
         named = [container for container in containers if at(container, "name") == "node"]
         if not containers:
@@ -71,13 +71,13 @@ class Runtime:
 
     @property
     def grace_s(self) -> int:
-        """Seconds between SIGTERM and SIGKILL."""
+        """The grace period of the pods: seconds between SIGTERM and SIGKILL."""
         found = at(self.pod, "terminationGracePeriodSeconds")
         return DEFAULT_GRACE_S if found is None else int(found)
 
     @property
     def mounted(self) -> set[str]:
-        """The paths at which it mounts something."""
+        """The paths at which the runtime mounts volumes in this container."""
         return {str(at(mount, "mountPath")).rstrip("/") for mount in items(self.container, "volumeMounts")}
 
 
@@ -86,8 +86,9 @@ class Manifests:
     """All objects of a job.
 
     Args:
-        trainjob: the job.
-        before: what must exist when its pods start, as pairs of kind and object. The job becomes their owner.
+        trainjob: the TrainJob.
+        before: the objects that must exist when the pods start, as pairs of kind and object. The TrainJob becomes
+            their owner.
     """
 
     trainjob: Object
@@ -95,7 +96,7 @@ class Manifests:
 
     @property
     def documents(self) -> list[Object]:
-        """In the order in which they are created."""
+        """The objects in the order in which they are created."""
         return [*(item for _, item in self.before), self.trainjob]
 
 
@@ -112,14 +113,14 @@ def manifests_for(
     Args:
         spec: the job.
         runtime: its runtime.
-        secret_keys: the keys of the connection's Secret; None if they may not be read.
-        with_secret: make a Secret by which several pods recognize each other. Otherwise they agree on one through
-            a file in the output location.
-        with_runtime: make a copy of the runtime with the job's grace period if that differs. Otherwise the grace
-            period of the runtime applies.
+        secret_keys: the names of the keys in the connection's Secret; None if you may not read them.
+        with_secret: if the job has several pods, make a Secret by which they recognize each other. If False, the pods
+            write a secret into the output location.
+        with_runtime: if the job and the runtime have different grace periods, make a copy of the runtime with that of
+            the job. If False, the job gets the grace period of the runtime.
 
     Raises:
-        UsageError: what the job brings along is too large.
+        UsageError: the script and the code of the job are too large, or the runtime cannot train.
     """
     before: list[tuple[str, Object]] = [("configmaps", _shipped(spec))]
     runtime_reference = {"name": spec.runtime, "kind": str(at(runtime.document, "kind"))}
@@ -174,10 +175,10 @@ def _patch(replicated_job: str, pod: Object) -> Object:
 
 
 def add_secret(trainjob: Object) -> tuple[Object, Object]:
-    """Prepare the TrainJob of one pod for several pods: add a Secret by which they recognize each other.
+    """Prepare a TrainJob that had one pod for several pods, which recognize each other by a Secret.
 
     Returns:
-        The TrainJob, changed; the Secret.
+        A copy of the TrainJob that mounts the Secret; the Secret.
     """
     changed, name = copy.deepcopy(trainjob), name_of(trainjob)
     entry = {"name": _SECRET_VARIABLE, "value": f"{_SECRET_PLACE}/{_SECRET_KEY}"}
@@ -198,9 +199,10 @@ def mounts_secret(trainjob: Object) -> bool:
 
 
 def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
-    """The runtime with the job's grace period.
+    """A copy of the runtime with the job's grace period.
 
-    A patch of the TrainJob could set it too, but Kueue 0.19 removes that field, and the job would never start."""
+    A patch in the TrainJob could also set the grace period. But Kueue 0.19 removes this field from the patch, and the
+    job would never start."""
     document = copy.deepcopy(runtime.document)
     own = Runtime(document=document)
     own.pod["terminationGracePeriodSeconds"] = spec.grace_s
@@ -214,7 +216,7 @@ def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
 
 
 def _shipped(spec: ClusterSpec) -> Object:
-    """The config map with the pod side of Safepoint, the script and the code."""
+    """The config map with the archive of Safepoint, the script and the code."""
     files = {pod_archive.NAME: pod_archive.build_archive(), **spec.files}
     if spec.code is not None:
         files[_CODE] = spec.code
@@ -284,7 +286,7 @@ def _environment(
 
 
 def _keys(spec: ClusterSpec, secret_keys: tuple[str, ...] | None) -> list[Object]:
-    """The variables of the connection: references, so that no value is in the job."""
+    """The variables with the keys of the connection. They refer to the Secret, so that the TrainJob has no values."""
     if spec.connection is None:
         return []
     names = (*KEY_VARIABLES, *REGION_VARIABLES) if secret_keys is None else secret_keys
@@ -315,7 +317,7 @@ def _volumes(
         add(_STORAGE, CHECKPOINTS, {"persistentVolumeClaim": {"claimName": location.claim}})
     elif location is not None and not location.is_folder:
         add(_STORAGE, CHECKPOINTS, {"emptyDir": _limited(spec.staging_bytes)})
-    add("safepoint-tmp", "/tmp", {"emptyDir": {}})  # the root may be read-only
+    add("safepoint-tmp", "/tmp", {"emptyDir": {}})  # the root file system of the container may be read-only
     add("safepoint-shm", "/dev/shm", {"emptyDir": {"medium": "Memory", **_limited(spec.shared_memory_bytes)}})
     if has_secret:
         volume, mount = _secret_volume(spec.name)
@@ -335,7 +337,7 @@ def _limited(size_bytes: int | None) -> Object:
 
 
 def _tracking(spec: ClusterSpec) -> dict[str, str]:
-    """The annotations by which OpenShift AI's controller reads the progress."""
+    """The annotations that make OpenShift AI's controller read the progress; empty without a metrics port."""
     port = spec.settings.metrics_port
     if not port:
         return {}

@@ -1,7 +1,7 @@
-"""The state of a job on a cluster, from all objects that know of it. Pure; no requests.
+"""Derives the state of a job on a cluster from all its objects. Pure; no requests.
 
-No single condition is enough: after a resume Trainer leaves `Suspended` as it was, and a job of a queue is suspended
-by Kueue as well as by a person.
+No single condition shows the state: after a resume Trainer does not change the condition `Suspended`, and in a queue
+either Kueue or a person may have suspended the job.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.settings.run_settings import RunSettings
 
 SUSPENDED_BY = f"{DOMAIN}/suspended-by"
-"""The annotation with the person who suspended the job."""
+"""The annotation with the name of the user who suspended the job."""
 NODES = f"{DOMAIN}/nodes"
 """The annotation with the number of nodes that a suspended job gets when it is resumed."""
 CREATED, HISTORY, SAFE_STEP = f"{DOMAIN}/created", f"{DOMAIN}/history", f"{DOMAIN}/safe-step"
-"""The annotations of a TrainJob that succeeds another one: when the first one was created, the attempts before, the
-newest step that is saved."""
+"""The annotations of a TrainJob that replaced another one: when the job's first TrainJob was created, the attempts
+before this TrainJob, and the step of the newest checkpoint."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-"""The label of a job's pods."""
+"""The label of a job's pods, with the name of the job."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
-"""The label of a Workload with the id of its job."""
+"""The label of a Workload, with the uid of its TrainJob."""
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NODE = "node"
 _STUCK = {
@@ -50,12 +50,12 @@ class Observed:
     """All objects of a job, as they were at one moment.
 
     Args:
-        trainjob: the job.
-        jobset: made of it by Trainer, or None.
-        pods: of the JobSet.
-        workload: Kueue's, or None.
-        events: warnings about the job and its pods, oldest first.
-        target_nodes: the number of nodes that another TrainJob of this name is about to have; None without one.
+        trainjob: the TrainJob.
+        jobset: the JobSet that Trainer has made from the TrainJob, or None.
+        pods: the pods of the JobSet.
+        workload: Kueue's Workload, or None.
+        events: warnings about the TrainJob and the JobSet, oldest first.
+        target_nodes: if a new TrainJob is about to replace this one, its number of nodes; otherwise None.
     """
 
     trainjob: Object
@@ -72,8 +72,8 @@ class PodSummary:
 
     Args:
         name: its name.
-        node: the number of its node.
-        phase: as Kubernetes calls it: Pending, Running, Succeeded, Failed.
+        node: the pod's index in the job (torchrun's node rank).
+        phase: its phase in Kubernetes: Pending, Running, Succeeded, Failed or Unknown.
     """
 
     name: str
@@ -86,28 +86,28 @@ class ClusterJob:
     """One job on a cluster, as commands show it.
 
     Args:
-        name: of the TrainJob.
-        place: how a person calls the cluster.
+        name: the name of the TrainJob.
+        place: the name of the cluster in messages.
         namespace: the namespace.
         state: its state.
         message: why it is in this state; may be empty.
-        created: RFC 3339 UTC.
+        created: when the job was created (RFC 3339 UTC).
         command: its program, as a command line; empty for a job that Safepoint did not submit.
-        num_nodes: pods.
+        num_nodes: the number of pods.
         ranks_per_node: ranks in each pod; None when the runtime decides.
         queue: Kueue's LocalQueue, or None.
         output: the output location, or None.
-        progress: as it was posted to the cluster, or None.
-        safe_step: the step of the newest checkpoint, as far as it is known.
-        attempt: the number of its newest start, as far as it is known.
-        exit_code: of its first pod that has failed.
+        progress: the progress that its pods have posted to the cluster, or None.
+        safe_step: the step of the newest checkpoint; None if it is not known.
+        attempt: the number of its newest attempt; 0 if it is not known.
+        exit_code: the first code other than 0 among its pods; 0 if all pods ended with 0; otherwise None.
         is_ours: whether Safepoint submitted it.
-        uid: of the TrainJob.
+        uid: the uid of the TrainJob.
         runtime: the name of its runtime.
-        pods: those that train, first node first.
+        pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
-        attempts: before this TrainJob, and that of this one while it has pods.
-        was_saved: whether the suspension by this command has saved; None if it cannot be seen.
+        attempts: the attempts before this TrainJob and, while the job has pods or soon will, its own.
+        was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
     """
 
     name: str
@@ -135,28 +135,28 @@ class ClusterJob:
 
     @property
     def created_at(self) -> datetime:
-        """When it was created."""
+        """When the job was created."""
         return datetime.fromisoformat(self.created)
 
     @property
     def where(self) -> str:
-        """The cluster and the namespace."""
+        """The cluster and the namespace of the job."""
         return f"{self.place}, namespace {self.namespace}"
 
     @property
     def settings(self) -> RunSettings:
-        """The options of its run, as far as commands need them."""
+        """The options of its run. Only `grace_s` is that of the job; the others have their defaults."""
         return RunSettings(grace_s=self.grace_s)
 
     @property
     def particulars(self) -> dict[str, Any]:
-        """What only jobs of a cluster have, as JSON."""
+        """The fields that only a job on a cluster has, as JSON values."""
         own = ("place", "namespace", "queue", "is_ours", "grace_s")
         return {name: getattr(self, name) for name in own}
 
 
 def describe(seen: Observed, *, place: str) -> ClusterJob:
-    """The job with its state."""
+    """The job that these objects describe, with its state. `place` is the name of the cluster in messages."""
     job = seen.trainjob
     record = read_record(texts(job, "metadata", "annotations").get(RECORD))
     state, message = _state_of(seen)
@@ -201,7 +201,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
 
 
 def attempts_before(job: Object) -> tuple[AttemptRecord, ...]:
-    """The attempts before this TrainJob, oldest first; empty if someone has changed the annotation."""
+    """The attempts before this TrainJob, oldest first; empty if there are none, or if the annotation is not valid."""
     try:
         found = json.loads(texts(job, "metadata", "annotations").get(HISTORY, "[]"))
         return tuple(_attempt(**attempt) for attempt in found)
@@ -217,7 +217,7 @@ def _attempt(*, num_nodes: int, started: str, ended: str, outcome: str, **other:
 
 
 def _time(text: Any) -> str | None:
-    """The time if it is one."""
+    """`text` if it is a valid time; otherwise None."""
     with contextlib.suppress(ValueError, TypeError):
         clock.parse_utc(text)
         return text
@@ -246,14 +246,14 @@ def _state_of(seen: Observed) -> tuple[JobState, str]:
 
 
 def _ending(seen: Observed) -> tuple[JobState, str]:
-    """The state of a job that is being deleted, or that another TrainJob succeeds."""
+    """The state of a job that is being deleted, or whose TrainJob is being replaced by a new one."""
     if seen.target_nodes is None:
         return JobState.DELETING, ""
     return JobState.RESTARTING, f"its number of nodes changes to {seen.target_nodes}"
 
 
 def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
-    """The state of a job that may not run: a person or a queue holds it."""
+    """The state of a job that may not run, because a person or a queue has stopped it."""
     job, workload = seen.trainjob, seen.workload
     by = texts(job, "metadata", "annotations").get(SUSPENDED_BY, "")
     queue = texts(job, "metadata", "labels").get(_QUEUE)
@@ -291,7 +291,7 @@ def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
 def _not_all_running(
     pods: Sequence[Object], not_running: Sequence[Object], waiting: JobState
 ) -> tuple[JobState, str]:
-    """The state of a job that has pods, of which some do not run."""
+    """The state of a job that has pods, at least one of which does not run or is being deleted."""
     leaving = next(filter(_is_leaving, pods), None)
     if leaving is not None:
         return JobState.RESTARTING, _why_leaving(leaving)
@@ -315,20 +315,20 @@ def _is_leaving(pod: Object) -> bool:
 
 
 def _training(pods: Sequence[Object]) -> list[Object]:
-    """The pods that train, first node first; those of initializers are left out."""
+    """The pods that train, in the order of their indexes. The pods of initializers are left out."""
     label = "jobset.sigs.k8s.io/replicatedjob-name"
     found = [pod for pod in pods if texts(pod, "metadata", "labels").get(label, _NODE) == _NODE]
     return sorted(found, key=node_of)
 
 
 def node_of(pod: Object) -> int:
-    """The number of the pod's node."""
+    """The pod's index in the job (torchrun's node rank)."""
     number = texts(pod, "metadata", "labels").get("batch.kubernetes.io/job-completion-index", "0")
     return int(number) if number.isdecimal() else 0
 
 
 def container_status(pod: Object) -> Any:
-    """The status of the container that trains; None before it exists."""
+    """The status of the pod's container that trains; None before the container exists."""
     found = items(pod, "status", "containerStatuses")
     return next((status for status in found if at(status, "name") == _NODE), found[0] if found else None)
 
@@ -342,7 +342,7 @@ def _restarts(pod: Object) -> int:
 
 
 def _ended(pod: Object) -> str:
-    """How its container ended last."""
+    """How the pod's container last ended."""
     status = container_status(pod)
     ended = at(status, "state", "terminated") or at(status, "lastState", "terminated")
     if ended is None:
@@ -359,7 +359,7 @@ def _exit_code(pods: Sequence[Object]) -> int | None:
 
 
 def _first_cause(pods: Sequence[Object]) -> str:
-    """Which pod failed first, and how."""
+    """Which pod failed first, and how; empty if none failed."""
     failed: list[tuple[str, Object]] = []
     for pod in _training(pods):
         status = container_status(pod)
@@ -395,13 +395,13 @@ def _stuck(pod: Object) -> str:
 
 
 def _is_stuck_for_good(pod: Object) -> bool:
-    """Whether it cannot start as things are. A pull may succeed at a later try, and a node may become free."""
+    """Whether the pod probably cannot start until a person corrects its image or its configuration."""
     reason = str(at(_container_state(pod), "waiting", "reason") or "")
     return reason in {"InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull", "ImagePullBackOff"}
 
 
 def _trouble_before_pods(seen: Observed) -> str:
-    """Why no pods come: what Trainer, JobSet and the job controller have reported last."""
+    """Why the job has no pods: the last warning of Trainer, JobSet or the job controller about that; may be empty."""
     reasons = {"TrainJobResourcesCreationFailed", "FailedCreate", "TrainingRuntimeNotSupported"}
     found = [event for event in seen.events if at(event, "reason") in reasons]
     return str(at(found[-1], "message") or "") if found else ""
@@ -417,7 +417,7 @@ def _has_run(seen: Observed) -> bool:
 
 
 def _trains(seen: Observed, pods: Sequence[Object]) -> bool:
-    """Whether progress was posted since the container started. Without a status server a running container trains."""
+    """Whether progress was posted since the first pod started; always True if Trainer's status server is off."""
     if at(seen.trainjob, "spec", "suspend") or not _posts(pods):
         return True
     updated = at(seen.trainjob, "status", "trainerStatus", "lastUpdatedTime")
@@ -426,7 +426,7 @@ def _trains(seen: Observed, pods: Sequence[Object]) -> bool:
 
 
 def _posts(pods: Sequence[Object]) -> bool:
-    """Whether Trainer's status server is on: then it gave the pods its address."""
+    """Whether Trainer's status server is on: Trainer has then set a variable with its address in the pods."""
     entries = [entry for container in items(pods[0], "spec", "containers") for entry in items(container, "env")]
     return any(at(entry, "name") == "KUBEFLOW_TRAINER_SERVER_URL" for entry in entries)
 
@@ -436,7 +436,7 @@ def _condition_of_any_status(value: Object, kind: str) -> Any:
 
 
 def _progress_of(job: Object, state: JobState) -> Progress | None:
-    """The progress that was posted to the status server, or that OpenShift AI's controller has read."""
+    """The progress that pods posted to Trainer's status server, or that OpenShift AI's controller read from them."""
     status = at(job, "status", "trainerStatus")
     if status is not None:
         values = {str(at(item, "name")): _number(at(item, "value")) for item in items(status, "metrics")}
@@ -490,7 +490,7 @@ def _progress(
 
 
 def _number(value: object) -> float | None:
-    """The number; None for infinity and what is no number, which anyone who may change the job can write."""
+    """The finite number that `value` is or contains as text; otherwise None. Other people may write these values."""
     with contextlib.suppress(ValueError):
         return found if math.isfinite(found := float(str(value))) else None
     return None

@@ -66,7 +66,7 @@ def test_an_exec_plugin_of_version_1_is_accepted(tmp_path: Path) -> None:
 
 def test_an_unknown_context_is_named_with_those_that_there_are(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, "one", "two")
-    with pytest.raises(NotFoundError, match="no context 'three'; it has one, two"):
+    with pytest.raises(NotFoundError, match="no context 'three'; its contexts: one, two"):
         connect_to("three", environ={"KUBECONFIG": str(path)})
     with pytest.raises(NotFoundError, match="no current context"):
         connect_to(environ={"KUBECONFIG": str(path)})
