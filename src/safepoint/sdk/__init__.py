@@ -1,8 +1,8 @@
 """Jobs from Python: Kubeflow's client, extended to jobs on this machine, and with suspend, resume and scale.
 
 `from safepoint import TrainerClient, TransformersTrainer, PeriodicCheckpointConfig, LocalConfig`. The guide is
-docs/guides/python.md. The package needs Kubeflow's SDK, which takes seconds to import:
-`pip install 'safepoint[sdk]'`.
+docs/guides/python.md. `pip install 'safepoint[sdk]'` installs what the package needs. Its import takes
+seconds, because it imports Kubeflow's SDK.
 """
 
 from safepoint.sdk.client import TrainerClient

@@ -1,4 +1,4 @@
-"""`TrainerClient`: Kubeflow's client, extended to jobs on this machine."""
+"""`TrainerClient`: Kubeflow's client, extended with jobs on this machine, suspend, resume and scale."""
 
 from typing import Any
 
@@ -12,22 +12,22 @@ from safepoint.sdk.values import Checkpoint, TrainJob
 
 
 class TrainerClient(kubeflow_trainer.TrainerClient):
-    """Jobs from Python.
+    """Submits and controls jobs from Python.
 
-    It has every method of `kubeflow.trainer.TrainerClient`, with its arguments and results. On this machine:
+    It has every method of `kubeflow.trainer.TrainerClient`, with the same arguments and results. On this machine:
 
-    - jobs are the same as those of `safepoint submit`: they keep running when this program ends, and `safepoint list`
-      and other clients show them;
+    - `safepoint submit` and this client make the same kind of job: it keeps running when this program ends, and
+      `safepoint list` and other clients show it;
     - a job's `status` may also be Queued, Suspending, Suspended, Resuming, Preempted or Restarting, and
       `wait_for_job_status` accepts all of these;
     - `get_job_logs` takes `rank-N` as a step, for the output of one rank;
-    - every error is an exception of Safepoint, and at the same time the one that Kubeflow's client raises:
-      RuntimeError for a failure and for a job that does not exist, TimeoutError for a wait that took too long,
-      ValueError for an invalid argument.
+    - every error is an exception of Safepoint and also of the type that Kubeflow's client raises: RuntimeError for a
+      failure and for a job that does not exist, TimeoutError for a wait that took too long, ValueError for an invalid
+      argument.
 
     Args:
         backend_config: `LocalConfig()` for this machine. None or a `KubernetesBackendConfig` for a cluster, through
-            Safepoint's own backend. Any other value goes to Kubeflow's client, unchanged.
+            Safepoint's own backend. Any other value is passed to Kubeflow's client, unchanged.
     """
 
     def __init__(self, backend_config: Any = None) -> None:
@@ -72,20 +72,20 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
 
         Args:
             name: the job.
-            timeout: seconds to wait; after that, the job still stops.
+            timeout: seconds to wait; None for no limit. After a TimeoutError the job still stops.
 
         Raises:
             RuntimeError: there is no such job, or it has ended.
-            TimeoutError: it has not stopped yet.
+            TimeoutError: the job has not stopped yet.
             NotImplementedError: this backend has no such method.
         """
         return self._with("suspend_job").suspend_job(name, timeout=timeout)
 
     def resume_job(self, name: str) -> TrainJob:
-        """Continue a suspended or failed job from its newest valid checkpoint.
+        """Continue a suspended job, or on this machine also a failed one, from its newest valid checkpoint.
 
         Raises:
-            RuntimeError: there is no such job, or it is active or complete.
+            RuntimeError: there is no such job, or it is active or complete. On a cluster: or it has failed.
             NotImplementedError: this backend has no such method.
         """
         return self._with("resume_job").resume_job(name)
@@ -96,18 +96,18 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         Args:
             name: the job.
             num_nodes: the new number of nodes.
-            timeout: seconds to wait; after that, the job is still scaled.
+            timeout: seconds to wait; None for no limit. After a TimeoutError the change continues.
 
         Raises:
             ValueError: `num_nodes` is invalid.
             RuntimeError: there is no such job, it is complete, or it failed while it stopped.
-            TimeoutError: it has not been scaled yet.
+            TimeoutError: the change is not complete yet.
             NotImplementedError: this backend has no such method.
         """
         return self._with("scale_job").scale_job(name, num_nodes, timeout=timeout)
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
-        """A job's checkpoints, newest first; the final model is the last item.
+        """A job's checkpoints, newest first, and after them its final model.
 
         Raises:
             RuntimeError: there is no such job, or its output location cannot be read.

@@ -1,4 +1,4 @@
-"""Kubeflow's backend for a cluster, with jobs that save, suspend, resume and say their true state."""
+"""Extends Kubeflow's backend for a cluster with jobs that save, suspend, resume and scale."""
 
 import logging
 import secrets
@@ -26,11 +26,11 @@ _log = logging.getLogger("safepoint")
 class ClusterBackend(KubernetesBackend):
     """The backend of `TrainerClient` for a cluster.
 
-    A `TransformersTrainer` becomes a job of Safepoint, and every other trainer one of Kubeflow's own backend. The
-    state of all jobs is what Safepoint finds.
+    Safepoint submits the job of a `TransformersTrainer`; Kubeflow's own backend submits those of other trainers. The
+    `status` of every job is the state that Safepoint finds.
 
     Args:
-        config: Kubeflow's.
+        config: Kubeflow's configuration of the cluster.
     """
 
     def __init__(self, config: Any) -> None:
@@ -50,7 +50,7 @@ class ClusterBackend(KubernetesBackend):
     ) -> str:
         """Submit a job, and return its name."""
         if not isinstance(trainer, TransformersTrainer) or initializer is not None:
-            kubeflow: Any = super()  # it declares no types
+            kubeflow: Any = super()  # Kubeflow declares no types
             return kubeflow.train(runtime, initializer, trainer, options)
         name = runtime if isinstance(runtime, str) else DEFAULT_RUNTIME if runtime is None else runtime.name
         with as_kubeflow_raises():
@@ -60,7 +60,7 @@ class ClusterBackend(KubernetesBackend):
             return self._jobs.submit(cluster_spec(trainer, name, applied)).name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
-        """All jobs of the namespace, also those that others made, oldest first."""
+        """All jobs of the namespace, oldest first, also those that Safepoint did not submit."""
         with as_kubeflow_raises():
             found = self._jobs.jobs()
         wanted = [job for job in found if runtime is None or job.runtime == runtime.name]
@@ -96,7 +96,7 @@ class ClusterBackend(KubernetesBackend):
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """The output of one pod."""
+        """The output of one pod with the step `node-N`. Kubeflow's own backend serves other steps."""
         kind, _, number = step.rpartition("-")
         if kind != constants.NODE or not number.isdecimal():
             yield from super().get_job_logs(name, bool(follow), step)
@@ -106,7 +106,7 @@ class ClusterBackend(KubernetesBackend):
                 yield line.text
 
     def get_job_events(self, name: str) -> list[types.Event]:
-        """What the cluster reports about a job and its pods, oldest first."""
+        """The events of a job and its pods that the cluster still keeps, oldest first."""
         with as_kubeflow_raises():
             return [event_of(name, event) for event in self._jobs.events(name)]
 
@@ -141,12 +141,12 @@ class ClusterBackend(KubernetesBackend):
             return self._stopped(self._jobs.suspend(name, timeout_s=timeout))
 
     def resume_job(self, name: str) -> TrainJob:
-        """Let a suspended job go on from its newest checkpoint."""
+        """Continue a suspended job from its newest checkpoint."""
         with as_kubeflow_raises():
             return self._train_job(self._jobs.resume(name), {})
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
-        """Suspend a job, and let another TrainJob of its name go on with this number of nodes."""
+        """Change a job's number of nodes: suspend it, and replace its TrainJob by a new one that resumes."""
         with as_kubeflow_raises():
             return self._stopped(self._jobs.scale(name, num_nodes, timeout_s=timeout))
 
@@ -157,12 +157,12 @@ class ClusterBackend(KubernetesBackend):
 
 
 def cluster_spec(trainer: TransformersTrainer, runtime: str, options: dict[str, Any]) -> ClusterSpec:
-    """The job of a trainer.
+    """The specification of the job that `train` submits.
 
     Args:
-        trainer: the training.
+        trainer: describes the training.
         runtime: the name of the runtime.
-        options: what Kubeflow's options have set: metadata and spec of the TrainJob.
+        options: the metadata and the spec of the TrainJob, as far as Kubeflow's options have set them.
 
     Raises:
         UsageError: a field is invalid.
@@ -173,7 +173,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: dict[str, 
     env = {name: str(text) for name, text in given.items() if text is not None}
     doubtful = names_of_secrets(env)
     if doubtful:
-        _log.warning("env has %s; its values are readable in the job: use a Secret", ", ".join(doubtful))
+        _log.warning("env has %s, which all readers of the TrainJob can see: use a Secret", ", ".join(doubtful))
     function: Any = trainer.function
     files: dict[str, bytes] = {}
     if not isinstance(function, str):

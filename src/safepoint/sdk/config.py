@@ -13,17 +13,17 @@ _KINDS = {"pvc": NAMED, "working_dir": PATH.optional, "python": TEXT, "priority"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalConfig:
-    """Jobs on this machine, as `safepoint submit` runs them (docs/jobs.md).
+    """How to run jobs on this machine. They are the same jobs as those of `safepoint submit` (docs/jobs.md).
 
     Args:
-        pvc: for each claim in a location `pvc://<claim>/<path>`, the folder on this machine: `{"my-claim": "/data"}`.
+        pvc: the folder on this machine for each claim in a location `pvc://<claim>/<path>`: `{"my-claim": "/data"}`.
             It overrides the table [pvc] in safepoint.toml.
-        working_dir: the folder that jobs run in. They can import modules from it.
-        python: the interpreter that runs the jobs.
+        working_dir: the folder that jobs run in, and from which they can import modules; None for the current folder.
+        python: the path of the interpreter that runs the jobs.
         priority: jobs with a higher priority start first, and preempt jobs with a lower one.
 
     Raises:
-        ValueError: a folder does not exist, or `python` is not an interpreter.
+        ValueError: `working_dir` is not a folder, `python` cannot be executed, or another field is invalid.
     """
 
     pvc: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict[str, "str | os.PathLike[str]"])
@@ -41,7 +41,7 @@ class LocalConfig:
         if self.working_dir is not None and not os.path.isdir(self.working_dir):
             raise ValueError(f"working_dir {os.fspath(self.working_dir)!r} is not a folder")
         if not os.access(self.python, os.X_OK):
-            raise ValueError(f"python {self.python!r} is not an interpreter: give its full path")
+            raise ValueError(f"python {self.python!r} cannot be executed: give the full path of an interpreter")
 
     @property
     def folder(self) -> str:

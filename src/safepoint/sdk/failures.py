@@ -1,4 +1,4 @@
-"""Exceptions of the SDK. Each is an exception of Safepoint, and also of the type that Kubeflow's client raises."""
+"""Exceptions of the SDK. Each is an exception of Safepoint and also of the type that Kubeflow's client raises."""
 
 import contextlib
 from collections.abc import Generator
@@ -43,7 +43,7 @@ class JobStorageError(StorageError, RuntimeError):
 
 
 class JobTimeoutError(WaitTimeoutError, TimeoutError):
-    """The job did not reach the state in time. It continues."""
+    """The job did not reach the state in time. The job continues."""
 
 
 _KINDS: tuple[tuple[type[SafepointError], type[SafepointError]], ...] = (
@@ -59,7 +59,7 @@ _KINDS: tuple[tuple[type[SafepointError], type[SafepointError]], ...] = (
 
 @contextlib.contextmanager
 def as_kubeflow_raises() -> Generator[None]:
-    """Replace other exceptions of Safepoint by the exceptions of this module."""
+    """Raise the matching exception of this module instead of another exception of Safepoint."""
     try:
         yield
     except SafepointError as error:

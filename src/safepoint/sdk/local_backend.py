@@ -1,4 +1,4 @@
-"""Kubeflow's backend interface for the jobs of this machine."""
+"""Implements Kubeflow's backend interface for the jobs of this machine."""
 
 import logging
 import subprocess
@@ -35,10 +35,10 @@ _log = logging.getLogger("safepoint")
 class LocalBackend(RuntimeBackend):
     """The backend of `TrainerClient` for the jobs of this machine.
 
-    No file stays open between two calls. Several threads may use one client.
+    No file stays open between two calls. Several threads may use one backend.
 
     Args:
-        config: how jobs run.
+        config: how jobs run on this machine.
     """
 
     def __init__(self, config: LocalConfig) -> None:
@@ -51,7 +51,11 @@ class LocalBackend(RuntimeBackend):
         return [self._runtime()]
 
     def get_runtime(self, name: str) -> types.Runtime:
-        """The only runtime, if `name` is its name."""
+        """The only runtime.
+
+        Raises:
+            RuntimeError: `name` is not the name of this runtime.
+        """
         with as_kubeflow_raises():
             if name != constants.DEFAULT_TRAINING_RUNTIME:
                 known = constants.DEFAULT_TRAINING_RUNTIME
@@ -75,7 +79,7 @@ class LocalBackend(RuntimeBackend):
         )
 
     def get_runtime_packages(self, runtime: types.Runtime) -> None:
-        """Print the packages of the interpreter that runs the jobs."""
+        """Print the version and the packages of the interpreter that runs the jobs."""
         self.get_runtime(runtime.name)
         done = subprocess.run(
             [self.config.python, "-P", "-c", _PACKAGES], capture_output=True, text=True, check=False
@@ -94,7 +98,7 @@ class LocalBackend(RuntimeBackend):
         trainer: types.CustomTrainer | types.CustomTrainerContainer | types.BuiltinTrainer | None = None,
         options: list[Any] | None = None,
     ) -> str:
-        """Submit a job. It runs when its slots are free."""
+        """Submit a job and return its name. The job starts when enough slots are free."""
         if runtime is not None:
             self.get_runtime(runtime if isinstance(runtime, str) else runtime.name)
         with as_kubeflow_raises():
@@ -113,7 +117,7 @@ class LocalBackend(RuntimeBackend):
                 return jobs.submit(job.spec, job.files).name
 
     def _name_of(self, options: list[Any], trainer: types.CustomTrainer) -> str | None:
-        """The job's name, if the options set it. Warns of options without effect on this machine."""
+        """The name that the options give the job, or None. Logs a warning for options without effect here."""
         applied: dict[str, Any] = {}
         for option in options:
             if isinstance(option, (kubernetes_options.TrainerCommand, kubernetes_options.TrainerArgs)):
@@ -130,14 +134,14 @@ class LocalBackend(RuntimeBackend):
         return name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
-        """All jobs of this machine, also those of other programs and of `safepoint submit`, oldest first."""
+        """All jobs of this machine, oldest first, also those of other programs and of `safepoint submit`."""
         if runtime is not None and runtime.name != constants.DEFAULT_TRAINING_RUNTIME:
             return []
         with as_kubeflow_raises(), LocalJobs() as jobs:
             return [self._train_job(jobs, job) for job in jobs.jobs()]
 
     def get_job(self, name: str) -> TrainJob:
-        """One job, by its name or its first letters."""
+        """One job, by its name or the first letters of its name."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             return self._train_job(jobs, jobs.job(name))
 
@@ -147,7 +151,7 @@ class LocalBackend(RuntimeBackend):
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """The output of a node's launcher and its ranks; with the step `rank-N`, the output of one rank."""
+        """The output of a node's launcher and ranks with the step `node-N`; that of one rank with `rank-N`."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             jobs.job(name)
             kind, _, text = step.rpartition("-")
@@ -199,7 +203,7 @@ class LocalBackend(RuntimeBackend):
             jobs.delete(name, with_checkpoints=True)
 
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
-        """Save a checkpoint and stop a job, and wait until it is suspended. Warns if a save may take too long."""
+        """Save a checkpoint, stop a job and wait until it is suspended. Warns if a save may take too long."""
         self._warn_of_risk(name)
         return self._changed(name, lambda jobs: jobs.suspend(name, timeout_s=timeout))
 
@@ -224,7 +228,7 @@ class LocalBackend(RuntimeBackend):
             return self._train_job(jobs, change(jobs))
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
-        """A job's checkpoints, newest first; the final model is the last item. Foreign checkpoints are left out."""
+        """A job's checkpoints, newest first, and after them its final model. Foreign checkpoints are left out."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             job = jobs.job(name)
             output = jobs.output_of(job)

@@ -36,11 +36,11 @@ _log = logging.getLogger("safepoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalJob:
-    """A job to submit.
+    """A job to submit on this machine.
 
     Args:
         spec: its specification.
-        files: the files to write to its folder, by name.
+        files: the files to write into the job's folder, by name.
     """
 
     spec: JobSpec
@@ -56,10 +56,10 @@ class _Program:
 
 
 def local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | None) -> LocalJob:
-    """The job that `train` submits. Warns of fields without effect on this machine.
+    """The job that `train` submits. Logs a warning for fields of the trainer that have no effect on this machine.
 
     Args:
-        trainer: the training.
+        trainer: describes the training.
         config: how jobs run on this machine.
         name: the name of the job; derived from the program's name when None.
 
@@ -115,7 +115,7 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
         data_connection=transformers.data_connection_name if transformers is not None else None,
         priority=config.priority,
         packages=tuple(trainer.packages_to_install or ()),
-        # Empty if the trainer has the default, so that pip uses the indexes of its own configuration.
+        # If the trainer has the default, this is empty: pip then uses the indexes of its own configuration.
         package_indexes=() if list(trainer.pip_index_urls) == _DEFAULT_INDEX else tuple(trainer.pip_index_urls),
     )
     if remark := remark_on(spec, machine):
@@ -139,7 +139,7 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
         )
     if not all(part.isidentifier() for part in function.split(".")):
         raise UsageError(f"func {function!r} is neither the path of a script nor the name of a module")
-    # If another interpreter runs the job, or packages are installed for it, its modules are not known yet.
+    # If another interpreter runs the job, or the job installs packages, this process does not know its modules.
     is_ours = config.python == sys.executable and not trainer.packages_to_install
     if is_ours and not is_importable(function, folder):
         raise UsageError(f"there is no module {function}", hint="check its name and PYTHONPATH")
@@ -154,7 +154,7 @@ def _checked(env: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _settings(env: Mapping[str, str], transformers: TransformersTrainer | None) -> tuple[RunSettings, dict[str, str]]:
-    """The settings of the run, and the other variables of `env`. Fields of the trainer override variables."""
+    """The settings of the run, and the variables of `env` that set none. Fields of the trainer override variables."""
     known = RunSettings().to_environment()
     settings = RunSettings.from_environment({name: text for name, text in env.items() if name in known})
     rest = {name: text for name, text in env.items() if name not in known}
@@ -165,7 +165,7 @@ def _settings(env: Mapping[str, str], transformers: TransformersTrainer | None) 
 
 
 def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """The variable that names the folder for the claim of a `pvc://` location; empty if it is not needed."""
+    """The variable that names the folder for the claim of a `pvc://` location, and its value; empty if not needed."""
     claim = parse_location(output).claim if output is not None else None
     if claim is None or f"{claim}=" in env.get(CLAIMS, ""):
         return {}
@@ -191,10 +191,10 @@ class NodeShare:
     """The resources of this machine for one node of a job.
 
     Args:
-        ranks: number of ranks: one for each requested GPU, or else for each requested CPU, as with `nproc_per_node:
-            auto` of Kubeflow Trainer.
-        cpu: CPU slots.
-        gpu: GPUs.
+        ranks: the number of ranks. As with `nproc_per_node: auto` of Kubeflow Trainer: one for each requested GPU; if
+            no GPU is requested, one for each requested CPU.
+        cpu: the number of CPU slots.
+        gpu: the number of GPU slots.
         remarks: how these resources differ from the request, and why.
     """
 
@@ -205,10 +205,10 @@ class NodeShare:
 
 
 def share_for(resources: Mapping[str, Any] | None, *, machine: Slots) -> NodeShare:
-    """The resources for each node, by the rules of Kubernetes and Kubeflow Trainer.
+    """The resources of this machine for each node of a job, by the rules of Kubernetes and Kubeflow Trainer.
 
     Args:
-        resources: `resources_per_node` of a trainer.
+        resources: the field `resources_per_node` of a trainer.
         machine: the slots of this machine.
 
     Raises:
@@ -232,13 +232,13 @@ def share_for(resources: Mapping[str, Any] | None, *, machine: Slots) -> NodeSha
     if gpu and not machine.gpu:
         name = next(iter(requested))
         remarks.append(
-            f"resources_per_node has {name}={gpu}, and this machine has no GPU; "
+            f"resources_per_node has {name}={gpu}, but this machine has no GPU; "
             f"the {gpu} rank(s) of each node run on the CPU"
         )
         gpu = 0
     elif any(name.startswith(_MIG) for name in requested):
         raise ValueError(
-            f"resources_per_node has {next(iter(requested))}: jobs of this machine cannot have a part of a GPU; "
+            f"resources_per_node has {next(iter(requested))}: a job of this machine cannot use a part of a GPU; "
             "request a whole GPU"
         )
     return NodeShare(ranks=ranks, cpu=cpus or ranks, gpu=gpu, remarks=tuple(remarks))

@@ -1,9 +1,10 @@
 """The function that Kubeflow's client sends to pods instead of the function of a `TransformersTrainer`.
 
 Kubeflow's client reads the source of a function with `inspect`, passes it through a shell, and runs it with torchrun.
-When the pod function is called on this machine, it calls the original function. But the source that `inspect` finds
-for it is made from `_SOURCE`. This source contains the training as base64, which a shell does not change, and runs
-the training under Safepoint on every rank. Kubeflow's client appends a call with the arguments.
+The pod function has two behaviours. Called on this machine, it calls the original function. But the source that
+`inspect` finds for it is another one, made from `_SOURCE`. This source contains the training as base64, which a shell
+does not change, and runs the training under Safepoint on every rank. Kubeflow's client appends a line that calls the
+pod function with the arguments.
 """
 
 import base64
@@ -51,9 +52,10 @@ class PodRun:
     """How a function runs in a pod.
 
     Args:
-        func_args: its arguments, by name.
-        environ: variables to set, unless the pod sets them.
-        needs_safepoint: whether the pod fails if its image lacks Safepoint. If not, it trains without Safepoint.
+        func_args: the arguments of the function, by name.
+        environ: environment variables to set, unless the pod has set them already.
+        needs_safepoint: what a pod does if its image lacks Safepoint: if True, it fails; if False, it trains without
+            Safepoint.
     """
 
     func_args: dict[str, Any] | None
@@ -62,11 +64,11 @@ class PodRun:
 
 
 def pod_function(function: Callable[..., Any] | str, run: Callable[[], PodRun]) -> Callable[..., Any]:
-    """A function whose source Kubeflow's client can send. Reading it raises an error if `function` cannot be sent.
+    """A pod function for `function`. Reading its source raises an error if `function` cannot be sent to a pod.
 
     Args:
-        function: the original, or the path of a script, or the name of a module.
-        run: returns how the function runs in a pod; called when the source is read.
+        function: the original function, or the path of a script, or the name of a module.
+        run: returns how the function runs in a pod. It is called when the source is read.
     """
     name = "train" if isinstance(function, str) else getattr(function, "__name__", "train")
     name = name if name.isidentifier() else "train"
@@ -87,12 +89,12 @@ def pod_function(function: Callable[..., Any] | str, run: Callable[[], PodRun]) 
     call.__code__ = call.__code__.replace(co_filename=file, co_firstlineno=1, co_name=name)
     call.__name__ = call.__qualname__ = name
     setattr(call, _ORIGINAL, function)
-    linecache.cache[file] = (source,)  # read when `inspect` looks for it
+    linecache.cache[file] = (source,)  # `inspect` reads the source here
     return call
 
 
 def original_of(function: Any) -> Any:
-    """The original of a pod function; any other value unchanged."""
+    """The original function, script or module of a pod function; any other value is returned unchanged."""
     return getattr(function, _ORIGINAL, function)
 
 

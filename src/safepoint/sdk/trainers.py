@@ -1,4 +1,4 @@
-"""`TransformersTrainer`: the parameters and rules of Red Hat's trainer, and additional ones."""
+"""`TransformersTrainer`: the parameters and rules of the trainer of this name by Red Hat, and additional ones."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ _FIELDS = {
     "--snapshot-memory": "staging_size",
     "--grace": "grace_period_seconds",
 }
-"""The fields whose names differ from those of the options that they set."""
+"""For an option of `safepoint run`: the field that sets it, if the field has another name than the option."""
 
 
 def _is_size(value: Any) -> bool:
@@ -45,7 +45,7 @@ CUSTOM_TRAINER = {
     "resources_per_node": NAMED.optional,
     "env": NAMED.optional,
 }
-"""The fields of Kubeflow's own trainer, with their kinds. Kubeflow itself does not check them."""
+"""The fields of Kubeflow's `CustomTrainer`, with their kinds. Kubeflow itself does not check them."""
 
 TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
     "enable_progression_tracking": FLAG,
@@ -71,13 +71,13 @@ PERIODIC_CHECKPOINT_CONFIG = {"save_steps": whole(1).optional, "save_total_limit
 
 @dataclass
 class PeriodicCheckpointConfig:
-    """When to save periodically. A request to stop always saves.
+    """When to save periodically. When the job is asked to stop, it always saves.
 
     Args:
         save_strategy: `steps`, `epoch`, or `no`.
         save_steps: optimizer steps between two checkpoints; required with `steps`.
-        save_total_limit: how many checkpoints to keep in the output folder; None for all. With an object store, it
-            applies to the local folder. The newest valid checkpoint is never deleted.
+        save_total_limit: how many checkpoints to keep in the output folder; None for all. With an object store, the
+            limit applies to the local folder only. The newest valid checkpoint is never deleted.
 
     Raises:
         ValueError: a field is invalid.
@@ -97,43 +97,45 @@ class PeriodicCheckpointConfig:
 
 @dataclass
 class TransformersTrainer(types.CustomTrainer):
-    """A training that survives preemption: with a trainer of Hugging Face or TRL, or with `safepoint.session`.
+    """A training that survives preemption. Its code uses a trainer of Hugging Face or TRL, or `safepoint.session`.
 
-    It is a subclass of Kubeflow's `CustomTrainer`.
+    A subclass of Kubeflow's `CustomTrainer`.
 
     Args:
         func: the training: a function that imports and defines everything it needs inside it, the path of a script,
             or the name of a module.
-        func_args: the arguments of the function, by name; plain values. For a script or module, its options:
-            `{"lr": 1e-4}` becomes `--lr 0.0001`.
+        func_args: the arguments of the function, as plain values by name. For a script or module, they become
+            options: `{"lr": 1e-4}` becomes `--lr 0.0001`.
         packages_to_install: packages to install for this job before it runs.
         pip_index_urls: the package indexes for these packages.
         num_nodes: number of nodes; 1 when None.
         resources_per_node: `{"nvidia.com/gpu": 1, "cpu": 4, "memory": "16Gi"}`. A node has one rank for each
             GPU, or, if it requests no GPU, one for each CPU.
-        env: environment variables; no secrets.
-        enable_progression_tracking: serve the progress of the training.
-        metrics_port: the port on the first node that serves the progress; 1024-65535.
+        env: environment variables for the training; they must not contain secrets.
+        enable_progression_tracking: serve the progress of the training over HTTP.
+        metrics_port: the port on the first node at which the progress is served; 1024-65535.
         metrics_poll_interval_seconds: how often the controller of a cluster reads the progress; 5-300.
-        enable_jit_checkpoint: whether to save after each epoch if neither `periodic_checkpoint_config` nor
-            `save_every` is set. An `output_dir` sets this field to True. When the job is asked to stop, Safepoint
-            saves even if the field is False. Only a job that Kubeflow's client submits, on an image without
-            Safepoint, then trains without it.
+        enable_jit_checkpoint: save after each epoch if neither `periodic_checkpoint_config` nor `save_every` is set.
+            An `output_dir` sets this field to True. When the job is asked to stop, Safepoint saves even if the field
+            is False. There is one exception: Kubeflow's own client submits the job, the image lacks Safepoint, and
+            `func` is a function. If the field is True or `save_every` is set, such a job fails; otherwise it trains
+            without Safepoint.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None
-            means the folder that the script sets.
+            leaves the choice to the script.
         periodic_checkpoint_config: when to save periodically.
         data_connection_name: the name of the Secret that has the access keys for `s3://`; on this machine, the name
             of a table in ~/.config/safepoint/connections.toml.
         verify_cloud_storage_access: before the model is loaded, check that the object store can be written.
         verify_cloud_storage_ssl: False accepts any certificate of the object store.
-        image: the container image; without effect on this machine.
+        image: the container image; it has no effect on this machine.
         grace_period_seconds: the time between SIGTERM and SIGKILL on the platform; 30 when None.
         retention: the checkpoints to keep in the output folder and in the object store, as policies:
             `newest=2,every=1000,best=1:eval_loss`. `{"local": …, "store": …}` sets them separately.
-        staging_size: maximum memory for all snapshots of a node, in bytes or as `8Gi`.
+        staging_size: maximum memory for all snapshots of a node, as a number of bytes or a string such as `8Gi`.
         ca_bundle: a PEM file with the CA certificates for the object store.
-        save_every: the time between two periodic checkpoints, such as `10m`; `auto` chooses it by the cost of a save.
-        snapshot_steps: optimizer steps between two snapshots in memory, or `auto`.
+        save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint chooses the time
+            by the cost of a save.
+        snapshot_steps: the number of optimizer steps between two snapshots in memory, or `auto`.
 
     Raises:
         ValueError: a field is invalid.
@@ -196,7 +198,7 @@ class TransformersTrainer(types.CustomTrainer):
         names = [item.name for item in dataclasses.fields(PeriodicCheckpointConfig)]
         if not all(hasattr(config, name) for name in names):
             raise ValueError(f"periodic_checkpoint_config must be a PeriodicCheckpointConfig, not {config!r}")
-        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)  # it may be of a class that does not check them
+        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)  # another class may not have checked its fields
         if self.save_every is not None and config.save_strategy != "no":
             raise ValueError(
                 f"save_every {self.save_every!r} contradicts save_strategy {config.save_strategy!r} of "
@@ -212,14 +214,14 @@ class TransformersTrainer(types.CustomTrainer):
                 TEXT.optional.check(f"retention[{name!r}]", policies)
 
     def _policies(self) -> tuple[str | None, str | None]:
-        """The policies for the folder and for the object store."""
+        """The retention policies for the output folder, and those for the object store."""
         if self.retention is None or isinstance(self.retention, str):
             return self.retention, self.retention if (self.output_dir or "").startswith("s3://") else None
         return self.retention.get("local"), self.retention.get("store")
 
     @property
     def checkpoint_config(self) -> PeriodicCheckpointConfig | None:
-        """When to save periodically, with the default applied; None leaves this to the script."""
+        """When to save periodically, with defaults applied; None leaves this to the script."""
         if self.periodic_checkpoint_config is None and self.enable_jit_checkpoint:
             return PeriodicCheckpointConfig(save_strategy="no" if self.save_every is not None else "epoch")
         return self.periodic_checkpoint_config
@@ -228,7 +230,7 @@ class TransformersTrainer(types.CustomTrainer):
         """The settings of the run.
 
         Args:
-            base: the values of settings that this trainer does not set.
+            base: gives the values of those settings that this trainer does not set.
 
         Raises:
             UsageError: an option is invalid.
@@ -268,7 +270,7 @@ class TransformersTrainer(types.CustomTrainer):
         )
 
     def storage_environment(self) -> dict[str, str]:
-        """Variables for the connection to the object store, without keys."""
+        """Environment variables for the connection to the object store. They contain no keys."""
         environ = {} if self.verify_cloud_storage_ssl else {"SAFEPOINT_VERIFY_TLS": "0"}
         if self.ca_bundle is not None:
             environ["AWS_CA_BUNDLE"] = os.path.abspath(self.ca_bundle)
@@ -276,7 +278,7 @@ class TransformersTrainer(types.CustomTrainer):
 
 
 def normalize_output_dir(text: str) -> str:
-    """Check an output location. Returns it with a lower-case scheme and without extra slashes; a path is unchanged.
+    """Check an output location. Return it with a lower-case scheme, without extra slashes; a path is unchanged.
 
     Raises:
         ValueError: the scheme is not supported, the bucket or claim is missing, or the location is invalid.
@@ -296,5 +298,5 @@ def normalize_output_dir(text: str) -> str:
 
 
 def _field_of(option: re.Match[str]) -> str:
-    """The name of the field that sets an option, to replace the option in a message of `RunSettings`."""
+    """The field that sets an option. It replaces the option in a message of `RunSettings`."""
     return _FIELDS.get(option[0], option[0].removeprefix("--").replace("-", "_"))

@@ -1,4 +1,4 @@
-"""All imports from Kubeflow's SDK. If it is not installed, the error names the package to install."""
+"""All imports from Kubeflow's SDK. If the SDK is not installed, the error names the package to install."""
 
 import warnings
 
@@ -6,7 +6,7 @@ from safepoint.sdk.failures import MissingExtraError
 
 try:
     with warnings.catch_warnings():
-        # Kubeflow's models use the style of pydantic 1.
+        # Pydantic 2 warns of Kubeflow's models, because they have the style of pydantic 1.
         warnings.filterwarnings("ignore", message="Support for class-based `config`")
         from kubeflow import trainer
         from kubeflow.common import constants as common_constants

@@ -12,7 +12,7 @@ from safepoint.progress.record import Progress
 from safepoint.sdk.upstream import constants, types
 
 STATUSES = frozenset(str(state) for state in JobState)
-"""Kubeflow's Created, Running, Complete and Failed, and those that Safepoint adds."""
+"""The values of a job's `status`: Kubeflow's Created, Running, Complete and Failed, and those that Safepoint adds."""
 
 
 def states_of(status: Collection[str]) -> list[JobState]:
@@ -32,13 +32,13 @@ _STEP_STATUS = {JobState.COMPLETE: "Succeeded", JobState.FAILED: "Failed"}
 
 @dataclass
 class TrainJob(types.TrainJob):
-    """A job.
+    """A job, with fields that Kubeflow's TrainJob does not have.
 
     Args:
         progress: its progress (docs/progress.md); None before the first report.
-        message: why it is in this state; may be empty.
-        exit_code: of its last attempt (docs/exit-codes.md); None before the first attempt has ended.
-        attempts: number of starts.
+        message: why its `status` is as it is; may be empty.
+        exit_code: the exit code of its last attempt (docs/exit-codes.md); None before the first attempt has ended.
+        attempts: how often it was started.
         safe_step: the step of the newest checkpoint; None while none is known.
         output_dir: the location of its checkpoints; None while it is unknown.
     """
@@ -57,15 +57,15 @@ class Checkpoint:
 
     Args:
         name: `checkpoint-<step>` or `final`.
-        step: optimizer steps done; None when its manifest cannot be read.
+        step: the number of optimizer steps done; None when its manifest cannot be read.
         path: its full location.
         trigger: why it exists: `periodic`, `jit`, `on-demand`, `failure`, `final`; None when its manifest cannot
             be read.
         created: when it was saved.
-        size_bytes: of all its files.
+        size_bytes: the size of all its files.
         num_files: the number of its files.
-        is_complete: whether all files of its manifest exist with their sizes. The contents are checked by `safepoint
-            checkpoints verify`, and before a resume.
+        is_complete: whether all files in its manifest exist with the sizes stated there. The contents are checked by
+            `safepoint checkpoints verify --deep`, and before a resume.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Checkpoint:
 
 
 def train_job(job: JobRecord, runtime: types.Runtime, progress: Progress | None, output: str | None) -> TrainJob:
-    """The job as a value of Kubeflow's client."""
+    """Convert a job of this machine into the type that the client returns."""
     return TrainJob(
         name=job.name,
         runtime=runtime,
@@ -115,7 +115,7 @@ def _steps(job: JobRecord) -> list[types.Step]:
 
 
 def event_of(job: str, event: JobEvent) -> types.Event:
-    """The event as a Kubernetes event, with a reason of one word and a message."""
+    """Convert an event into the type that the client returns, with a reason of one word and a message."""
     figures = ", ".join(f"{name} {value}" for name, value in event.detail.items() if isinstance(value, (int, str)))
     what = event.name.replace("_", " ")
     return types.Event(
@@ -128,7 +128,7 @@ def event_of(job: str, event: JobEvent) -> types.Event:
 
 
 def checkpoint_of(item: Item) -> Checkpoint:
-    """The checkpoint as a value of the client."""
+    """Convert an item of an inventory into the type that the client returns."""
     manifest = item.manifest
     return Checkpoint(
         name=item.name,

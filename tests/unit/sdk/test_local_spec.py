@@ -179,7 +179,7 @@ def test_what_cannot_be_meant(values: dict[str, Any], message: str) -> None:
         ({"working_dir": 5}, "working_dir must be a path or None, not 5"),
         ({"python": None}, "python must be a string, not None"),
         ({"working_dir": "/no/such"}, "'/no/such' is not a folder"),
-        ({"python": "python-that-is-not-there"}, "is not an interpreter"),
+        ({"python": "python-that-is-not-there"}, "cannot be executed"),
     ],
 )
 def test_a_config_that_cannot_be_meant(values: dict[str, Any], message: str) -> None:

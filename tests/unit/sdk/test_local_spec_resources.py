@@ -50,7 +50,7 @@ def test_ranks_as_kubeflow_counts_them(
             {"gpu": 2},
             1,
             LAPTOP,
-            ["resources_per_node has gpu=2, and this machine has no GPU; the 2 rank(s) of each node run on the CPU"],
+            ["resources_per_node has gpu=2, but this machine has no GPU; the 2 rank(s) of each node run on the CPU"],
         ),
     ],
 )
@@ -70,7 +70,7 @@ def test_what_is_not_as_asked_for_is_said(
     [
         ({"gpu": 3}, 2, SERVER, "the job needs 6 GPU slots, and this machine has 4"),
         ({"gpu": 1, "amd.com/gpu": 1}, 1, SERVER, "one kind of GPU"),
-        ({"mig-1g.5gb": 1}, 1, SERVER, "cannot have a part of a GPU"),
+        ({"mig-1g.5gb": 1}, 1, SERVER, "cannot use a part of a GPU"),
         ({"google.com/tpu": 4}, 1, LAPTOP, "google.com/tpu, which this machine does not have"),
         ({"cpu": "many"}, 1, LAPTOP, r"resources_per_node\['cpu'\]: 'many' is not a quantity"),
         ({"nvidia.com/gpu": -1}, 1, LAPTOP, "is not a quantity"),

@@ -98,7 +98,7 @@ class ClusterSpec:
         keys = sorted(IDENTITY.intersection(self.env))
         if keys:
             raise UsageError(
-                f"env has {', '.join(keys)}, which would be readable in the job; nothing was submitted",
+                f"env has {', '.join(keys)}, which all readers of the TrainJob could see; nothing was submitted",
                 hint="put the keys into a Secret, and use --connection NAME or data_connection_name",
             )
         check_packages(self.packages, self.package_indexes)
