@@ -31,7 +31,7 @@ def test_commands_find_a_job_in_both_places(team: Workspace, tmp_path: Path, mon
     assert safepoint("status", "--json", "there").document["namespace"] == team.namespace
     assert "there is no job 'nowhere' on this machine or on cluster 'team'" in safepoint("status", "nowhere").stderr
     twice = safepoint("status", "twice")
-    assert "there is a job 'twice' on this machine, and another one on cluster 'team'" in twice.stderr
+    assert "this machine and cluster 'team' both have a job 'twice'" in twice.stderr
     assert "--on local or --on team" in twice.stderr
     for place in ("local", "team"):
         assert safepoint("delete", "--on", place, "twice").code == 0

@@ -1,4 +1,4 @@
-"""The options with which commands name the place of a job, and those of `submit` that only a cluster has."""
+"""The options that name the place of a job, and the options of `submit` that have an effect on a cluster only."""
 
 import contextlib
 import dataclasses
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 THIS_MACHINE = "local"
-"""What `--on` calls this machine; needed only when a place of the settings is the default."""
+"""The value of `--on` that means this machine. A user needs it only if the settings have a default place."""
 SHORT_S = 3.0
-"""How long to try the default place when the command did not ask for it."""
+"""How long requests to the default place are repeated, in seconds, if the command does not name this place."""
 
 On = Annotated[
     str | None,
@@ -31,13 +31,13 @@ On = Annotated[
         "--on",
         metavar="PLACE",
         help="The cluster: the NAME of a table `[places.NAME]` in your settings, or the name of a context in your "
-        "kubeconfig, or `.` for the current context.",
+        "kubeconfig, or `.` for the current context. `local` is this machine.",
         show_default="this machine",
     ),
 ]
 Namespace = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="With --on: the namespace.", show_default="that of the context"),
+    typer.Option(metavar="NAME", help="The namespace of the cluster.", show_default="that of the context"),
 ]
 
 
@@ -45,17 +45,20 @@ Namespace = Annotated[
 def open_jobs(
     on: str | None, namespace: str | None, name: str | None = None, *, within_s: float | None = None
 ) -> Generator[JobPlace[Any]]:
-    """The jobs of the place that the options name; without them, of this machine, or of the default place.
+    """The jobs of the place that the options name; without `on`, those of this machine or of the default place.
+
+    If `on` is None and there is a default place: with `namespace`, the jobs are those of the default place; with
+    `name`, those of the place that has this job.
 
     Args:
-        on: the place.
-        namespace: of a cluster.
-        name: a job. Without `on`, it is looked for on this machine and in the default place.
+        on: the place, as the option `--on` names it.
+        namespace: the namespace of the cluster.
+        name: the job that the command names.
         within_s: for how long requests are repeated while a cluster is busy or out of reach.
 
     Raises:
-        ConflictError: there is a job of this name in both.
-        NotFoundError: there is none.
+        ConflictError: both this machine and the default place have a job of this name.
+        NotFoundError: neither of them has one.
     """
     if on is None:
         default = Configuration.of_user().default_place
@@ -73,7 +76,10 @@ def open_jobs(
 
 
 def places_to_list(on: str | None, namespace: str | None) -> list[str | None]:
-    """The places whose jobs a list shows: that of the options, else this machine and the default place."""
+    """The values of `--on` for all places whose jobs a list shows.
+
+    This is the place that the options name; without options, this machine and, if there is one, the default place.
+    """
     default = Configuration.of_user().default_place
     if on is not None or namespace is not None or default is None:
         return [on]
@@ -81,7 +87,7 @@ def places_to_list(on: str | None, namespace: str | None) -> list[str | None]:
 
 
 def _place_of(name: str, default: str) -> str:
-    """Where the job is: on this machine or in the default place."""
+    """The place that has the job: this machine or the default place."""
     failure: SafepointError | None = None
     with LocalJobs() as jobs:
         found = [THIS_MACHINE] if _has(jobs, name) else []
@@ -92,11 +98,11 @@ def _place_of(name: str, default: str) -> str:
         failure = error
     if len(found) > 1:
         raise ConflictError(
-            f"there is a job {name!r} on this machine, and another one on cluster {default!r}; nothing was done",
+            f"this machine and cluster {default!r} both have a job {name!r}; nothing was done",
             hint=f"add --on {THIS_MACHINE} or --on {shlex.quote(default)}",
         )
     if failure is not None and found:
-        print_warning(f"place {default} was not asked whether it has a job {name} too: {failure}")
+        print_warning(f"place {default} did not say whether it also has a job {name}: {failure}")
     if found:
         return found[0]
     if failure is not None:
@@ -112,21 +118,21 @@ def _has(jobs: JobPlace[Any], name: str) -> bool:
     except NotFoundError:
         return False
     except StorageError:
-        if isinstance(jobs, LocalJobs):  # its entry cannot be read, but there is one
+        if isinstance(jobs, LocalJobs):  # the entry of the job cannot be read, but it exists
             return True
         raise
     return True
 
 
 def connected(on: str, namespace: str | None, *, within_s: float | None = None) -> "ClusterJobs":
-    """The jobs of a cluster; to be closed. No request is sent yet."""
+    """The jobs of a cluster, as a context manager that closes the connections. No request is sent yet."""
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
     return ClusterJobs(cluster_api(on, namespace, within_s=within_s))
 
 
 def cluster_api(on: str, namespace: str | None, *, within_s: float | None = None) -> "ClusterApi":
-    """A namespace of a cluster; to be closed. No request is sent yet."""
+    """A namespace of a cluster, as a context manager that closes the connections. No request is sent yet."""
     from safepoint.jobs.cluster.api import WITHIN_S, ClusterApi  # these libraries take 0.2 s to import
     from safepoint.jobs.cluster.connection import connect_to
 
@@ -136,21 +142,21 @@ def cluster_api(on: str, namespace: str | None, *, within_s: float | None = None
 
 
 def options_of(on: str | None, namespace: str | None) -> str:
-    """The options that name the place in a command that a person may type next; empty for this machine."""
+    """` --on … --namespace …`, to append to a command that the answer suggests; empty if neither option was given."""
     given = (("--on", on), ("--namespace", namespace))
     return "".join(f" {name} {shlex.quote(text)}" for name, text in given if text is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOptions:
-    """The options of `submit` that only a cluster has.
+    """The options of `submit` that have an effect on a cluster only.
 
     Args:
-        queue: Kueue's LocalQueue.
-        priority_class: Kueue's WorkloadPriorityClass.
-        runtime: the training runtime.
-        image: the image, instead of the runtime's.
-        memory: of each pod, as Kubernetes writes it.
+        queue: the name of Kueue's LocalQueue.
+        priority_class: the name of Kueue's WorkloadPriorityClass.
+        runtime: the name of the training runtime.
+        image: the image of the pods; None for that of the runtime.
+        memory: the memory of each pod, as Kubernetes writes it, such as `32Gi`.
         code: a folder whose files the job brings along.
         is_dry_run: print the objects, and create nothing.
     """
@@ -165,7 +171,7 @@ class SubmitOptions:
 
 
 def refuse_without_cluster(namespace: str | None, options: SubmitOptions | None = None) -> None:
-    """Raise UsageError when options were given that have an effect on a cluster only."""
+    """Raise UsageError if `namespace` or one of `options` is set: they have an effect on a cluster only."""
     given = (
         [] if options is None else [item.name for item in dataclasses.fields(options) if getattr(options, item.name)]
     )
@@ -173,5 +179,5 @@ def refuse_without_cluster(namespace: str | None, options: SubmitOptions | None 
     if names:
         raise UsageError(
             f"{', '.join(f'--{name}' for name in names)} has no effect on this machine",
-            hint="name the cluster with --on, or leave it out",
+            hint="name a cluster with --on, or omit the option",
         )

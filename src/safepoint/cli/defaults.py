@@ -1,8 +1,9 @@
 """The values that settings files and variables give to the options of a command.
 
-An option has the value that is typed; otherwise that of its variable; otherwise that of the first file that sets it;
-otherwise its default. Files cannot set `--json`, because programs rely on the form of an answer. Nor can they set a
-flag that has neither a variable nor a `--no-…`, because the command line could not unset it.
+The value of an option is the one that is typed; if none is, that of its environment variable; otherwise that of the
+first settings file that sets it; otherwise its default. A file cannot set `--json`, because programs rely on the form
+of an answer. Nor can it set a flag that has neither a variable nor a form `--no-…`, because the command line could
+not unset the flag.
 """
 
 import os
@@ -20,7 +21,7 @@ from safepoint.foundation.units import nearest
 
 _CLAIMS = "SAFEPOINT_PVC_MOUNTS"
 _SHARED: dict[tuple[str, ...], tuple[str, ...]] = {("submit",): ("run",)}
-"""Commands that also read the table of another command. They ignore options that they do not have."""
+"""Commands that also read the table of another command. They ignore those of its options that they do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +31,9 @@ class Effective:
     Args:
         option: its name, without leading dashes.
         value: the value that the command receives.
-        default: its value without files and variables.
-        source: `environment`, `file` or `default`.
-        origin: the variable, or the line of the file; empty for a default.
+        default: the value without files and variables.
+        source: what sets the value: `environment`, `file` or `default`.
+        origin: the name of the variable, or the file and the line; empty for a default.
     """
 
     option: str
@@ -43,7 +44,7 @@ class Effective:
 
 
 def default_map(invocation: Invocation) -> dict[str, Any]:
-    """Return Typer's `default_map` from the settings files, and set the variable for the claims in these files.
+    """Return Typer's `default_map` from the settings files, and add the claims of these files to the environment.
 
     With `--help`, invalid files are ignored.
 
@@ -68,7 +69,7 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
 
 
 def effective(root: LazyGroup, names: tuple[str, ...], configuration: Configuration) -> Iterator[Effective]:
-    """The options of a command that files can set, with their values.
+    """Yield the options of a command that files can set, with the values that are in effect.
 
     Raises:
         UsageError: a file or a variable sets an invalid value.
@@ -99,10 +100,10 @@ def effective(root: LazyGroup, names: tuple[str, ...], configuration: Configurat
 def check_tables(configuration: Configuration, root: LazyGroup) -> None:
     """Check that every table of the files has the name of a command.
 
-    Names below a command that is not imported yet are not checked.
+    Subcommands of a group that is not imported yet are not checked.
 
     Raises:
-        UsageError: a table has another name.
+        UsageError: a table does not have the name of a command.
     """
     for table in configuration.tables:
         command: Any = root
@@ -129,7 +130,7 @@ def check_tables(configuration: Configuration, root: LazyGroup) -> None:
 def _file_values(
     root: LazyGroup, names: tuple[str, ...], configuration: Configuration
 ) -> dict[str, tuple[Any, Setting]]:
-    """The values that files set for a command, by option. Its own table overrides a table of `_SHARED`."""
+    """The values that files set for a command, by option. The command's own table overrides a table of `_SHARED`."""
     own = _options(root.load(*names))
     found: dict[str, tuple[Any, Setting]] = {}
     for table in filter(None, (_SHARED.get(names), names)):
@@ -159,7 +160,7 @@ def _is_only_typed(name: str, option: TyperOption) -> bool:
 
 
 def _text(setting: Setting, option: TyperOption) -> Any:
-    """The value as a string, like a variable's, so that Typer converts and checks it alike. For a flag, a bool."""
+    """The value of a setting as a string, which Typer checks like that of a variable. A flag's value stays a bool."""
     value: Any = setting.value
     if _is_only_typed(setting.name, option):
         why = "a file cannot set it: no option of the command line could unset it"
@@ -189,7 +190,7 @@ def _text(setting: Setting, option: TyperOption) -> Any:
 
 
 def _plain(value: Any) -> object:
-    """The value with types that TOML and JSON have."""
+    """The value, converted to types that TOML and JSON have."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in cast("list[Any]", value)]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
@@ -200,13 +201,13 @@ def _items(value: Any) -> list[Any]:
 
 
 def _variable(option: TyperOption) -> str | None:
-    """The variable that is set for the option."""
+    """The name of the environment variable that sets the option; None if no variable does."""
     names = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
     return next((name for name in names if os.environ.get(name)), None)
 
 
 def _make_claims_known(configuration: Configuration) -> None:
-    """Add the folders for claims to the variable that storage and child processes read. Its earlier entries stay."""
+    """Add the folders for claims to the variable that this process and its children read. Its old entries stay."""
     pairs = [f"{claim}={folder}" for claim, folder in configuration.pvc.items()]
     if pairs:
         already = os.environ.get(_CLAIMS, "")

@@ -57,7 +57,7 @@ def run_command(root: LazyGroup, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         code = ExitCode.SIGINT
     except (BrokenPipeError, SystemExit) as error:
-        # Typer raises SystemExit after a BrokenPipeError.
+        # After a BrokenPipeError, Typer raises SystemExit.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
         _forget_unwritten()
@@ -98,14 +98,14 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     """Report the exception that has ended the command, and return the exit code."""
     code, as_json = ExitCode.FAILED, invocation.asks_for_json
     if isinstance(error, SafepointError):
-        # Commands have a code of their own for keys that a store refuses; a training ends with 13.
+        # If a store or a cluster refuses the identity, a command ends with this code; a training ends with 13.
         code = ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code
         explained = SafepointError(_with_origin(error.message, invocation), hint=error.hint)
     elif isinstance(error, typer.TyperException):
         code = error.exit_code
         if not as_json and (show := getattr(error, "show", None)) is not None:
             error.message = printable_lines(error.message)  # pyright: ignore
-            show()  # it includes the command's usage
+            show()  # the text includes the usage of the command
             return code
         context = getattr(error, "ctx", None)
         command = "safepoint" if context is None else " ".join(context.command_path.split())
@@ -130,7 +130,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
 
 
 def _can_be_written() -> bool:
-    """Whether stdout can be written. The test writes an empty line to it, which people see before the error."""
+    """Whether stdout can be written. This writes an empty line to stdout, which a person sees before the error."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -140,7 +140,7 @@ def _can_be_written() -> bool:
 
 
 def _forget_unwritten() -> None:
-    """Discard buffered output that cannot be written; otherwise the interpreter reports it at its end."""
+    """Discard buffered output that cannot be written. Otherwise the interpreter reports an error when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
@@ -151,7 +151,7 @@ def _forget_unwritten() -> None:
 
 
 def _with_origin(message: str, invocation: Invocation) -> str:
-    """`message`, with the origin of each option in it that was not typed."""
+    """`message`. For each option in it that a file or a variable sets, this file or variable is added."""
     named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")} - invocation.options
     if not named or not invocation.names:
         return message

@@ -1,4 +1,4 @@
-"""How commands show a job: as a row of a table, as a page, as a JSON document."""
+"""Shows a job as a row of a table, as a page, or as a JSON document."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +18,12 @@ _OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState
 
 
 _SILENT = {JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETE}
-"""The states that need no reason in a list."""
+"""The states for which a list does not show the reason."""
 _MOST_REASON = 60
 
 
 def row(job: Summary, progress: Progress | None) -> list[str]:
-    """The job in a table with the columns of `HEAD`."""
+    """The job as a row of a table with the columns of `HEAD`."""
     step = "-" if progress is None else str(progress.step)
     if progress is not None and progress.max_steps:
         step += f"/{progress.max_steps}"
@@ -45,7 +45,7 @@ def row(job: Summary, progress: Progress | None) -> list[str]:
 
 
 def with_reasons(head: Sequence[str], rows: Sequence[Sequence[str]], jobs: Sequence[Summary]) -> list[str]:
-    """The table, with the column WHY if a job has a reason for its state."""
+    """The table as lines, with the additional column WHY if a job has a reason for its state."""
     reasons = ["" if job.state in _SILENT else _short(job.message, _MOST_REASON) for job in jobs]
     if not any(reasons):
         return table(head, rows)
@@ -57,7 +57,7 @@ def _short(text: str, most: int) -> str:
 
 
 def safe_step(job: Summary, progress: Progress | None) -> int | None:
-    """The step of the newest checkpoint, as far as it is known."""
+    """The step of the newest checkpoint; None if it is not known."""
     if progress is None or progress.safe_step is None or not job.state.holds_slots:
         return job.safe_step
     return max(progress.safe_step, job.safe_step or 0)
@@ -66,7 +66,7 @@ def safe_step(job: Summary, progress: Progress | None) -> int | None:
 def page(
     job: Job, progress: Progress | None, attempts: list[AttemptRecord], output: str | None, *, options: str = ""
 ) -> list[str]:
-    """Everything about one job, for a person. `options` name its place in commands."""
+    """Everything about one job, for a person. `options` are appended to the commands that the page suggests."""
     size = plural(job.num_nodes, "node")
     if job.ranks_per_node is not None:
         size += f", {plural(job.ranks_per_node, 'rank')} on each"
@@ -87,7 +87,7 @@ def page(
 
 
 def progress_lines(progress: Progress, state: JobState) -> list[str]:
-    """The progress of the training in a few lines. Its pace is left out while it is that of an earlier attempt."""
+    """The progress of the training in a few lines. A pace of an earlier attempt is left out."""
     of = f" of {progress.max_steps}" if progress.max_steps else ""
     percent = "" if progress.percent is None else f", {progress.percent:.1f} %"
     left_s = progress.remaining_s if state is JobState.RUNNING else None
@@ -108,7 +108,7 @@ def progress_lines(progress: Progress, state: JobState) -> list[str]:
 
 
 def useful_commands(job: Job) -> list[str]:
-    """The commands that are useful next."""
+    """The commands that a user may want next, for a job in this state."""
     if job.state.is_active:
         return [f"safepoint logs -f {job.name}", f"safepoint suspend {job.name}"]
     if job.state is JobState.COMPLETE:

@@ -1,8 +1,8 @@
 """Imports a command only when it is used, and finds the command that a command line names.
 
 Before its import, a command is a `LazyCommand`: its name, its module and one line of help. `safepoint --help`,
-completion of names in a shell, and "did you mean" need no more. A command is imported when it runs, when it prints
-its own help, and when a shell completes its options.
+shell completion of command names, and "did you mean" need only these. A command is imported when it runs, when it
+prints its own help, and when the shell completes its options.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ class LazyCommand(TyperCommand):
     """A command, or a group of commands, that is not imported yet.
 
     Args:
-        name: as it is typed.
-        target: `module:name` of the function that is the command, or of the `typer.Typer` that is the group.
+        name: the name of the command, as a user types it.
+        target: `module:name` of the command's function, or of the `typer.Typer` of a group.
         summary: its line in `safepoint --help`; it equals the first line of its own help.
     """
 
@@ -31,7 +31,7 @@ class LazyCommand(TyperCommand):
         self._target = target
 
     def load(self) -> Command:
-        """Import the command."""
+        """Import the command, or the group, and return it."""
         module, _, attribute = self._target.partition(":")
         found: Any = getattr(import_module(module), attribute)
         if isinstance(found, typer.Typer):
@@ -65,13 +65,13 @@ class LazyGroup(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Override of `click.Group`: called before a command runs, prints its help, or is completed."""
+        """Override of `click.Group`. Called before a command runs, prints its help, or completes its options."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else self.load(name), rest
 
 
 def walk(root: LazyGroup, *names: str) -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
-    """Import and yield every command below these names, with its full name. Groups are left out."""
+    """Import and yield every command in the group with these names, with its full name. Groups are left out."""
     command = root.load(*names)
     if isinstance(command, TyperCommand):
         yield names, command
@@ -94,8 +94,8 @@ class Invocation:
     Args:
         root: all commands.
         arguments: the command line after `safepoint`.
-        names: the names of the command; empty when the command line names none.
-        options: the command's options that were typed, with all their names, such as `-v` and `--verbose`.
+        names: the name of the command, after those of its groups; empty when the command line names no command.
+        options: all names of those options that were typed: after `-v`, both `-v` and `--verbose`.
     """
 
     root: LazyGroup
@@ -105,7 +105,7 @@ class Invocation:
 
     @classmethod
     def of(cls, root: LazyGroup, arguments: Sequence[str]) -> "Invocation":
-        """Read the arguments, and import the command."""
+        """Parse the arguments, and import the command that they name."""
         names: tuple[str, ...] = ()
         rest = list(arguments)
         while isinstance(command := root.load(*names), TyperGroup):
@@ -123,7 +123,7 @@ class Invocation:
 
 
 def typed_options(command: Command, arguments: Sequence[str]) -> frozenset[str]:
-    """The names of the options that `arguments` set. Unknown options and those of the user's program are ignored."""
+    """All names of the options that `arguments` set. Unknown options and those of the user's program are ignored."""
     context = typer.Context(command, resilient_parsing=True, ignore_unknown_options=True)
     values, _, _ = command.make_parser(context).parse_args(list(arguments))
     options = [param for param in command.get_params(context) if isinstance(param, TyperOption)]

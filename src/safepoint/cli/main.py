@@ -26,10 +26,10 @@ _COMMANDS = (
     ("delete", "jobs:delete", "Stop a job and remove it from the list; its checkpoints stay."),
     ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
     ("config", "config:app", "Show which settings are in effect and where they are set."),
-    ("pack", "pack:pack", "Write all of Safepoint that a pod needs into one file."),
+    ("pack", "pack:pack", "Write the modules of Safepoint that a pod needs into one file."),
     ("doctor", "doctor:doctor", "Check that this machine and an output location are ready for a run."),
 )
-"""Name, function and summary of each command, in the order of `safepoint --help`."""
+"""Name, `module:function` and summary of each command, in the order of `safepoint --help`."""
 
 app = typer.Typer(
     name="safepoint",
@@ -57,7 +57,7 @@ def safepoint(
 
 
 def root() -> LazyGroup:
-    """The group of all commands, as an object of Typer's parser."""
+    """The group of all commands, as Typer's parser needs it."""
     group = typer.main.get_command(app)
     assert isinstance(group, LazyGroup)
     for name, target, summary in _COMMANDS:

@@ -1,4 +1,4 @@
-"""`safepoint submit --on PLACE`."""
+"""Implements `safepoint submit --on PLACE`."""
 
 import io
 import json
@@ -33,10 +33,10 @@ def spec_of(
     connection: str | None,
     max_restarts: int,
 ) -> ClusterSpec:
-    """The job that `submit --on` makes of its options.
+    """The specification of the job that `submit --on` makes of its options.
 
     Raises:
-        UsageError: the script or the folder of the code cannot be read.
+        UsageError: the script or the folder of `--code` cannot be read, or an option is invalid.
     """
     script, *arguments = program
     files: dict[str, bytes] = {}
@@ -68,10 +68,12 @@ def spec_of(
 
 
 def zip_of(folder: Path) -> bytes:
-    """The files below a folder in a zip; the same files give the same bytes. Hidden files and caches are left out.
+    """A zip of all files in a folder and its subfolders, without hidden files and caches.
+
+    The same files give the same bytes.
 
     Raises:
-        UsageError: it is not a folder, a file in it cannot be read, or a link in it leads out of the folder.
+        UsageError: `folder` is not a folder, a file in it cannot be read, or a link in it leads out of it.
     """
     if not folder.is_dir():
         raise UsageError(f"--code {folder} is not a folder")
@@ -84,8 +86,8 @@ def zip_of(folder: Path) -> bytes:
                 continue
             if not path.resolve().is_relative_to(root):
                 raise UsageError(
-                    f"--code {folder}: {inner} is a link to {path.resolve()}, which is outside; nothing was sent",
-                    hint="replace the link with the file if the job needs it, or delete it",
+                    f"--code {folder}: {inner} is a link to {path.resolve()}, outside the folder; nothing was sent",
+                    hint="replace the link with its file if the job needs it; otherwise delete the link",
                 )
             entry = zipfile.ZipInfo(str(inner), (1980, 1, 1, 0, 0, 0))
             entry.external_attr = (0o755 if path.stat().st_mode & 0o100 else 0o644) << 16
@@ -102,7 +104,7 @@ def _read(path: Path) -> bytes:
 
 
 def submit(on: str, namespace: str | None, spec: ClusterSpec, *, is_dry_run: bool, as_json: bool) -> None:
-    """Submit a job, or print its objects."""
+    """Submit a job and print it. With `is_dry_run`, only print the objects that would be created."""
     with connected(on, namespace) as jobs:
         if is_dry_run:
             _print_objects(jobs.manifests(spec).documents, as_json=as_json)
@@ -112,7 +114,7 @@ def submit(on: str, namespace: str | None, spec: ClusterSpec, *, is_dry_run: boo
         lines = [f"job {job.name} is {job.state} in namespace {job.namespace} of {job.place}"]
         if "memory" in spec.resources:
             memory = spec.resources["memory"]
-            lines.append(f"{memory} of memory in each pod are for the training, its snapshots and /dev/shm together")
+            lines.append(f"each pod has {memory} of memory, for the training, its snapshots and /dev/shm together")
         lines.append("")
         lines += [f"  safepoint {command} {job.name}{options}" for command in ("status", "logs -f", "suspend")]
         print_answer(as_json, job_document(jobs, job), lines)

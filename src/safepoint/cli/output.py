@@ -1,4 +1,4 @@
-"""The answer of a command on stdout: lines for a person, or JSON for a program."""
+"""Prints the answer of a command on stdout: lines for a person, or JSON for a program."""
 
 import json
 import re
@@ -24,10 +24,10 @@ def print_answer(
     """Print the document, or the list of documents, with `--json`; otherwise print `lines`.
 
     Args:
-        as_json: whether a program reads the answer.
-        document: for a program.
-        lines: for a person; what is not printable in them is escaped.
-        colours: the colour of the first word of a line, by that word.
+        as_json: whether `--json` was given.
+        document: the answer for a program.
+        lines: the answer for a person. Characters that are not printable are escaped.
+        colours: words and their colours. If a line begins with one of these words, the word gets its colour.
     """
     if not as_json:
         typer.echo("\n".join(_coloured(printable(line), colours or {}) for line in lines))
@@ -38,13 +38,13 @@ def print_answer(
 
 
 def print_log_line(line: str) -> None:
-    """Print a line of a program's output.
+    """Print a line of a job's output.
 
-    For a program that reads it, it is printed as it is. On a terminal only its colours are: other sequences could
-    replace what the user has copied, or hide lines.
+    If stdout is no terminal, the line is printed unchanged. On a terminal, only its colours take effect; other escape
+    sequences are printed as text, because they could change the clipboard or hide lines.
     """
     if sys.stdout.isatty():
-        shown = line.expandtabs().rpartition("\r")[2]  # a progress bar writes over itself
+        shown = line.expandtabs().rpartition("\r")[2]  # of a progress bar, only the last state
         parts = _COLOUR.split(shown)
         line = "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
         line += "\x1b[0m" if len(parts) > 1 else ""
@@ -62,12 +62,12 @@ def _coloured(line: str, colours: Mapping[str, str]) -> str:
 
 
 def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with the key `version`."""
+    """The document with the additional key `version`."""
     return {"version": _VERSION, **document}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns. Line breaks in a cell are escaped."""
+    """The table as lines with aligned columns. Line breaks in a cell are escaped."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     return [

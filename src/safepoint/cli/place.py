@@ -1,7 +1,7 @@
 """Resolves the location `job:NAME`, and sets the keys with which a command opens object stores.
 
-A command uses one set of keys for all stores: those of its environment, of a data connection, or of the job that it
-names.
+A command uses one set of keys for all stores: those in its environment, those of the data connection in
+`--connection`, or those of the job in `job:NAME`.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ _META = "safepoint.connection"
 
 
 def _connect(context: typer.Context, name: str | None) -> str | None:
-    if name is not None and context.parent is not None:  # without a parent, Typer only converts a value
+    if name is not None and context.parent is not None:  # without a parent, Typer runs no command
         _use(context, name, {})
     return name
 
 
 def find_place(context: typer.Context, text: str) -> str:
-    """The location that `job:NAME` or `job:NAME/checkpoint-20` means. The command then uses the job's keys.
+    """The output location of the job in `job:NAME`, or its checkpoint in `job:NAME/checkpoint-20`.
 
-    Any other location is returned unchanged.
+    The command then uses the job's keys. Any other location is returned unchanged.
 
     Raises:
         NotFoundError: there is no such job, or its output location is not known yet.
@@ -44,7 +44,7 @@ def find_place(context: typer.Context, text: str) -> str:
     if output is None:
         raise NotFoundError(
             f"job {job.name} has not reported its output location yet",
-            hint="give the path or address of its location",
+            hint="give the output location itself: its path or address",
         )
     _use(context, job.spec.data_connection, job.spec.env)
     return f"{output}{slash}{rest}"
@@ -54,7 +54,7 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
     before = context.meta.setdefault(_META, (name, dict(env)))
     if before != (name, dict(env)):
         raise UsageError(
-            "the two locations need different object store keys, and a command can use only one set of them",
+            "the locations need different object store keys, and a command can use only one set of keys",
             hint="`job:NAME` has its own keys, so omit --connection; or first copy one location to a local folder",
         )
     context.with_resource(_identity(name, env))
@@ -62,7 +62,7 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
 
 @contextlib.contextmanager
 def _identity(name: str | None, env: Mapping[str, str]) -> Generator[None]:
-    """Until the command has ended, set the keys of the connection `name`, and `env`, in the environment."""
+    """Set the keys of the connection `name`, and `env`, in the environment until the command has ended."""
     from safepoint.jobs.model.connections import keys_of, with_keys
 
     before = dict(os.environ)

@@ -53,14 +53,14 @@ _OutputPlace = Annotated[
 _OURS = (Kind.CHECKPOINT, Kind.PART)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command would change, and change nothing.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command would change, but change nothing.")]
 
 
 @app.command("list")
 def list_(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
     """List the checkpoints of a location, newest first.
 
-    For each: age, trigger, size, number of files, and whether it is complete or damaged.
+    The answer has the age, trigger, size and number of files of each, and whether it is complete or damaged.
     """
     inventory, name = _open(location)
     items = inventory.items() if name is None else [inventory.item(name)]
@@ -114,10 +114,10 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
 def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
     """Check one checkpoint or all of a location, and report faults.
 
-    Exit code 14 if there is a fault.
+    Without --deep, only the existence and sizes of files are checked. Exit code 14 if there is a fault.
     """
     inventory, name = _open(location)
-    # A folder without a manifest is a fault only when the caller names it.
+    # A folder without a manifest counts as damaged only if the user names this folder.
     everything = [inventory.item(name)] if name else inventory.items()
     items = [item for item in everything if name or item.kind in _OURS]
     if not items:
@@ -162,13 +162,13 @@ def prune(
     """Delete the checkpoints that --keep does not select.
 
     The newest valid checkpoint, damaged ones and those that are being read stay. Before the command deletes anything,
-    it reads and verifies the newest checkpoint, or the next newest if that is damaged.
+    it reads and verifies the newest checkpoint; if that is damaged, it goes on with the next newest.
     """
     inventory, name = _open(location)
     if name is not None:
         raise UsageError(
             f"{location} is a single checkpoint, and this command needs an output location",
-            hint="give the location that contains it",
+            hint="give the location that contains this checkpoint",
         )
     try:
         policies = parse_policies(keep)
@@ -200,7 +200,7 @@ def copy(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location, of which all complete checkpoints are copied.",
+            help="A checkpoint, or an output location. All complete checkpoints of a location are copied.",
         ),
     ],
     target: Annotated[
@@ -211,19 +211,19 @@ def copy(
 ) -> None:
     """Copy one checkpoint or all of a location, and verify every byte.
 
-    Copies between folders and object stores. Incomplete checkpoints of a location are left out.
+    Copies between folders and object stores. Of a location, only complete checkpoints are copied.
     """
     inventory, name = _open(source)
     place = _place_around(target, name)
     items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
     if not items:
         raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
-    for item in items:  # checked before any copy begins
+    for item in items:  # raises an error before any copy begins
         copying.is_there(item, place)
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     num_damaged = 0
-    for item in reversed(items):  # oldest first, so that only the newest are missing if the command is interrupted
+    for item in reversed(items):  # oldest first: if the command is interrupted, only the newest are missing
         where = str(place.child(item.name))
         document: dict[str, Any] = {"name": item.name, "from": item.where, "to": where}
         try:
@@ -252,8 +252,8 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location. From an output location, the final model is exported; if "
-            "there is none, the newest checkpoint.",
+            help="A checkpoint, or an output location. Of an output location, the final model is exported; if there "
+            "is none, the newest complete checkpoint.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
@@ -262,8 +262,8 @@ def export(
 ) -> None:
     """Write the model of a checkpoint as `from_pretrained` reads it.
 
-    SRC may also be a folder of torch.distributed.checkpoint or DeepSpeed ZeRO that Safepoint did not write. Data of
-    object stores does not go through this machine's disks.
+    SRC may also be a folder of torch.distributed.checkpoint or DeepSpeed ZeRO that Safepoint did not write. Data from
+    or to an object store is not written to this machine's disks.
     """
     place, progress = _place(target), ProgressLine("exporting").update
     location = _sharded_model(source)
@@ -338,7 +338,7 @@ def repair_(
 ) -> None:
     """Remove unfinished checkpoints, and report damaged ones.
 
-    Exit codes: 11 a run uses the folder, and nothing was changed; 14 a damaged checkpoint stays.
+    Exit codes: 11 a run uses the folder, and nothing was changed; 14 a damaged checkpoint was not removed.
     """
     inventory, name = _open(location)
     if name is not None:
@@ -385,7 +385,7 @@ def repair_(
 
 
 def _pick(inventory: Inventory, name: str | None) -> Item:
-    """The checkpoint of this name. Without a name, the newest complete one, with a warning if newer ones exist."""
+    """The checkpoint of this name. Without a name, the newest complete one; a warning names newer ones."""
     item = inventory.item(name)
     if name is None:
         newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())
@@ -396,7 +396,7 @@ def _pick(inventory: Inventory, name: str | None) -> Item:
 
 
 def _place_around(text: str, name: str | None) -> Location:
-    """The output location to copy to. The user may append the name of the checkpoint that is copied."""
+    """The output location to copy to, from an argument that may end with the name of the copied checkpoint."""
     place = _place(text)
     if step_of(Path(place.name)) is None:
         return place
@@ -416,7 +416,7 @@ def _export_item(inventory: Inventory, item: Item, place: Location, progress: co
 
 
 def _sharded_model(text: str) -> Location | None:
-    """The location, if it contains a sharded model and is not a checkpoint of a run; otherwise None."""
+    """The location, if it contains a model in pieces and is not a checkpoint of a run; otherwise None."""
     location = _location(text)
     if location.is_folder:
         return location if exporting.is_in_pieces(browse(open_store(location))) else None

@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @app.callback()
 def config() -> None:
-    """A group with one command needs this callback: Typer would otherwise replace the group by the command."""
+    """Keeps `config` a group: without this callback, Typer would replace a group of one command by the command."""
 
 
 @app.command()
@@ -35,9 +35,9 @@ def show(
 ) -> None:
     """Print the settings that are in effect, as a settings file.
 
-    Where a setting is in several places, the first one counts: environment variables, ./safepoint.toml,
+    If a setting is set in several places, the first of this list counts: environment variables, ./safepoint.toml,
     [tool.safepoint] in ./pyproject.toml, ~/.config/safepoint/config.toml. Settings that have their defaults are left
-    out.
+    out, unless --all is given.
     """
     root = context.find_root().command
     assert isinstance(root, LazyGroup)
@@ -50,7 +50,7 @@ def show(
         for item in found:
             document = {"command": " ".join(names), **dataclasses.asdict(item), "origin": item.origin or None}
             documents.append(document)
-    check_tables(configuration, root)  # when all commands are imported
+    check_tables(configuration, root)  # now that all commands are imported
     document: dict[str, Any] = {"settings": documents}
     origins = configuration.origins
     claims: dict[str, tuple[object, str]] = {
@@ -67,7 +67,7 @@ def show(
 
 
 def _local(configuration: Configuration) -> dict[str, tuple[object, str]]:
-    """The slots that a variable or the user's own file sets, as `count_slots` counts them, and where they are set."""
+    """The numbers of slots that are not defaults, and for each the variable or the line of a file that sets it."""
     counted = count_slots()
     found: dict[str, tuple[object, str]] = {}
     for name, count in (("cpu-slots", counted.cpu), ("gpu-slots", counted.gpu)):

@@ -56,7 +56,7 @@ def doctor(
     """Check that this machine and an output location are ready for a run.
 
     With --on, the command checks a cluster instead. It prints the result of each check. For a warning or a failure it
-    also prints why it matters and what to do. It leaves nothing behind.
+    also prints why the result matters and how to fix it. The command leaves no files behind.
 
     Exit codes: 0 no check failed; 1 a check failed.
     """
@@ -96,7 +96,7 @@ def _answer(findings: list[Finding], *, is_placed: bool, is_plain: bool, as_json
     print_answer(as_json, document, lines, {} if is_plain else _COLOURS)
     num_failures = sum(finding.status is Status.FAILURE for finding in findings)
     if num_failures:
-        raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="see the line `fix` of each")
+        raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="see the line `fix` below each of them")
 
 
 def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:

@@ -31,7 +31,7 @@ from safepoint.jobs.model.records import JobState
 
 
 def complete_job(incomplete: str) -> list[str]:
-    """Complete a job's name in a shell; without suggestions if the history cannot be read."""
+    """The names of jobs that begin with `incomplete`, for a shell; empty if the history cannot be read."""
     logging.disable()  # a shell would show a message in the middle of its line
     try:
         with contextlib.suppress(SafepointError, OSError):
@@ -45,7 +45,11 @@ def complete_job(incomplete: str) -> list[str]:
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="Name of the job, or its first letters.", autocompletion=complete_job),
+    typer.Argument(
+        metavar="JOB",
+        help="Name of the job. On this machine, its first letters suffice.",
+        autocompletion=complete_job,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Timeout = Annotated[
@@ -109,7 +113,7 @@ def status(name: Name, on: On = None, namespace: Namespace = None, as_json: Json
 def logs(
     name: Name,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Print new lines until the job has stopped.")
+        bool, typer.Option("-f", "--follow", help="Continue to print new lines until the job has stopped.")
     ] = False,
     rank: Annotated[int | None, typer.Option(metavar="R", help="Only the output of this rank.", min=0)] = None,
     on: On = None,
@@ -118,7 +122,7 @@ def logs(
 ) -> None:
     """Print the output of a job's launchers and ranks.
 
-    If the job has several ranks, each line begins with the name of its process.
+    If the job has several ranks, each line begins with the name of the process or pod that printed it.
     """
     with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)
@@ -184,12 +188,15 @@ def suspend(
     if job.state is JobState.SUSPENDED and job.was_saved is False:
         raise PartlyDoneError(
             f"job {job.name} is suspended, but its last attempt ended without a durable save",
-            hint="`resume` continues from the newest checkpoint and repeats the steps after it",
+            hint="`safepoint resume` continues from the newest checkpoint, and repeats the steps after it",
         )
 
 
 def resume(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
-    """Continue a suspended or failed job from its newest checkpoint."""
+    """Continue a suspended or failed job from its newest checkpoint.
+
+    On a cluster, a failed job cannot be resumed; submit it again.
+    """
     with open_jobs(on, namespace, name) as jobs:
         job = jobs.resume(name)
         print_answer(as_json, job_document(jobs, job), [f"job {job.name} resumes"])
@@ -227,21 +234,21 @@ def delete(
 ) -> None:
     """Stop a job and remove it from the list; its checkpoints stay.
 
-    With --checkpoints, they are deleted too.
+    With --checkpoints, the checkpoints are deleted too.
     """
     with open_jobs(on, namespace, name) as jobs:
         where = "its output location"
         try:
             job = jobs.job(name)
             name, where = job.name, jobs.output_of(job) or where
-        except StorageError:  # its entry cannot be read: the location of its checkpoints is unknown
+        except StorageError:  # the entry of the job cannot be read, so the location of its checkpoints is unknown
             if checkpoints:
                 raise
         if checkpoints and not yes:
             if not console.is_interactive():
                 raise ConflictError(
                     f"deleting the checkpoints of job {name} in {where} cannot be undone; nothing was done",
-                    hint="pass --yes to delete them",
+                    hint="pass --yes to delete the job and its checkpoints",
                 )
             _confirm(f"delete job {name} and all its checkpoints in {where}?")
         num_deleted = jobs.delete(name, with_checkpoints=checkpoints, timeout_s=timeout)

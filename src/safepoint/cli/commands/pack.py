@@ -1,4 +1,4 @@
-"""`safepoint pack`: writes the pod side of Safepoint into one file."""
+"""`safepoint pack`: writes the modules of Safepoint that a pod needs into one file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,10 +18,10 @@ def pack(
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Write all of Safepoint that a pod needs into one file.
+    """Write the modules of Safepoint that a pod needs into one file.
 
     `python safepoint.pyz run train.py` then trains in an image without Safepoint. The image needs PyTorch, xxhash and
-    typer. The same release always writes the same bytes.
+    typer. The same release of Safepoint always writes the same bytes.
     """
     data = pod_archive.build_archive()
     try:

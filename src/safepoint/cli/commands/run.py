@@ -29,8 +29,8 @@ def run(
         typer.Option(
             metavar="N|auto|cpu|gpu",
             envvar=["SAFEPOINT_NPROC_PER_NODE", "PET_NPROC_PER_NODE"],
-            help="Ranks on this node. cpu: one per core. gpu: one per GPU. auto: one per accelerator, or one per "
-            "core on a node without accelerators.",
+            help="Number of ranks on this node. cpu: one per core. gpu: one per GPU. auto: one per accelerator, or "
+            "one per core on a node without accelerators.",
         ),
     ] = "1",
     nnodes: Annotated[
@@ -101,13 +101,13 @@ def run(
         max_restarts=max_restarts,
     )
     check_resume(settings.resume)
-    if settings.output_dir is not None:  # before ranks load a model
+    if settings.output_dir is not None:  # report a location that cannot be used before the ranks load a model
         OutputFolder(place_output(settings.output_dir, local_dir=settings.local_dir).folder).prepare()
     report = report_to_program if as_json else None
     code = launch(plan, settings, on_exit=report)
     if report is not None:
         report(code)
-    # stdout may be closed, or its reader gone. The exit code stays `code`.
+    # If stdout is closed, or no process reads it any more, the exit code stays `code`.
     with contextlib.suppress(AttributeError, OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -115,7 +115,7 @@ def run(
 
 
 def check_resume(resume: str) -> None:
-    """Raise UsageError when the checkpoint to resume from is not a folder; the ranks verify its contents."""
+    """Raise UsageError if `resume` names a checkpoint that is not a folder. The ranks later verify its contents."""
     from safepoint.errors import UsageError
 
     if resume not in {"auto", "never"} and not os.path.isdir(resume):

@@ -1,7 +1,7 @@
 """The options that `run` and `submit` share.
 
-A command takes them as one parameter, `options: RunOptions`. Its decorator `with_options` shows Typer a parameter for
-each field of `RunOptions` instead.
+A command has one parameter for them, `options: RunOptions`. To Typer, the decorator `with_options`
+shows a parameter for each field of `RunOptions` instead.
 """
 
 import inspect
@@ -14,7 +14,7 @@ import typer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of a run, with the names of the fields of `RunSettings`."""
+    """The options of a run. Most have the name of the field of `RunSettings` that they set."""
 
     output_dir: Annotated[
         str | None,
@@ -30,7 +30,7 @@ class RunOptions:
         typer.Option(
             metavar="steps|epoch|no",
             envvar="SAFEPOINT_SAVE_STRATEGY",
-            help="When to save periodically. SIGTERM always saves.",
+            help="When to save periodically. After SIGTERM, a run always saves.",
             show_default="as the script sets",
         ),
     ] = None
@@ -142,7 +142,7 @@ class RunOptions:
         typer.Option(
             metavar="PORT",
             envvar="SAFEPOINT_METRICS_PORT",
-            help="Serve the progress on node 0 at http://HOST:PORT/metrics. 0: off.",
+            help="Serve the progress on node 0 at http://HOST:PORT/metrics. 0: do not serve it.",
             show_default="0",
         ),
     ] = None
@@ -176,7 +176,7 @@ class RunOptions:
     ] = 0
 
     def settings(self) -> Any:
-        """The `RunSettings`: these options, and the settings that only variables can set.
+        """The `RunSettings` with the values of these options, and of the settings that only variables can set.
 
         Raises:
             UsageError: an option or a variable is invalid.
@@ -196,7 +196,7 @@ class RunOptions:
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace the last parameter, `options`, by one parameter for each of its fields."""
+    """Show Typer, instead of a command's last parameter `options`, one parameter for each of its fields."""
     own = dict(inspect.signature(command).parameters)
     options = own.pop("options").annotation
     shared = inspect.signature(options).parameters

@@ -42,7 +42,8 @@ def submit(
         typer.Option(
             metavar="N|auto",
             envvar="SAFEPOINT_NPROC_PER_NODE",
-            help="Ranks on each node. auto: one per accelerator, or one per core on a machine without accelerators.",
+            help="Number of ranks on each node. auto: one per accelerator, or one per core on a machine without "
+            "accelerators. With --on, auto leaves the number to the runtime.",
         ),
     ] = "1",
     nnodes: Annotated[
@@ -50,16 +51,25 @@ def submit(
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_NNODES",
-            help="Number of nodes: launcher processes on this machine, pods with --on.",
+            help="Number of nodes: of launchers on this machine; with --on, of pods.",
         ),
     ] = 1,
     cpu: Annotated[
-        int | None, typer.Option(metavar="N", help="CPU slots of each node.", min=0, show_default="one per rank")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="CPU slots of each node; with --on, CPUs of each pod.",
+            min=0,
+            show_default="one per rank; with --on, no request",
+        ),
     ] = None,
     gpu: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="GPUs of each node.", min=0, show_default="one per rank if the machine has GPUs"
+            metavar="N",
+            help="GPUs of each node.",
+            min=0,
+            show_default="one per rank if the machine has GPUs; with --on, none",
         ),
     ] = None,
     priority: Annotated[
@@ -80,25 +90,26 @@ def submit(
             "--env",
             metavar="NAME=VALUE",
             help="Set an environment variable for the script. Can be repeated. Pass no secrets: values are stored in "
-            "the job history.",
+            "the job history, or with --on in the TrainJob.",
         ),
     ] = None,
     connection: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml.",
+            help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml; with --on, "
+            "those of Secret NAME in the namespace.",
         ),
     ] = None,
     on: On = None,
     namespace: Namespace = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="With --on: the queue of Kueue.")] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="With --on: the LocalQueue of Kueue.")] = None,
     priority_class: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --on: the priority class of Kueue.")
+        str | None, typer.Option(metavar="NAME", help="With --on and --queue: the WorkloadPriorityClass of Kueue.")
     ] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --on: the training runtime.", show_default="torch-distributed"),
+        typer.Option(metavar="NAME", help="With --on: the runtime of Trainer.", show_default="torch-distributed"),
     ] = None,
     image: Annotated[
         str | None,
@@ -109,7 +120,10 @@ def submit(
     ] = None,
     code: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="With --on: send all files of this folder, and run SCRIPT in it."),
+        typer.Option(
+            metavar="FOLDER",
+            help="With --on: send the files of this folder, except hidden ones, and run SCRIPT in it.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --on: print the objects as YAML, and create nothing.")
@@ -158,7 +172,7 @@ def submit(
     settings = options.settings()
     log = console.set_up(settings.verbosity)
     check_resume(settings.resume)
-    LaunchPlan(program=tuple(program), is_module=module)  # looks for the program
+    LaunchPlan(program=tuple(program), is_module=module)  # checks that the program exists
     spec = JobSpec(
         name=name_from(Path(program[0]).stem, secrets.token_hex(2)) if name is None else name,
         program=tuple(program),

@@ -1,4 +1,4 @@
-"""`safepoint watch`: the jobs, live."""
+"""`safepoint watch`: shows jobs live."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def watch(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[JOB]", help="The job to show. Without it: all active jobs.", autocompletion=complete_job
+            metavar="[JOB]", help="The job to show. Without JOB: all active jobs.", autocompletion=complete_job
         ),
     ] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two updates.", min=0.1)] = 1.0,
@@ -48,7 +48,7 @@ def watch(
 
 
 class _Changes:
-    """Prints a JSON document for every job that has changed."""
+    """Prints a JSON document for each job that has changed since it was last printed."""
 
     def __init__(self) -> None:
         self._printed: dict[str, str] = {}
@@ -62,7 +62,7 @@ class _Changes:
 
 
 class _Screen:
-    """Prints a table in the place of the previous one."""
+    """Prints a table over the previous one on the terminal."""
 
     def __init__(self) -> None:
         self._losses: dict[str, deque[float]] = {}
@@ -72,7 +72,7 @@ class _Screen:
         reports = [jobs.progress_of(job) for job in found]
         for job, progress in zip(found, reports, strict=True):
             losses = self._losses.setdefault(job.name, deque(maxlen=_POINTS))
-            # If the loss is unchanged, assume that there is no new report.
+            # An unchanged loss is taken to mean that there is no new report.
             if progress is not None and progress.loss is not None and progress.loss not in list(losses)[-1:]:
                 losses.append(progress.loss)
         size = shutil.get_terminal_size()
@@ -81,11 +81,11 @@ class _Screen:
         lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
         if len(lines) >= size.lines:
             lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]
-        # If the width of the terminal has changed, clear it: the row where the last table begins is unknown.
+        # If the width of the terminal has changed, clear it: the row at which the previous table begins is unknown.
         back = f"\033[{self._height}F" if self._height and self._width == size.columns else "\033[H\033[2J"
         sys.stdout.write((back if self._width else "") + "".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
         sys.stdout.flush()
-        # The terminal wraps long lines.
+        # A long line takes several rows of the terminal.
         self._height = sum(max(1, -(-len(line) // size.columns)) for line in lines)
         self._width = size.columns
 
@@ -93,13 +93,13 @@ class _Screen:
 def picture(
     head: Sequence[str], rows: Sequence[Sequence[str]], curves: Sequence[Sequence[float]], width: int
 ) -> list[str]:
-    """The table, with a curve of the losses at the end of each row where the terminal is wide enough.
+    """The table as lines. If the terminal is wide enough, each row ends with a curve of the job's losses.
 
     Args:
-        head: titles of the columns.
-        rows: a row for each job; no cell is cut.
-        curves: the losses of each job, oldest first; the newest are shown.
-        width: of the terminal, in characters.
+        head: the titles of the columns.
+        rows: a row for each job; no cell is shortened.
+        curves: the losses of each job, oldest first; as many of the newest are shown as have room.
+        width: the width of the terminal, in characters.
     """
     lines = table(head, rows)
     begin = max(map(len, lines)) + _GAP
@@ -111,7 +111,7 @@ def picture(
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, in their order. The lowest value has the lowest bar, the highest value the highest."""
+    """A bar for each value, in the same order. The lowest value gets the lowest bar, and the highest the highest."""
     if not values:
         return ""
     low, high = min(values), max(values)
