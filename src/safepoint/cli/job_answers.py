@@ -15,8 +15,7 @@ from safepoint.progress.record import Progress
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
 _COMMAND_WIDTH = 48
 _OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
-
-
+"""The states in which the known pace is that of the newest attempt."""
 _SILENT = {JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETE}
 """The states for which a list does not show the reason."""
 _MOST_REASON = 60
@@ -117,7 +116,7 @@ def useful_commands(job: Job) -> list[str]:
 
 
 def job_document(jobs: JobPlace[Any], job: Job) -> dict[str, Any]:
-    """The job as JSON; see docs/jobs.md."""
+    """The job as a JSON document; see docs/jobs.md."""
     progress = jobs.progress_of(job)
     return {
         "name": job.name,

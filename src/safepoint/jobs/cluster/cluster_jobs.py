@@ -107,7 +107,7 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first: from four lists, each with one request for 500 objects."""
+        """All jobs of the namespace, oldest first, from four lists: one request for each 500 objects of a list."""
         listed = self._api.objects("trainjobs")
         if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
@@ -225,7 +225,7 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """The events of a job and its pods that the cluster still keeps, oldest first."""
+        """The events of a job and its present pods that the cluster still keeps, oldest first."""
         seen = self.observe(name)
         names = {name, *map(name_of, seen.pods), name_of(seen.workload)}
         found = [item for item in self._api.objects("events") if at(item, "involvedObject", "name") in names]
@@ -355,8 +355,8 @@ class ClusterJobs:
             raise ConflictError(f"job {name} is {job.state}", hint=hint)
         if not job.is_ours:
             raise ConflictError(
-                f"job {name} was not submitted by Safepoint, so it may not resume from a checkpoint; nothing was "
-                "done",
+                f"Safepoint did not submit job {name}, and cannot know whether it resumes from a checkpoint; "
+                "nothing was done",
                 hint="suspend it, and submit it again with another number of nodes",
             )
         check_claim(self._api, job.output, num_nodes)
