@@ -128,7 +128,8 @@ class TransformersTrainer(types.CustomTrainer):
         verify_cloud_storage_access: before the model is loaded, check that the object store can be written.
         verify_cloud_storage_ssl: False accepts any certificate of the object store.
         image: the container image; it has no effect on this machine.
-        grace_period_seconds: the time between SIGTERM and SIGKILL on the platform; 30 when None.
+        grace_period_seconds: the time between SIGTERM and SIGKILL on the platform. None means 30 on this machine, and
+            on a cluster the time that the runtime sets.
         retention: the checkpoints to keep in the output folder and in the object store, as policies:
             `newest=2,every=1000,best=1:eval_loss`. `{"local": …, "store": …}` sets them separately.
         staging_size: maximum memory for all snapshots of a node, as a number of bytes or a string such as `8Gi`.
