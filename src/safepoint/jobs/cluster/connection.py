@@ -122,7 +122,7 @@ def _connection(name: str, config: SingleConfig | None, namespace: str | None) -
     server = urlsplit(config.cluster.server)
     if server.scheme != "https" and server.hostname not in _LOCAL and config.user != User():
         raise UsageError(
-            f"{name} has an address with {server.scheme}:, so your login would not be encrypted; nothing was sent",
+            f"{name} has an address with {server.scheme}:, so your login would be unencrypted; nothing was sent",
             hint="correct server in the kubeconfig",
         )
     program = config.user.exec if config.user is not None else None
