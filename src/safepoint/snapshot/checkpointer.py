@@ -5,7 +5,6 @@ keeper writes, commits and prunes. Without memory for a snapshot, `save` fails. 
 synchronously in that case, and also handles several ranks, signals and object stores.
 """
 
-import dataclasses
 import io
 import os
 import platform
@@ -97,6 +96,8 @@ class Checkpointer:
     The state of models and optimizers is copied during the next forward and backward; an optimizer's step waits for
     the end of the copy. Call `Saving.wait_staged` before any code but an optimizer's step changes parameters.
 
+    The keeper's process starts in the background. The first save waits until it has started.
+
     Args:
         folder: where checkpoints go; claimed for this process until `close`.
         keep: which checkpoints stay, such as `newest=3,every=1000`; None keeps all.
@@ -159,10 +160,21 @@ class Checkpointer:
 
     def _connect(self) -> Snapshotter:
         keeper = KeeperClient.connect(self._host.key, wait_s=_KEEPER_START_S, rank=0, num_ranks=1)
-        error = "it does not answer" if keeper is None else keeper.open_folder(str(self._output.root))
-        if keeper is None or error:
-            raise SaveError(f"the keeper cannot be used: {error}")
+        if keeper is None:
+            raise SaveError("the keeper cannot be used: it does not answer")
+        keeper.request_folder(str(self._output.root))
+        self._has_answered = False
         return Snapshotter(keeper, optimizers=self._optimizers, slots=self._slots, on_torn=self._note_torn)
+
+    def _ensure_keeper(self) -> None:
+        """Wait until the keeper has started; replace it if it has died."""
+        error = "" if self._has_answered else self._snapshotter.keeper.folder_error()
+        if not self._snapshotter.keeper.is_alive:
+            self._replace_keeper()
+            error = self._snapshotter.keeper.folder_error()
+        if error:
+            raise SaveError(f"the keeper cannot be used: {error}")
+        self._has_answered = True
 
     def _note_torn(self, step: int) -> None:
         self._torn.add(step)
@@ -219,8 +231,7 @@ class Checkpointer:
         bad = next((key for key in state if not _KEY.fullmatch(key)), None)
         if bad is not None:
             raise ValueError(f"the key {bad!r} is not a valid file name; use letters, digits, `_`, `.`, `-`")
-        if not self._snapshotter.keeper.is_alive:
-            self._replace_keeper()
+        self._ensure_keeper()
         self._watch(state)
         self._torn.discard(step)
         images = [self._images.compose(key, value) for key, value in state.items()]
@@ -245,7 +256,7 @@ class Checkpointer:
 
     def _keeper_facts(self, step: int) -> CheckpointFacts:
         return CheckpointFacts(
-            manifest=dataclasses.replace(self._facts, step=step, samples_seen=step),
+            manifest=self._facts.at(step=step, samples_seen=step),
             folder=str(self._output.root),
             attempt_id=self._attempt_id,
             keep=self._keep,

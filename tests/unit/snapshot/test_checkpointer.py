@@ -76,6 +76,8 @@ def steps(folder: Path) -> list[int]:
 
 
 def keeper_pid(checkpointer: Checkpointer) -> int:
+    """The pid of the keeper, which has started."""
+    checkpointer._ensure_keeper()
     return checkpointer._host.pid
 
 
@@ -257,6 +259,15 @@ def test_a_keeper_that_is_killed(
     assert keeper_pid(checkpointer) != dead
     assert is_loaded(tmp_path / "out", training.values())
     assert not list(OutputFolder(tmp_path / "out").trash.iterdir())
+
+
+def test_a_keeper_that_is_killed_while_it_starts(
+    checkpointer: Checkpointer, training: Training, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.kill(checkpointer._host.pid, signal.SIGKILL)
+    checkpointer.save(training.state, training.step()).wait(TIMEOUT_S)
+    assert "the keeper died" in capfd.readouterr().err
+    assert is_loaded(tmp_path / "out", training.values())
 
 
 def fails_then_works(checkpointer: Checkpointer, training: Training, folder: Path, give_space: Any) -> str:

@@ -97,6 +97,7 @@ _FACT_KINDS = {
     "metrics": Kind(words="a mapping of names to finite numbers with a decimal point", fits=_are_metrics),
     "base": Kind(words=f"a name, a revision and a digest {_DIGEST_WORDS}", fits=_is_base, is_optional=True),
 }
+_STEP_KINDS = {name: _FACT_KINDS[name] for name in ("step", "samples_seen")}
 _PART_KINDS = {"node": whole(least=0), "num_nodes": whole(least=1), "paths": texts(), "is_open": FLAG}
 
 
@@ -200,6 +201,16 @@ class ManifestFacts:
 
     def __post_init__(self) -> None:
         check_fields(self, _FACT_KINDS)
+
+    def at(self, *, step: int, samples_seen: int) -> "ManifestFacts":
+        """The same facts at another step. Faster than `dataclasses.replace`: the other fields are checked already."""
+        facts = object.__new__(ManifestFacts)
+        for name in _FACT_KINDS:
+            object.__setattr__(facts, name, getattr(self, name))
+        object.__setattr__(facts, "step", step)
+        object.__setattr__(facts, "samples_seen", samples_seen)
+        check_fields(facts, _STEP_KINDS)
+        return facts
 
     def to_manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
         """The manifest of a checkpoint with these facts and `files`, which are written. Its `created` is now."""

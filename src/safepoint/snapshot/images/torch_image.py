@@ -275,6 +275,8 @@ class TorchImages:
         self._entries: list[_Entry] = []
         self._records = StorageRecords(self._prefix, [])
         self._pieces: tuple[Piece, ...] = ()
+        self._pickled = b""
+        self._image: Image | None = None
 
     def compose(self, value: Any, *, trusts: bool = False) -> Image:
         """The image of what `torch.save(value, path)` writes now.
@@ -290,8 +292,9 @@ class TorchImages:
         """
         storages = _Storages()
         self._trusts = trusts
-        body = self._pickle(value, storages)
+        pickled = self._pickle(value, storages)
         if storages.entries != self._entries:
+            self._image = None
             self._records = StorageRecords(self._prefix, [entry.num_bytes for entry in storages.entries])
             self._pieces = tuple(
                 Piece(place, entry.num_bytes, entry.address, entry.address, entry.storage, entry.device)
@@ -299,15 +302,18 @@ class TorchImages:
                 if entry.num_bytes
             )
         self._entries = storages.entries
-        layout = lay_out(self._records, PICKLE_BEGIN + body + PICKLE_END)
-        return Image(
-            path=self.path,
-            size_bytes=layout.size_bytes,
-            literals=layout.literals,
-            fixed=self._records.literals,
-            pieces=self._pieces,
-            archives=(layout.archive,),
-        )
+        if self._image is None or pickled != self._pickled:
+            layout = lay_out(self._records, PICKLE_BEGIN + pickled + PICKLE_END)
+            self._pickled = pickled
+            self._image = Image(
+                path=self.path,
+                size_bytes=layout.size_bytes,
+                literals=layout.literals,
+                fixed=self._records.literals,
+                pieces=self._pieces,
+                archives=(layout.archive,),
+            )
+        return self._image
 
     def _pickle(self, value: Any, storages: _Storages) -> bytes:
         if type(value) is not dict or not all(type(key) is str for key in cast("dict[Any, Any]", value)):

@@ -51,6 +51,7 @@ class KeeperClient:
         self._free: set[int] = set()
         self._outcomes: BoundedDict[int, Outcome] = BoundedDict()
         self._answer: Answer | None = None
+        self._is_asking = False
         self._block_numbers = itertools.count(CONTROL_NUMBER + 1)
         self._request_numbers = itertools.count(1)
         self._requests: BoundedDict[int, int] = BoundedDict()
@@ -237,7 +238,16 @@ class KeeperClient:
         Returns:
             Why the keeper cannot hold the folder; empty if it holds the folder.
         """
-        return self._ask(messages.OpenFolder(folder=folder, is_committer=is_committer)).error
+        self.request_folder(folder, is_committer=is_committer)
+        return self.folder_error()
+
+    def request_folder(self, folder: str, *, is_committer: bool = True) -> None:
+        """Like `open_folder`, but return before the keeper has answered; it may still be starting."""
+        self._request(messages.OpenFolder(folder=folder, is_committer=is_committer))
+
+    def folder_error(self) -> str:
+        """Wait for the answer to the last `request_folder`; see `open_folder`."""
+        return self._wait_for_answer().error
 
     def close_folder(self) -> None:
         """Wait until the keeper has written all requested snapshots and has released the folder."""
@@ -253,11 +263,21 @@ class KeeperClient:
 
     def _ask(self, message: messages.RankMessage) -> Answer:
         """Send a message and wait for its answer."""
+        self._request(message)
+        return self._wait_for_answer()
+
+    def _request(self, message: messages.RankMessage) -> None:
+        """Send a message that the keeper answers. Waits first for the answer to the last one."""
+        if self._is_asking:
+            self._wait_for_answer()
         with self._changed:
-            self._answer = None
+            self._answer, self._is_asking = None, True
         self.send(message)
+
+    def _wait_for_answer(self) -> Answer:
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or not self.is_alive)
+            self._is_asking = False
             return self._answer or Answer(error="the keeper ended")
 
     def close(self) -> None:

@@ -1,11 +1,13 @@
 """One rank's snapshots: reserves memory for images, has their tensors copied, and hands the result to the keeper."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.snapshot.images.image import Image, Placed
+from safepoint.snapshot.images.torch_archive import Archive
 from safepoint.snapshot.keeper_client.arena import Arena
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.memory.block import SMALL_BYTES, Block
@@ -95,7 +97,10 @@ class Snapshotter:
             self._on_torn(step)
 
         try:
-            files = tuple(_staged_file(one) for one in placed)
+            files = tuple(
+                _staged_file(one.image.path, one.block.number, one.offset, one.image.size_bytes, one.image.archives)
+                for one in placed
+            )
 
             def begin() -> None:
                 self.keeper.begin_snapshot(
@@ -158,11 +163,6 @@ class Snapshotter:
         self.arena.close()
 
 
-def _staged_file(placed: Placed) -> StagedFile:
-    return StagedFile(
-        path=placed.image.path,
-        block=placed.block.number,
-        offset=placed.offset,
-        size_bytes=placed.image.size_bytes,
-        archives=placed.image.archives,
-    )
+@functools.lru_cache(maxsize=1024)  # each save stages the same few files while training waits
+def _staged_file(path: str, block: int, offset: int, size_bytes: int, archives: tuple[Archive, ...]) -> StagedFile:
+    return StagedFile(path=path, block=block, offset=offset, size_bytes=size_bytes, archives=archives)

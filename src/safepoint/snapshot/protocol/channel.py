@@ -53,7 +53,7 @@ class Channel:
             raise ValueError(f"a frame of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
         frame = _HEADER.pack(len(body), len(descriptors)) + body
         with self._sending:
-            sent = socket.send_fds(self._socket, [frame], list(descriptors))
+            sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
             if sent < len(frame):
                 self._socket.sendall(memoryview(frame)[sent:])
 
