@@ -22,7 +22,7 @@ from safepoint.errors import ConflictError, SaveError
 from safepoint.foundation import files
 
 Record = Manifest | NodePart
-"""The file that makes a folder a checkpoint, or one node's part of a checkpoint."""
+"""The file that says what a folder holds: a `Manifest` for a whole checkpoint, a `NodePart` for one node's part."""
 
 
 def manifest_of(record: Record) -> Manifest:

@@ -82,7 +82,7 @@ class RunOptions:
         typer.Option(
             metavar="POLICY",
             envvar="SAFEPOINT_STORE_KEEP",
-            help="The checkpoints to keep in the object store, written as for --keep.",
+            help="The checkpoints to keep in the object store. POLICY has the syntax of --keep.",
             show_default="all",
         ),
     ] = None

@@ -51,7 +51,7 @@ def submit(
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_NNODES",
-            help="Number of nodes: of launchers on this machine; with --on, of pods.",
+            help="Number of nodes. On this machine a node is one launcher; with --on, one pod.",
         ),
     ] = 1,
     cpu: Annotated[
@@ -109,7 +109,11 @@ def submit(
     ] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --on: the runtime of Trainer.", show_default="torch-distributed"),
+        typer.Option(
+            metavar="NAME",
+            help="With --on: the training runtime of Kubeflow Trainer.",
+            show_default="torch-distributed",
+        ),
     ] = None,
     image: Annotated[
         str | None,

@@ -98,7 +98,7 @@ def picture(
     Args:
         head: the titles of the columns.
         rows: a row for each job; no cell is shortened.
-        curves: the losses of each job, oldest first; as many of the newest are shown as have room.
+        curves: the losses of each job, oldest first. If they do not all fit, only the newest ones are shown.
         width: the width of the terminal, in characters.
     """
     lines = table(head, rows)

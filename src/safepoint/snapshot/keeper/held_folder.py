@@ -39,7 +39,10 @@ class Reporter:
         (self.log.warning if event.is_warning else self.log.info)("%s", event.line)
 
     def report_superseded(self, event: Event) -> None:
-        """Report an event that may occur at every step: the console shows it at most once a minute."""
+        """Report that a newer snapshot has replaced one that waited to be written.
+
+        This may happen at every step. So the console shows it at most once a minute.
+        """
         self._events.write(event)
         is_due = clock.monotonic_s() - self._warned_s > _WARN_EVERY_S
         self.log.log(logging.WARNING if is_due else logging.DEBUG, "%s", event.line)
@@ -57,7 +60,8 @@ class HeldFolder:
     def __init__(self, reporter: Reporter) -> None:
         self.path: Path | None = None
         self.identity = uuid.uuid4().hex
-        """Identifies this keeper in the lock and to its ranks. A process in another container may have its pid."""
+        """Identifies this keeper in the lock and to its ranks. A pid would not do: a process in another container may
+        have the same one."""
         self._lock: FolderLock | None = None
         self._reporter = reporter
 

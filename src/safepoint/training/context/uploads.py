@@ -67,7 +67,8 @@ class Uploader:
         return self.status().get("error")
 
     def status(self) -> dict[str, Any]:
-        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more. Empty before."""
+        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more. Empty if
+        it has written none yet."""
         try:
             return read_object(self._status)
         except (OSError, ValueError):

@@ -63,7 +63,8 @@ class CheckpointChooser:
 
     Args:
         peers: all ranks.
-        output: the folder that this rank uses; its owner has claimed it.
+        output: the folder that this rank uses. Its owner, the one rank that commits to this folder,
+            has claimed it.
         folders: which ranks use which folder.
         store: the object store behind the folders, or None.
         settings: `resume`, `from_scratch` and `has_begun`. A named checkpoint and `from_scratch` apply to the first
@@ -122,7 +123,7 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # If damaged checkpoints that are newer stayed, retention would keep the newest of them.
+        # Newer checkpoints are damaged, or `--resume` names an older one. Later saves may get their names.
         self._set_aside_newer_than(point.manifest.step)
         self._report(
             Resumed(

@@ -60,7 +60,7 @@ class TrainerResume:
         self.reference = ReferenceModel(trainer)
         """TRL's reference model."""
         self.geometry = BatchGeometry.of(trainer, context.place.world_size)
-        """The batch arithmetic in force."""
+        """The batch geometry in force: ranks, micro-batches per step, samples per step, samples per epoch."""
         self.requested_accumulation = self.geometry.accumulation
         """Micro-batches per step that the script requests."""
         self.is_complete = False
@@ -127,7 +127,8 @@ class TrainerResume:
         """Restore what the Trainer did not load; the loop starts next.
 
         Returns:
-            The work that was deferred at the checkpoint's step. Do it, then call `deferred_work_done`.
+            What was still due after the checkpoint's step, such as an evaluation. Do it, then call
+            `deferred_work_done`.
         """
         self._has_begun = True
         if self._point is None:
