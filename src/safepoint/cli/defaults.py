@@ -2,8 +2,8 @@
 
 The value of an option is the one that is typed; if none is, that of its environment variable; otherwise that of the
 first settings file that sets it; otherwise its default. A file cannot set `--json`, because programs rely on the form
-of an answer. Nor can it set a flag that has neither a variable nor a form `--no-…`, because the command line could
-not unset the flag.
+of an answer. Nor can it set a flag that has neither a variable nor a form `--no-…`, because nothing could override
+the file.
 """
 
 import os
@@ -163,7 +163,7 @@ def _text(setting: Setting, option: TyperOption) -> Any:
     """The value of a setting as a string, which Typer checks like that of a variable. A flag's value stays a bool."""
     value: Any = setting.value
     if _is_only_typed(setting.name, option):
-        why = "a file cannot set it: no option of the command line could unset it"
+        why = "a file cannot set it: neither a variable nor an option could unset it"
         raise setting.refuse(why, hint=f"pass --{setting.name} on the command line instead")
     items, hint = _items(value), ""
     if option.is_flag != isinstance(value, bool):

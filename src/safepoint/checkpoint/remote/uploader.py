@@ -1,8 +1,8 @@
 """The uploader: chooses the next checkpoint of the folder to publish, and publishes it in the object store.
 
 It uploads the checkpoints of the folder that are not in the store yet, newest first. When a newer checkpoint appears,
-a periodic one that still waits is superseded: it is not uploaded. An upload that has begun is finished, unless a
-deadline leaves time for the newest checkpoint only.
+a periodic one that still waits is superseded: it is not uploaded. An upload that has begun is finished, unless it
+fails, or a deadline leaves time for the newest checkpoint only.
 """
 
 import contextlib

@@ -30,7 +30,7 @@ class RunOptions:
         typer.Option(
             metavar="steps|epoch|no",
             envvar="SAFEPOINT_SAVE_STRATEGY",
-            help="When to save periodically. After SIGTERM, a run always saves.",
+            help="When to save periodically. A run that receives SIGTERM saves in any case.",
             show_default="as the script sets",
         ),
     ] = None

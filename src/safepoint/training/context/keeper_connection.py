@@ -16,7 +16,8 @@ from safepoint.snapshot.protocol.messages import KeeperPlan, Leave
 
 _log = logging.getLogger("safepoint")
 _START_S = 20.0
-_process_host: KeeperProcess | None = None
+_keeper_process: KeeperProcess | None = None
+"""The keeper that this process started. It is kept here, because the keeper ends when this object is deleted."""
 
 
 class KeeperConnection:
@@ -66,7 +67,11 @@ class KeeperConnection:
         return self.client if self.is_connected else self._reach_or_start(0.0)
 
     def _reach_or_start(self, wait_s: float) -> KeeperClient | None:
-        """Connect to a keeper that runs. If none runs, start one if that is this rank's task, and wait for it."""
+        """Connect to a keeper that runs. If none runs, start one if that is this rank's task.
+
+        Args:
+            wait_s: how long to wait for a keeper that is starting.
+        """
         if self._is_possible and not self._reach(0.0):
             if self._may_start and self._place.local_rank == 0:
                 self._start()
@@ -76,7 +81,7 @@ class KeeperConnection:
 
     def _reach(self, wait_s: float) -> bool:
         place = self._place
-        assert self._key is not None, "`open` was called"
+        assert self._key is not None, "`open` was not called"
         self.client = KeeperClient.connect(
             self._key,
             wait_s=wait_s,
@@ -89,13 +94,13 @@ class KeeperConnection:
 
     def _start(self) -> None:
         # If torchrun's agent restarts the ranks, the keeper ends with the agent; otherwise it ends with this rank.
-        global _process_host  # noqa: PLW0603  one for the process
+        global _keeper_process  # noqa: PLW0603  it outlives this connection
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         events = str(self._settings.job_events) if self._settings.job_events else None
         assert self._key is not None
         plan = KeeperPlan(key=self._key, owner_pid=owner, verbosity=self._settings.verbosity, events=events)
         try:
-            _process_host = KeeperProcess(plan)
+            _keeper_process = KeeperProcess(plan)
         except OSError as error:
             _log.warning("the keeper cannot be started: %s: saves are synchronous", error.strerror)
 
@@ -104,8 +109,8 @@ def _key_for(place: Place, job_secret: bytes | None) -> str:
     """The keeper's key without Safepoint's launcher: the same on all ranks of the node, and unknown to other users.
 
     The key is made from data of the process that restarts the ranks (for a single rank, of the rank), which lives as
-    long as the keeper. Only that process's user can read where the system has put its memory. If it belongs to
-    another user, as under Slurm, the key is made from `job_secret` instead.
+    long as the keeper. Its secret part is `/proc/<pid>/auxv`: this file holds random addresses, and only the user of
+    the process can read it. If the process belongs to another user, as under Slurm, `job_secret` is used instead.
     """
     owner = os.getppid() if is_launched(place) else os.getpid()
     try:

@@ -51,7 +51,7 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
     - embeddings of input and output: the checkpoint holds them if the vocabulary was resized. Only a
       comparison with the original model shows that, and at a start the original may not be available;
-    - the original of a module that is trained as a whole.
+    - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part.
     Weights that `fully_shard` has split are gathered one at a time. In that case all ranks call this.
@@ -81,9 +81,9 @@ def base_as_saved(
 ) -> dict[str, str] | None:
     """What `base_of` would return if the weights of this run were split as they were when the checkpoint was written.
 
-    If DeepSpeed had split the weights only for the checkpoint, or only in this run, or among different numbers of
-    ranks, the digests of the two cover different parts. All ranks call this, because split weights are gathered one
-    at a time.
+    The two digests, the checkpoint's and this run's, cover different parts of the weights in three cases: DeepSpeed
+    split the weights only in the run that wrote the checkpoint, or only in this run, or among another number of
+    ranks. All ranks call this, because split weights are gathered one at a time.
 
     Args:
         model: as for `base_of`.
@@ -118,7 +118,7 @@ def base_entries(model: Any) -> set[str]:
     - the weights that the digest of `base_of` covers, and everything that is saved with quantized weights;
     - embeddings of input and output, unless they are trained or the vocabulary was resized. PEFT may read the
       original model to find that out;
-    - the original of a module that is trained as a whole.
+    - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     Args:
         model: with adapters, perhaps split by `fully_shard`. Even then, the ranks need not call this together.

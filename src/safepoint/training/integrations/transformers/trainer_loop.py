@@ -81,7 +81,7 @@ class TrainerLoop:
         return 1.0 if self._trainer.args.should_save else 0.0
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The model's parameters; with adapters only the trained ones, because the base is not saved."""
+        """The model's parameters; with adapters only the trained ones, because few others are saved."""
         every: Iterable[torch.nn.Parameter] = self._trainer.model.parameters()
         return every if self._base is None else [one for one in every if one.requires_grad]
 
@@ -177,7 +177,9 @@ class TrainerLoop:
                 step=self._step_of_final(),
             )
         except UnplannableError as error:
-            _log.info("the Trainer gathers and writes the final model, which takes more memory: %s", error)
+            _log.info(
+                "the final model cannot be streamed (%s); the Trainer gathers and writes it", error
+            )
             return self._save_model(folder)
 
     def _save_model(self, folder: Path) -> None:
