@@ -177,9 +177,7 @@ class TrainerLoop:
                 step=self._step_of_final(),
             )
         except UnplannableError as error:
-            _log.info(
-                "the final model cannot be streamed (%s); the Trainer gathers and writes it", error
-            )
+            _log.info("the final model cannot be streamed (%s); the Trainer gathers and writes it", error)
             return self._save_model(folder)
 
     def _save_model(self, folder: Path) -> None:
