@@ -1,25 +1,28 @@
 """Extends Kubeflow's backend for a cluster with jobs that save, suspend, resume and scale."""
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from safepoint.errors import NotFoundError
+from safepoint.errors import NotFoundError, UsageError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
-from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, ClusterSpec, kubernetes_resources
+from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
+from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.jobs.model.spec import name_from, names_of_secrets
 from safepoint.sdk.failures import as_kubeflow_raises
+from safepoint.sdk.options import SetByOptions, apply_options
 from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import KubernetesBackend, constants, types
 from safepoint.sdk.values import TrainJob, event_of, states_of
 
-_SCRIPT = "train.py"
+_SCRIPT, _AUTHORITIES = "train.py", "ca-bundle.pem"
 _log = logging.getLogger("safepoint")
 
 
@@ -54,10 +57,7 @@ class ClusterBackend(KubernetesBackend):
             return kubeflow.train(runtime, initializer, trainer, options)
         name = runtime if isinstance(runtime, str) else DEFAULT_RUNTIME if runtime is None else runtime.name
         with as_kubeflow_raises():
-            applied: dict[str, Any] = {}
-            for option in options or []:
-                option(applied, trainer, self)
-            return self._jobs.submit(cluster_spec(trainer, name, applied)).name
+            return self._jobs.submit(cluster_spec(trainer, name, apply_options(options or [], trainer, self))).name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
         """All jobs of the namespace, oldest first, also those that Safepoint did not submit."""
@@ -96,12 +96,19 @@ class ClusterBackend(KubernetesBackend):
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """The output of one pod with the step `node-N`. Kubeflow's own backend serves other steps."""
+        """The output of one pod with the step `node-N`. Kubeflow's own backend serves other steps.
+
+        With `follow`, it waits for the pod, and ends when the job has stopped. Without `follow`, there is no output
+        while there is no pod, as with Kubeflow's client.
+        """
         kind, _, number = step.rpartition("-")
         if kind != constants.NODE or not number.isdecimal():
             yield from super().get_job_logs(name, bool(follow), step)
             return
         with as_kubeflow_raises():
+            if not follow and not any(pod.node == int(number) for pod in self._jobs.job(name).pods):
+                _log.warning("job %s has no pod %s now", name, step)
+                return
             for line in self._jobs.logs(name, node=int(number), follow=bool(follow)):
                 yield line.text
 
@@ -120,7 +127,7 @@ class ClusterBackend(KubernetesBackend):
     ) -> TrainJob:
         """Wait until the job is in one of the states."""
         with as_kubeflow_raises():
-            states = states_of(status)
+            states = states_of(status, polling_interval)
             runtimes: dict[str, types.Runtime] = {}
 
             def look(job: ClusterJob) -> None:
@@ -156,18 +163,17 @@ class ClusterBackend(KubernetesBackend):
         return self._train_job(job, {})
 
 
-def cluster_spec(trainer: TransformersTrainer, runtime: str, options: dict[str, Any]) -> ClusterSpec:
+def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptions) -> ClusterSpec:
     """The specification of the job that `train` submits.
 
     Args:
         trainer: describes the training.
         runtime: the name of the runtime.
-        options: the metadata and the spec of the TrainJob, as far as Kubeflow's options have set them.
+        options: what Kubeflow's options have set.
 
     Raises:
         UsageError: a field is invalid.
     """
-    metadata, spec = options.get("metadata", {}), options.get("spec", {})
     untyped: Any = trainer
     given: dict[str, Any] = untyped.env or {}
     env = {name: str(text) for name, text in given.items() if text is not None}
@@ -187,26 +193,51 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: dict[str, 
         raise NotFoundError(f"there is no script {function}", hint="give the path of a script, or a function")
     else:
         title, program = function.rpartition(".")[2], (function, *as_options(trainer.func_args))
+    is_module = isinstance(function, str) and not files
+    storage = trainer.storage_environment()
+    if trainer.ca_bundle is not None and os.path.isfile(trainer.ca_bundle):
+        files[_AUTHORITIES] = _certificates(trainer.ca_bundle)
+        storage["AWS_CA_BUNDLE"] = f"{SHIPPED_TO}/{_AUTHORITIES}"
     grace_s = trainer.grace_period_seconds
     settings = trainer.run_settings()
+    poll = {f"{TRACKING}/metrics-poll-interval": str(trainer.metrics_poll_interval_seconds)}
+    if not trainer.enable_progression_tracking:
+        poll = {}
     return ClusterSpec(
-        name=metadata.get("name") or name_from(title, secrets.token_hex(2)),
+        name=options.name or name_from(title, secrets.token_hex(2)),
         program=program,
-        is_module=isinstance(function, str) and not files,
+        is_module=is_module,
         files=files,
         num_nodes=trainer.num_nodes or 1,
         resources=kubernetes_resources(untyped.resources_per_node),
         settings=settings,
-        env={**env, **trainer.storage_environment()},
+        env={**env, **storage},
         connection=trainer.data_connection_name,
         runtime=runtime,
         image=trainer.image,
+        queue=options.labels.get(QUEUE_LABEL),
         grace_s=None if grace_s is None else round(grace_s),
         staging_bytes=None,
-        labels=metadata.get("labels") or {},
-        annotations=metadata.get("annotations") or {},
-        patches=tuple(spec.get("runtimePatches") or ()),
+        labels=options.labels,
+        annotations={**poll, **options.annotations},
+        patches=options.patches,
         packages=tuple(trainer.packages_to_install or ()),
         package_indexes=tuple(trainer.pip_index_urls),
-        deadline_s=spec.get("activeDeadlineSeconds"),
+        deadline_s=options.deadline_s,
     )
+
+
+def _certificates(file: str | os.PathLike[str]) -> bytes:
+    """The content of a file of certificates; everyone who may read the job can read it.
+
+    Raises:
+        UsageError: it has a private key.
+    """
+    content = Path(file).read_bytes()
+    if b"PRIVATE KEY" in content:
+        raise UsageError(
+            f"ca_bundle {os.fspath(file)} contains a private key, which would be readable in the job; nothing was "
+            "submitted",
+            hint="give a file that contains only certificates",
+        )
+    return content

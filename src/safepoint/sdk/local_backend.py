@@ -180,7 +180,7 @@ class LocalBackend(RuntimeBackend):
     ) -> TrainJob:
         """Wait until the job is in one of the states; see `LocalJobs.wait`."""
         with as_kubeflow_raises():
-            states = states_of(status)
+            states = states_of(status, polling_interval)
             with LocalJobs() as jobs:
 
                 def look(job: JobRecord) -> None:

@@ -133,7 +133,8 @@ class TransformersTrainer(types.CustomTrainer):
         retention: the checkpoints to keep in the output folder and in the object store, as policies:
             `newest=2,every=1000,best=1:eval_loss`. `{"local": …, "store": …}` sets them separately.
         staging_size: maximum memory for all snapshots of a node, as a number of bytes or a string such as `8Gi`.
-        ca_bundle: a PEM file with the CA certificates for the object store.
+        ca_bundle: a PEM file with the CA certificates for the object store. A job on a cluster brings it along; if
+            there is no such file on this machine, it is a path in the pods.
         save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint chooses the time
             by the cost of a save.
         snapshot_steps: the number of optimizer steps between two snapshots in memory, or `auto`.

@@ -15,12 +15,14 @@ STATUSES = frozenset(str(state) for state in JobState)
 """The values of a job's `status`: Kubeflow's Created, Running, Complete and Failed, and those that Safepoint adds."""
 
 
-def states_of(status: Collection[str]) -> list[JobState]:
+def states_of(status: Collection[str], polling_interval: float) -> list[JobState]:
     """The states that `wait_for_job_status` waits for.
 
     Raises:
-        UsageError: `status` is empty, or contains something that is not a state of a job.
+        UsageError: `status` is empty, or contains something that is not a state of a job; or the interval is invalid.
     """
+    if polling_interval <= 0:
+        raise UsageError(f"polling_interval {polling_interval} must be more than 0")
     unknown = sorted(set(status) - STATUSES)
     if unknown or not status:
         raise UsageError(f"status {unknown or status} is invalid", hint=f"use some of {', '.join(sorted(STATUSES))}")

@@ -38,7 +38,7 @@ from safepoint.jobs.cluster.state import (
 )
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
-from safepoint.jobs.cluster.watches.pod_logs import read_pods
+from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState, this_user
 from safepoint.progress.record import Progress
@@ -243,7 +243,7 @@ class ClusterJobs:
     def logs(
         self, name: str, *, rank: int | None = None, node: int | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
-        """The output of a job's pods, pod after pod; with `follow`, only that of the first pod, as it grows.
+        """The output of a job's pods, pod after pod; with `follow`, see `follow_node`.
 
         Raises:
             NotFoundError: there is no such job, or it has no such pod.
@@ -251,11 +251,11 @@ class ClusterJobs:
         """
         if rank is not None:
             raise UsageError("--rank is not supported with --on: a pod writes the lines of all its ranks")
-        self.job(name)
-        pods = [pod for pod in self._pods(name) if node is None or node_of(pod) == node]
-        if not pods:
-            raise NotFoundError(f"job {name} has no pods now; the output of its earlier pods was deleted with them")
-        yield from read_pods(self._api, pods, follow=follow)
+
+        def look() -> tuple[JobState, list[Object]]:
+            return self.job(name).state, [pod for pod in self._pods(name) if node in {None, node_of(pod)}]
+
+        yield from (follow_node if follow else read_pods)(self._api, look)
 
     # ---- change ---------------------------------------------------------------------------------------------------
 

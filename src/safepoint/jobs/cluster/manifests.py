@@ -5,7 +5,7 @@ import copy
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,17 @@ from safepoint.storage.location import CLAIMS, parse_location
 
 CHECKPOINTS = "/mnt/kubeflow-checkpoints"
 """The mount path of the claim or, with an object store, of the local folder for checkpoints, as in OpenShift AI."""
-_STORAGE, _SHIPPED, _PLACE = "checkpoint-storage", "safepoint", "/opt/safepoint"
+_STORAGE, _SHIPPED = "checkpoint-storage", "safepoint"
+SHIPPED_TO = "/opt/safepoint"
+"""The mount path of what the job brings along."""
 _CODE = "code.zip"
 _SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint", "SAFEPOINT_JOB_SECRET_FILE"
 _MANAGER = f"{DOMAIN}/job"
 _MOST_SHIPPED_BYTES = (1 << 20) - (16 << 10)
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _PRIORITY = "kueue.x-k8s.io/priority-class"
-_TRACKING = "trainer.opendatahub.io"
+TRACKING = "trainer.opendatahub.io"
+"""The domain of the annotations by which OpenShift AI's controller reads the progress."""
 _POLL_S = 30
 DEFAULT_GRACE_S = 30
 KEY_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_S3_ENDPOINT")
@@ -75,10 +78,24 @@ class Runtime:
         found = at(self.pod, "terminationGracePeriodSeconds")
         return DEFAULT_GRACE_S if found is None else int(found)
 
-    @property
-    def mounted(self) -> set[str]:
-        """The paths at which the runtime mounts volumes in this container."""
-        return {str(at(mount, "mountPath")).rstrip("/") for mount in items(self.container, "volumeMounts")}
+    def pods_of(self, patches: Sequence[Any]) -> list[Any]:
+        """What these patches set in the specification of its pods."""
+        jobs = [
+            job
+            for patch in patches
+            for job in items(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+            if at(job, "name") == at(self.replicated_job, "name")
+        ]
+        return [at(job, "template", "spec", "template", "spec") for job in jobs]
+
+    def mounted(self, patches: Sequence[Any]) -> set[str]:
+        """The paths at which its container mounts something when it is changed by these patches."""
+        name = at(self.container, "name")
+        changed = [
+            one for pod in self.pods_of(patches) for one in items(pod, "containers") if at(one, "name") == name
+        ]
+        mounts = [mount for one in (self.container, *changed) for mount in items(one, "volumeMounts")]
+        return {str(at(mount, "mountPath")).rstrip("/") for mount in mounts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +151,7 @@ def manifests_for(
         before.append(("secrets", _secret(spec.name)))
     volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), has_secret=has_secret)
     trainer: Object = {
-        "command": ["python3", f"{_PLACE}/{pod_archive.NAME}", "run", *_program(spec)],
+        "command": ["python3", f"{SHIPPED_TO}/{pod_archive.NAME}", "run", *_program(spec)],
         "env": _environment(spec, grace_s, secret_keys, has_secret=has_secret),
         "numNodes": spec.num_nodes,
     }
@@ -257,7 +274,7 @@ def _program(spec: ClusterSpec) -> list[str]:
     script, *arguments = spec.program
     if spec.is_module:
         return ["-m", script, *arguments]
-    return [f"{_PLACE}/{script}" if script in spec.files else script, *arguments]
+    return [f"{SHIPPED_TO}/{script}" if script in spec.files else script, *arguments]
 
 
 def _environment(
@@ -273,7 +290,7 @@ def _environment(
     elif location is not None and not location.is_folder:
         chosen.setdefault("SAFEPOINT_LOCAL_DIR", f"{CHECKPOINTS}/{location.path or 'run'}")
     if spec.code is not None:
-        chosen["SAFEPOINT_CODE"] = f"{_PLACE}/{_CODE}"
+        chosen["SAFEPOINT_CODE"] = f"{SHIPPED_TO}/{_CODE}"
     if spec.packages:
         indexes = [
             ["--index-url", "--extra-index-url"][min(n, 1)] + f"={url}" for n, url in enumerate(spec.package_indexes)
@@ -304,10 +321,11 @@ def _volumes(
     spec: ClusterSpec, runtime: Runtime, config_map: str, *, has_secret: bool
 ) -> tuple[list[Object], list[Object]]:
     volumes: list[Object] = [{"name": _SHIPPED, "configMap": {"name": config_map}}]
-    mounts: list[Object] = [{"name": _SHIPPED, "mountPath": _PLACE, "readOnly": True}]
+    mounts: list[Object] = [{"name": _SHIPPED, "mountPath": SHIPPED_TO, "readOnly": True}]
+    mounted = runtime.mounted(spec.patches)  # Kubernetes refuses pods with two mounts at one path
 
     def add(name: str, path: str, source: Mapping[str, Any]) -> None:
-        if path not in runtime.mounted:
+        if path not in mounted:
             volumes.append({"name": name, **source})
             mounts.append({"name": name, "mountPath": path})
 
@@ -323,6 +341,13 @@ def _volumes(
         volume, mount = _secret_volume(spec.name)
         volumes.append(volume)
         mounts.append(mount)
+    given = {at(volume, "name") for pod in runtime.pods_of(spec.patches) for volume in items(pod, "volumes")}
+    taken = sorted(volume["name"] for volume in volumes if volume["name"] in given)
+    if taken:
+        raise UsageError(
+            f"a patch has a volume {', '.join(taken)}, as Safepoint names one of its own; nothing was submitted",
+            hint="give the volume of the patch another name",
+        )
     return volumes, mounts
 
 
@@ -342,7 +367,7 @@ def _tracking(spec: ClusterSpec) -> dict[str, str]:
     if not port:
         return {}
     return {
-        f"{_TRACKING}/progression-tracking": "enabled",
-        f"{_TRACKING}/metrics-port": str(port),
-        f"{_TRACKING}/metrics-poll-interval": str(_POLL_S),
+        f"{TRACKING}/progression-tracking": "true",
+        f"{TRACKING}/metrics-port": str(port),
+        f"{TRACKING}/metrics-poll-interval": str(_POLL_S),
     }

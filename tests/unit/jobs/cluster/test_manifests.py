@@ -137,3 +137,32 @@ def test_a_runtime_that_does_not_train() -> None:
     job["name"], job["template"]["metadata"] = "launcher", {}
     with pytest.raises(UsageError, match="has no part that trains"):
         manifests_for(ClusterSpec(**BASE), Runtime(document=document))
+
+
+@pytest.mark.parametrize(
+    ("patched", "is_ours"), [("node", False), ("other", True)], ids=["our container", "another container"]
+)
+def test_a_path_that_a_patch_mounts_is_not_mounted_twice(patched: str, is_ours: bool) -> None:
+    """Kubernetes refuses pods with two mounts at one path, so the job would never start."""
+    mount = {"name": "dshm", "mountPath": "/dev/shm/"}
+    pod = {"volumes": [{"name": "dshm", "emptyDir": {}}], "containers": [{"name": patched, "volumeMounts": [mount]}]}
+    jobs = [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]
+    patch = {"manager": "a", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+    *_, own = made(patches=(patch,)).trainjob["spec"]["runtimePatches"]
+    (job,) = own["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert ("/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]) == is_ours
+
+
+def test_a_volume_of_a_patch_may_not_have_the_name_of_one_of_ours() -> None:
+    pod = {"volumes": [{"name": "checkpoint-storage", "emptyDir": {}}]}
+    jobs = [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]
+    patch = {"manager": "a", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+    with pytest.raises(UsageError, match="a volume checkpoint-storage, as Safepoint names one"):
+        made(patches=(patch,), settings=RunSettings(output_dir="pvc://data/run"))
+
+
+def test_the_controller_of_openshift_ai_is_asked_to_read_the_progress() -> None:
+    annotations = made(settings=RunSettings(metrics_port=28080)).trainjob["metadata"]["annotations"]
+    found = {name.rpartition("/")[2]: text for name, text in annotations.items() if "opendatahub" in name}
+    assert found == {"progression-tracking": "true", "metrics-port": "28080", "metrics-poll-interval": "30"}

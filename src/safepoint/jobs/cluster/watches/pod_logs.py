@@ -1,40 +1,99 @@
 """The output of a job's pods."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from safepoint.errors import SafepointError
+from safepoint.errors import NotFoundError, SafepointError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.objects import Object, at, name_of, texts
+from safepoint.jobs.cluster.objects import Object, at, name_of, number, texts, uid_of
 from safepoint.jobs.cluster.state import container_status, node_of
 from safepoint.jobs.model.job_place import LogLine
+from safepoint.jobs.model.records import JobState
 
 _LOOK_S = 1.0
 
 
-def read_pods(api: ClusterApi, pods: Sequence[Object], *, follow: bool) -> Iterator[LogLine]:
-    """The output of the pods, one pod after the other; with `follow`, only that of the first pod, as it grows."""
-    for pod in pods[:1] if follow else pods:
-        if not _has_started(api, pod, follow=follow):
-            continue
-        container = str(at(container_status(pod), "name") or "node")
-        if at(container_status(pod), "restartCount"):
-            with contextlib.suppress(SafepointError):  # the output before the restart may be deleted
-                for line in api.log(name_of(pod), container, previous=True):
-                    yield LogLine(source=f"node {node_of(pod)}", text=line)
-        for line in api.log(name_of(pod), container, follow=follow):
-            yield LogLine(source=f"node {node_of(pod)}", text=line)
+Look = Callable[[], tuple[JobState, list[Object]]]
+"""Finds the state of a job, and its pods, first node first."""
 
 
-def _has_started(api: ClusterApi, pod: Object, *, follow: bool) -> bool:
-    """Whether the pod's container has started. With `follow`, wait until it has, or until the pod is deleted."""
+def read_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
+    """What a job's pods have written so far, one after the other.
+
+    Raises:
+        NotFoundError: there is no such job, or it has no pod.
+    """
+    state, pods = look()
+    if not pods:
+        raise _no_pods(state)
+    for pod in pods:
+        if _has_started(pod):
+            yield from _previous(api, pod)
+            yield from _lines(api, pod, follow=False)
+
+
+def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
+    """The output of a job's first node as it grows, until the job has stopped.
+
+    A pod that is not there yet is waited for, and so is the one that replaces it after an interruption.
+
+    Raises:
+        NotFoundError: there is no such job, or it has stopped and has no pod.
+    """
+    read: set[tuple[str, int]] = set()
     while True:
-        state = texts(container_status(pod), "state")
-        if "running" in state or "terminated" in state or at(container_status(pod), "restartCount"):
-            return True
-        found = api.find("pods", name_of(pod)) if follow else None
-        if found is None:
-            return False
-        pod = found
+        try:
+            state, pods = look()
+        except NotFoundError:  # it was deleted meanwhile
+            if read:
+                return
+            raise
+        first = [pod for pod in pods if node_of(pod) == node_of(pods[0]) and _has_started(pod)]
+        num_read = len(read)
+        for pod in first:
+            uid, restarts = _container(pod)
+            if (uid, restarts) in read:
+                continue
+            if restarts and (uid, restarts - 1) not in read:
+                yield from _previous(api, pod)
+            try:
+                yield from _lines(api, pod, follow=True)
+            except NotFoundError:  # it is gone, or has written nothing yet
+                if state.is_active:
+                    continue
+            read.add((uid, restarts))
+        if len(read) > num_read:
+            continue
+        if not state.is_active:
+            if not read:
+                raise _no_pods(state)
+            return
         clock.sleep(_LOOK_S)
+
+
+def _no_pods(state: JobState) -> NotFoundError:
+    return NotFoundError(f"the job is {state} and has no pods now; the output of its earlier pods was deleted with them")
+
+
+def _container(pod: Object) -> tuple[str, int]:
+    """What identifies a container of a pod: it has another number after each restart."""
+    return uid_of(pod), number(container_status(pod), "restartCount")
+
+
+def _has_started(pod: Object) -> bool:
+    status = container_status(pod)
+    return bool({"running", "terminated"} & texts(status, "state").keys() or at(status, "restartCount"))
+
+
+def _previous(api: ClusterApi, pod: Object) -> Iterator[LogLine]:
+    """The output of the container before its last restart, if it is still there."""
+    if number(container_status(pod), "restartCount"):
+        with contextlib.suppress(SafepointError):
+            yield from _lines(api, pod, follow=False, previous=True)
+
+
+def _lines(api: ClusterApi, pod: Object, *, follow: bool, previous: bool = False) -> Iterator[LogLine]:
+    container = str(at(container_status(pod), "name") or "node")
+    for line in api.log(name_of(pod), container, follow=follow, previous=previous):
+        yield LogLine(source=f"node {node_of(pod)}", text=line)
