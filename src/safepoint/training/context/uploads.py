@@ -48,7 +48,8 @@ class Uploader:
         """Check the uploader, and restart it if it died.
 
         Returns:
-            Why uploads fail; None if they do not fail, and also if the last check was less than a second ago.
+            Why uploads fail. None if they do not fail, if the uploader has just been restarted, and if the last check
+            was less than a second ago.
         """
         if clock.monotonic_s() < self._check_at_s:
             return None

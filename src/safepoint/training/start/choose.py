@@ -4,7 +4,7 @@ The newest step that any folder or the object store holds is tried first. All fi
 compared with the manifest, and damaged files are reported. A file that a folder lacks is copied from another folder
 or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older step is
 tried. If checkpoints exist and none of them can be completed, the run ends with exit code 14. It then starts at step
-0 only if the user sets an option for that.
+0 only if the user sets an option for that or, with an object store, another location.
 """
 
 from collections.abc import Callable, Sequence
@@ -172,14 +172,14 @@ class CheckpointChooser:
             if not self._is_first:
                 return None
             manifest = named_manifest(path, self._watch())
-            return manifest, path.parent.resolve() == self._output.root.resolve(), _has_strays(path)
+            return manifest, path.parent.resolve() == self._output.root.resolve(), _has_unlisted_files(path)
 
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
-        manifest, is_inside, has_strays = checked
+        manifest, is_inside, has_unlisted = checked
         if not is_inside:  # the run continues a checkpoint from elsewhere: those in the folders are of another run
             self._set_aside_newer_than(-1)
-        if self._folders.is_shared and not has_strays:
+        if self._folders.is_shared and not has_unlisted:
             return ResumePoint(path=path, manifest=manifest)
         candidate = _Candidate(manifest=manifest, named=path)
         if not self._complete(candidate):
@@ -295,7 +295,7 @@ class CheckpointChooser:
                 return VerifiedCopy(
                     path=candidate.named,
                     good=frozenset(entry.path for entry in candidate.manifest.files),
-                    is_complete=candidate.named.resolve() == folder.resolve() and not _has_strays(folder),
+                    is_complete=candidate.named.resolve() == folder.resolve() and not _has_unlisted_files(folder),
                     is_replaceable=False,
                 )
             return verify_copy(folder, candidate.manifest, self._watch())
@@ -337,7 +337,8 @@ class CheckpointChooser:
         return ProgressLine("verifying").update if self._is_first else None
 
 
-def _has_strays(path: Path) -> bool:
+def _has_unlisted_files(path: Path) -> bool:
+    """Whether a folder contains files that its manifest does not list. A framework might load them."""
     copy = list_copy(path)
     return copy is not None and bool(copy.strays)
 

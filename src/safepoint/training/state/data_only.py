@@ -162,8 +162,8 @@ def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
     what = f"it names {printable(name)}" if name else "it is damaged, or it holds more than data"
     return CheckpointError(
         f"{os.fspath(where)} was not loaded: {what}, and loading it could run code",
-        hint="if someone else may have written this checkpoint, delete it to resume from an older one; if your "
-        "script saves such objects, allow their classes in it with torch.serialization.add_safe_globals",
+        hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older one; if "
+        "your own script saves such objects, call torch.serialization.add_safe_globals([CLASS]) in the script",
     )
 
 
@@ -189,7 +189,10 @@ class _Metadata(pickle.Unpickler):
 
 
 def _path_of(*parts: str) -> str:
-    """Replaces `PosixPath`: the path that the checkpoint had when it was written. No reader uses that path."""
+    """Called in place of `PosixPath` when `.metadata` is read.
+
+    `.metadata` has one such path: where the checkpoint was when it was written. No reader uses it.
+    """
     return "/".join(parts)
 
 

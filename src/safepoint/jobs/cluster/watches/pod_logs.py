@@ -73,7 +73,9 @@ def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
 
 
 def _no_pods(state: JobState) -> NotFoundError:
-    return NotFoundError(f"the job is {state} and has no pods now; the output of its earlier pods was deleted with them")
+    return NotFoundError(
+        f"the job is {state} and has no pods now; the output of its earlier pods was deleted with them"
+    )
 
 
 def _container(pod: Object) -> tuple[str, int]:

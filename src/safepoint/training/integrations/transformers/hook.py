@@ -1,4 +1,4 @@
-"""Makes every `Trainer.train()` of the process a `TrainerRun`, from the moment transformers is imported."""
+"""Makes every `Trainer.train()` of the process a `TrainerRun`, except hyper-parameter trials."""
 
 import functools
 import inspect
@@ -38,7 +38,7 @@ _COUNTED = (
 
 
 def hook_trainer(module: ModuleType, context: RankContext) -> None:
-    """Make every `Trainer.train()` of the process run as a `TrainerRun` of `context`.
+    """Make every `Trainer.train()` of the process, except hyper-parameter trials, a `TrainerRun` of `context`.
 
     Raises:
         SafepointError: this release of transformers lacks a method or attribute that Safepoint overrides or reads.
