@@ -162,8 +162,8 @@ def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
     what = f"it names {printable(name)}" if name else "it is damaged, or it holds more than data"
     return CheckpointError(
         f"{os.fspath(where)} was not loaded: {what}, and loading it could run code",
-        hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older one; if "
-        "your own script saves such objects, call torch.serialization.add_safe_globals([CLASS]) in the script",
+        hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older one; "
+        "if your own script saves such objects, call torch.serialization.add_safe_globals([CLASS]) in the script",
     )
 
 
