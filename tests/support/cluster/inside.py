@@ -326,6 +326,7 @@ class Cluster:
             "imageMinimumGCAge": "240h",
             "imageGCHighThresholdPercent": 100,
             "resolvConf": f"{self.folder}/resolv.conf",
+            "podLogsDir": f"{self.folder}/pod-logs",  # a kubelet removes the logs of pods that are not its own
         }
         (self.folder / "kubelet.yaml").write_text(json.dumps(settings))
         (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
@@ -340,6 +341,9 @@ class Cluster:
         )
         ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
         self.wait("the node is ready", lambda: self.kubectl("get", "node", NODE, "-o", ready) == "True")
+        # No device is behind it: pods that request one are scheduled, and train on the processor.
+        devices = json.dumps({"status": {"capacity": {"nvidia.com/gpu": "8"}}})
+        self.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", devices)
         self._start_name_server()
 
     def start_kubelet(self) -> None:
