@@ -36,6 +36,13 @@ def trains(team: Workspace) -> bool:
 def test_a_life(old_team: Workspace, request: pytest.FixtureRequest) -> None:
     """Two pods with a grace period of their own are suspended, resumed and complete; then a job of a queue."""
     release = request.node.callspec.params["old_team"]
+    program = ("--code", str(TINY.parent), "tiny.py")
+    asked = ("--name", "tiny", "--nnodes", "2", "--grace", "45", "--output-dir", "pvc://checkpoints/tiny")
+    shown = safepoint("submit", *ON, old_team.namespace, *asked, "--dry-run", "-o", "json", *program)
+    assert shown.code == 0, shown.stderr
+    field = "podTemplateOverrides" if release == "2.1" else "runtimePatches"
+    assert shown.document["items"][-1]["spec"][field], shown.document["items"][-1]
+    assert old_team.left() == []
     submit(old_team, "tiny", "--nnodes", "2", "--grace", "45")
     wait(old_team, "tiny", lambda job: job["state"] == "Running" and trains(old_team))
     pods = old_team.get("pods")["items"]

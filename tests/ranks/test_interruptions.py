@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import pytest
 
 from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.verify import verify
+from safepoint.training.launcher.save_request import request_save
+from safepoint.training.outcome.hold import Hold
+from safepoint.training.outcome.launcher_folder import running_launchers
 from tests.support.equality import logged
 from tests.support.jobs import (
     TINY,
@@ -228,6 +232,34 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
         assert event["trigger"] == "on-demand"
         assert job.wait() == 0, job.text
     assert committed_steps(output) == [event["step"], read_events(output, "finished")[0]["step"]]
+
+
+def test_a_requested_save_holds_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receipt names a checked checkpoint. The ranks wait after it, and a stop then loses no step.
+
+    If no stop comes, and the request is withdrawn, they train on.
+    """
+    output, folder = tmp_path / "run", tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "9"), TMPDIR=str(folder))
+    with no_orphans(job):
+        job.wait_for_step(3)
+        signs: list[str] = []
+        receipt = request_save(within_s=60, sign=signs.append)
+        assert receipt.is_read
+        assert committed_steps(output) == [receipt.step]
+        assert signs
+        [(launcher, _)] = running_launchers()
+        Hold(launcher).withdraw()
+        job.wait_for_step(receipt.step + 3)
+        second = request_save(within_s=60, sign=signs.append)
+        time.sleep(1)  # some twenty steps
+        job.signal(signal.SIGTERM)
+        assert job.wait(30) == 75, job.text
+    assert committed_steps(output) == [receipt.step, second.step]
+    assert read_events(output, "interrupted")[0]["step"] == second.step
 
 
 def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> None:

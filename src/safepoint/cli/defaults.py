@@ -20,6 +20,7 @@ from safepoint.foundation.configuration import RESERVED, Configuration, Setting
 from safepoint.foundation.units import nearest
 
 _CLAIMS = "SAFEPOINT_PVC_MOUNTS"
+_SUBMIT, _PLACES = ("submit",), "places"
 _SHARED: dict[tuple[str, ...], tuple[str, ...]] = {("submit",): ("run",)}
 """Commands that also read the table of another command. They ignore those of its options that they do not have."""
 
@@ -55,7 +56,9 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
     try:
         configuration = Configuration.load()
         check_tables(configuration, invocation.root)
-        values = _file_values(invocation.root, invocation.names, configuration)
+        check_places(configuration, invocation.root)
+        place = place_of(invocation, configuration)
+        values = _file_values(invocation.root, invocation.names, configuration, place=place)
     except UsageError:
         if "--help" in invocation.options:
             return {}
@@ -68,13 +71,52 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
     return defaults
 
 
-def effective(root: LazyGroup, names: tuple[str, ...], configuration: Configuration) -> Iterator[Effective]:
+def place_of(invocation: Invocation, configuration: Configuration) -> str | None:
+    """The place where `submit` submits, as it is typed or in a file; None for this machine and for other commands."""
+    if invocation.names != _SUBMIT:
+        return None
+    if (typed := invocation.options.get("--on")) is not None:
+        return typed
+    return _file_values(invocation.root, _SUBMIT, configuration).get("on", (None, None))[0]
+
+
+def _place_values(root: LazyGroup, configuration: Configuration, name: str) -> dict[str, tuple[Any, Setting]]:
+    """The options of `submit` that `[places.NAME]` sets.
+
+    Raises:
+        UsageError: it sets something else, or an invalid value.
+    """
+    place = configuration.places.get(name)
+    options = _options(root.load(*_SUBMIT))
+    return {setting.name: _value(setting, options, "a place") for setting in place.settings} if place else {}
+
+
+def check_places(configuration: Configuration, root: LazyGroup) -> None:
+    """Check the options that places set; a wrong key could otherwise lead a command to another cluster.
+
+    Raises:
+        UsageError: there is no such option, or its value is invalid.
+    """
+    for place in configuration.places.values():
+        if place.settings:  # only then `submit` has to be imported
+            _place_values(root, configuration, place.name)
+
+
+def effective(
+    root: LazyGroup, names: tuple[str, ...], configuration: Configuration, *, place: str | None = None
+) -> Iterator[Effective]:
     """Yield the options of a command that files can set, with the values that are in effect.
+
+    Args:
+        root: all commands.
+        names: the command.
+        configuration: the files.
+        place: where `submit` submits.
 
     Raises:
         UsageError: a file or a variable sets an invalid value.
     """
-    values = _file_values(root, names, configuration)
+    values = _file_values(root, names, configuration, place=place)
     command = root.load(*names)
     context = typer.Context(command, info_name=names[-1])
     for name, option in _options(command).items():
@@ -128,21 +170,30 @@ def check_tables(configuration: Configuration, root: LazyGroup) -> None:
 
 
 def _file_values(
-    root: LazyGroup, names: tuple[str, ...], configuration: Configuration
+    root: LazyGroup, names: tuple[str, ...], configuration: Configuration, *, place: str | None = None
 ) -> dict[str, tuple[Any, Setting]]:
-    """The values that files set for a command, by option. The command's own table overrides a table of `_SHARED`."""
+    """The values that files set for a command, by option.
+
+    The command's own table overrides a table of `_SHARED`, and the table of a place overrides both.
+    """
     own = _options(root.load(*names))
     found: dict[str, tuple[Any, Setting]] = {}
     for table in filter(None, (_SHARED.get(names), names)):
         known = _options(root.load(*table))
         for name, setting in configuration.settings(*table).items():
-            if name not in known:
-                settable = [known_name for known_name in known if not _is_only_typed(known_name, known[known_name])]
-                raise setting.refuse(f"`{' '.join(table)}` has no such option", hint=nearest(name, settable))
-            text = _text(setting, known[name])
+            value = _value(setting, known, f"`{' '.join(table)}`")
             if name in own:
-                found[name] = text, setting
-    return found
+                found[name] = value
+    return found if place is None else found | _place_values(root, configuration, place)
+
+
+def _value(setting: Setting, known: dict[str, TyperOption], owner: str) -> tuple[Any, Setting]:
+    """The value of a setting as Typer takes it, after a check."""
+    if setting.name not in known or (setting.name == "on" and setting.table[0] == _PLACES):
+        settable = [name for name, option in known.items() if not _is_only_typed(name, option)]
+        keys = ("context", "namespace", "default") if setting.table[0] == _PLACES else ()
+        raise setting.refuse(f"{owner} has no such option", hint=nearest(setting.name, [*keys, *settable]))
+    return _text(setting, known[setting.name]), setting
 
 
 def _options(command: Command) -> dict[str, TyperOption]:
@@ -181,7 +232,8 @@ def _text(setting: Setting, option: TyperOption) -> Any:
     try:
         converted: Any = option.process_value(typer.Context(TyperCommand(None)), text)
     except typer.BadParameter as error:
-        hint = f"see `safepoint {' '.join(setting.table)} --help`"
+        command = _SUBMIT if setting.table[0] == _PLACES else setting.table
+        hint = f"see `safepoint {' '.join(command)} --help`"
         raise setting.refuse(error.message.rstrip("."), hint=hint) from error
     for item, result in zip(items, _items(converted), strict=False):
         if isinstance(item, str) and isinstance(result, int | float):

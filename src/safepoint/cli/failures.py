@@ -152,14 +152,17 @@ def _forget_unwritten() -> None:
 
 def _with_origin(message: str, invocation: Invocation) -> str:
     """`message`. For each option in it that a file or a variable sets, this file or variable is added."""
-    named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")} - invocation.options
+    named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")}
+    named -= invocation.options.keys()
     if not named or not invocation.names:
         return message
-    from safepoint.cli.defaults import effective
+    from safepoint.cli.defaults import effective, place_of
     from safepoint.foundation.configuration import Configuration
 
     try:
-        settings = list(effective(invocation.root, invocation.names, Configuration.load()))
+        configuration = Configuration.load()
+        place = place_of(invocation, configuration)
+        settings = list(effective(invocation.root, invocation.names, configuration, place=place))
     except SafepointError:
         return message
     origins = {f"--{item.option}": item.origin for item in settings if item.origin}

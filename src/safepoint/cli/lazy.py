@@ -5,7 +5,7 @@ shell completion of command names, and "did you mean" need only these. A command
 prints its own help, and when the shell completes its options.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -95,13 +95,14 @@ class Invocation:
         root: all commands.
         arguments: the command line after `safepoint`.
         names: the name of the command, after those of its groups; empty when the command line names no command.
-        options: all names of those options that were typed: after `-v`, both `-v` and `--verbose`.
+        options: all names of those options that were typed, with their values: after `-v`, both `-v` and
+            `--verbose`. If the command line names no command: all arguments.
     """
 
     root: LazyGroup
     arguments: Sequence[str]
     names: tuple[str, ...]
-    options: frozenset[str]
+    options: Mapping[str, Any]
 
     @classmethod
     def of(cls, root: LazyGroup, arguments: Sequence[str]) -> "Invocation":
@@ -112,7 +113,7 @@ class Invocation:
             name = next((argument for argument in rest if not argument.startswith("-")), "")
             if name not in command.commands:
                 # There is no such command. A caller that passes --json still expects JSON.
-                return cls(root=root, arguments=arguments, names=(), options=frozenset(rest))
+                return cls(root=root, arguments=arguments, names=(), options=dict.fromkeys(rest))
             names, rest = (*names, name), rest[rest.index(name) + 1 :]
         return cls(root=root, arguments=arguments, names=names, options=typed_options(command, rest))
 
@@ -122,10 +123,13 @@ class Invocation:
         return "--json" in self.options
 
 
-def typed_options(command: Command, arguments: Sequence[str]) -> frozenset[str]:
-    """All names of the options that `arguments` set. Unknown options and those of the user's program are ignored."""
+def typed_options(command: Command, arguments: Sequence[str]) -> dict[str, Any]:
+    """All names of the options that `arguments` set, and their values.
+
+    Unknown options and those of the user's program are ignored.
+    """
     context = typer.Context(command, resilient_parsing=True, ignore_unknown_options=True)
     values, _, _ = command.make_parser(context).parse_args(list(arguments))
     options = [param for param in command.get_params(context) if isinstance(param, TyperOption)]
     typed = [option for option in options if option.name in values]
-    return frozenset(name for option in typed for name in (*option.opts, *option.secondary_opts))
+    return {name: values[option.name] for option in typed for name in (*option.opts, *option.secondary_opts)}

@@ -26,7 +26,7 @@ def spec_of(
     name: str | None,
     is_module: bool,
     num_nodes: int,
-    ranks: int | None,
+    ranks: int | str,
     cpu: int | None,
     gpu: int | None,
     env: dict[str, str],
@@ -53,7 +53,8 @@ def spec_of(
         files=files,
         code=code,
         num_nodes=num_nodes,
-        ranks_per_node=ranks,
+        ranks_per_node=ranks if isinstance(ranks, int) else {"cpu": cpu, "gpu": gpu}.get(ranks),
+        ranks_from=None if isinstance(ranks, int) or ranks == "auto" else ranks,
         resources=kubernetes_resources({key: value for key, value in asked.items() if value}),
         settings=settings,
         env=env,
@@ -107,7 +108,7 @@ def submit(on: str, namespace: str | None, spec: ClusterSpec, *, is_dry_run: boo
     """Submit a job and print it. With `is_dry_run`, only print the objects that would be created."""
     with connected(on, namespace) as jobs:
         if is_dry_run:
-            _print_objects(jobs.manifests(spec).documents, as_json=as_json)
+            _print_objects(jobs.preview(spec), as_json=as_json)
             return
         job = jobs.submit(spec)
         options = options_of(on, namespace)

@@ -2,8 +2,8 @@
 
 A file has a table for each command (`[run]`, `[checkpoints.list]`) with the command's options, `[pvc]` with the
 folders of claims on this machine, and, in the user's own file, `[local]` with the slots of the machine and
-`[places.NAME]` with the clusters. Dashes and underscores are equivalent. For each setting the first file that has it
-is used.
+`[places.NAME]` with the clusters and the options of `submit` there. Dashes and underscores are equivalent. For each
+setting the first file that has it is used.
 
 A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line (if it can be
 found), the table, the key, the value, and what to do. `safepoint.cli` knows which commands and options there are.
@@ -104,12 +104,14 @@ class ClusterPlace:
         context: a context of the kubeconfig; None for the current one.
         namespace: None for that of the context.
         is_default: whether commands look for jobs there too when they name no place.
+        settings: the options of `submit` that it sets; which options there are is not checked here.
     """
 
     name: str
     context: str | None = None
     namespace: str | None = None
     is_default: bool = False
+    settings: tuple[Setting, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,18 +230,18 @@ def _add_place(places: dict[str, ClusterPlace], table: Table) -> None:
         return
     name, values = table.name[1], {setting.name: setting for setting in table.settings}
     kinds: dict[str, type] = {"context": str, "namespace": str, "default": bool}
-    for setting in table.settings:
-        if setting.name not in kinds:
-            raise setting.refuse("a place has no such key", hint=nearest(setting.name, kinds))
+    own = [setting for setting in table.settings if setting.name in kinds]
+    for setting in own:
         if not isinstance(setting.value, kinds[setting.name]) or setting.value == "":
             hint = "write true or false" if setting.name == "default" else "write it in quotation marks"
             raise setting.refuse("it has the wrong type", hint=hint)
-    given = {key: cast("Any", values[key].value) for key in values}
+    given = {setting.name: cast("Any", setting.value) for setting in own}
     place = ClusterPlace(
         name=name,
         context=given.get("context"),
         namespace=given.get("namespace"),
         is_default=given.get("default", False),
+        settings=tuple(setting for setting in table.settings if setting.name not in kinds),
     )
     others = [other.name for other in places.values() if other.is_default]
     if place.is_default and others:

@@ -9,17 +9,25 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from safepoint.foundation import clock
 from safepoint.progress.record import Progress, State
+
+if TYPE_CHECKING:
+    from safepoint.checkpoint.tools.receipt import CheckpointReceipt
 
 ReadStatus = Callable[[], tuple[Progress, bool] | None]
 """Returns the current record and whether the job has ended; None before the first record."""
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """The file in which the platform looks for the termination message of a container that has ended."""
+SAFE_TIME, SAVE_SECONDS = "safeTime", "saveSeconds"
+"""The metrics with `safe_s` and `save_s`."""
+CHECKPOINT = "checkpoint"
+"""The key of the newest checkpoint in a termination message."""
 _MOST_S = 2**31 - 1
 """The controllers count in 32 bits."""
 _MOST_METRICS = 256
@@ -44,6 +52,8 @@ class TrainerStatus:
         updated: when the record was written.
         safe_step: the step of the newest checkpoint.
         attempt: which start of the run this is, from 1.
+        safe_s: when training reached `safe_step`, seconds since 1970.
+        save_s: see `SaveStatistics.expected_s`.
     """
 
     percentage: int | None
@@ -57,6 +67,8 @@ class TrainerStatus:
     updated: str
     safe_step: int | None = None
     attempt: int = 0
+    safe_s: float | None = None
+    save_s: float | None = None
 
     @classmethod
     def of(cls, progress: Progress, *, has_ended: bool) -> "TrainerStatus":
@@ -81,31 +93,39 @@ class TrainerStatus:
             updated=progress.time,
             safe_step=progress.safe_step,
             attempt=progress.attempt,
+            safe_s=None if progress.safe_time is None else clock.parse_utc(progress.safe_time),
+            save_s=progress.saves.expected_s,
         )
 
     def to_bytes(self) -> bytes:
         """The document that OpenShift AI's controller reads."""
         return json.dumps(self._record(), allow_nan=False).encode()
 
-    def to_termination_message(self) -> bytes:
-        """The document as `to_bytes` makes it, but without metrics if they would make it too long."""
-        data = self.to_bytes()
+    def to_termination_message(self, checkpoint: "CheckpointReceipt | None" = None) -> bytes:
+        """The document as `to_bytes` makes it, but without metrics if they would make it too long.
+
+        Args:
+            checkpoint: the newest one, if it was checked; `safepoint suspend` reads it.
+        """
+        record = self._record() | ({} if checkpoint is None else {CHECKPOINT: asdict(checkpoint)})
+        data = json.dumps(record, allow_nan=False).encode()
         if len(data) <= _MOST_TERMINATION_BYTES:
             return data
-        return json.dumps(self._record() | {"trainMetrics": {}, "evalMetrics": {}}, allow_nan=False).encode()
+        return json.dumps(record | {"trainMetrics": {}, "evalMetrics": {}}, allow_nan=False).encode()
 
-    def write_termination_message(self, path: Path) -> bool:
+    def write_termination_message(self, path: Path, checkpoint: "CheckpointReceipt | None" = None) -> bool:
         """Write the termination message.
 
         Args:
             path: a file that the platform has created. It is overwritten in place: a mounted file cannot be replaced.
+            checkpoint: see `to_termination_message`.
 
         Returns:
             Whether the file exists and was written.
         """
         with contextlib.suppress(OSError):
             if path.is_file():
-                path.write_bytes(self.to_termination_message())
+                path.write_bytes(self.to_termination_message(checkpoint))
                 return True
         return False
 
@@ -131,6 +151,8 @@ class TrainerStatus:
             "totalEpochs": self.total_epochs,
             "safeStep": self.safe_step,
             "attempt": self.attempt or None,
+            SAFE_TIME: self.safe_s,
+            SAVE_SECONDS: self.save_s,
             **self.train_metrics,
             **self.eval_metrics,
         }

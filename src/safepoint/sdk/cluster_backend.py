@@ -91,6 +91,7 @@ class ClusterBackend(KubernetesBackend):
             attempts=job.attempt,
             safe_step=job.safe_step,
             output_dir=job.output,
+            receipt=job.receipt,
         )
 
     def get_job_logs(

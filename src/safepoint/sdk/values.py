@@ -7,6 +7,7 @@ from datetime import datetime
 
 from safepoint.checkpoint.tools.inventory import Item
 from safepoint.errors import UsageError
+from safepoint.jobs.cluster.records.receipts import Receipt
 from safepoint.jobs.model.records import JobEvent, JobRecord, JobState
 from safepoint.progress.record import Progress
 from safepoint.sdk.upstream import constants, types
@@ -43,6 +44,8 @@ class TrainJob(types.TrainJob):
         attempts: how often it was started.
         safe_step: the step of the newest checkpoint; None while none is known.
         output_dir: the location of its checkpoints; None while it is unknown.
+        receipt: what its suspension has saved, for a job of a cluster; None while it is not suspended, or if that is
+            unknown. `scale_job` returns that of the suspension before.
     """
 
     progress: Progress | None = None
@@ -51,6 +54,7 @@ class TrainJob(types.TrainJob):
     attempts: int = 0
     safe_step: int | None = None
     output_dir: str | None = None
+    receipt: Receipt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

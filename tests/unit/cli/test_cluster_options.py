@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.errors import UsageError
+from safepoint.errors import ExitCode, UsageError
 from safepoint.foundation.configuration import ClusterPlace, Configuration, user_file
+from safepoint.jobs.cluster.spec import ClusterSpec
 from tests.support.commands import safepoint
 
 
@@ -39,7 +40,6 @@ def test_a_place_has_a_context_and_a_namespace(settings: Path) -> None:
     [
         ("[places]\ncontext = 'a'", "each place has a table of its own"),
         ("[places.a.b]\ncontext = 'a'", "each place has a table of its own"),
-        ("[places.a]\ncontxt = 'a'", "did you mean context"),
         ("[places.a]\ncontext = 5", "write it in quotation marks"),
         ("[places.a]\nnamespace = ''", "write it in quotation marks"),
         ("[places.a]\ndefault = 'yes'", "write true or false"),
@@ -50,6 +50,91 @@ def test_what_is_no_place_is_refused(settings: Path, text: str, why: str) -> Non
     settings.write_text(text)
     with pytest.raises(UsageError, match=why):
         Configuration.load()
+
+
+@pytest.mark.parametrize("command", [("list",), ("config", "show"), ("submit", "--on", "b", "train.py")])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("contxt = 'a'", "a place has no such option; nothing was done — did you mean context?"),
+        ("queu = 'a'", "did you mean queue?"),
+        ("nnodes = 'two'", "unable to parse string as an integer; nothing was done — see `safepoint submit --help`"),
+        ("on = 'b'", "a place has no such option"),
+        ("dry-run = true", "a file cannot set it"),
+    ],
+)
+def test_what_is_no_option_of_submit_is_refused(
+    settings: Path, text: str, why: str, command: tuple[str, ...]
+) -> None:
+    """By every command: a wrong key could lead it to another cluster."""
+    settings.write_text(f"[places.a]\n{text}\n[places.b]\n")
+    done = safepoint(*command)
+    assert done.code == ExitCode.USAGE
+    assert why in done.stderr
+
+
+def test_command_line_then_variable_then_place_then_other_tables(
+    settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.write_text(
+        '[places.a]\nqueue = "gpus"\nnnodes = 4\ngrace = 90\nmemory = "8Gi"\nconnection = "models"\n'
+        '[places.b]\nqueue = "other"\n[submit]\nqueue = "general"\nmemory = "1Gi"\nruntime = "own"\n'
+        "[run]\ngrace = 60\nsave-steps = 5\n"
+    )
+    Path("train.py").touch()
+    seen: list[ClusterSpec] = []
+    monkeypatch.setattr("safepoint.cli.on_cluster.submit", lambda on, namespace, spec, **_: seen.append(spec))
+    monkeypatch.setenv("SAFEPOINT_NNODES", "3")
+    common = ("--output-dir", "s3://b/run")
+    for options in (("--on", "a", "--memory", "2Gi"), ("--on", "b"), ("--on", "else")):
+        done = safepoint("submit", *common, *options, "train.py", "--on", "c", "--queue", "of-the-script")
+        assert done.code == 0, done.stderr
+    a, b, other = seen
+    assert (a.queue, a.num_nodes, a.grace_s, a.resources["memory"]) == ("gpus", 3, 90, "2Gi")
+    assert (a.connection, a.runtime, a.settings.save_steps) == ("models", "own", 5)
+    assert (b.queue, b.grace_s, b.resources["memory"], b.connection) == ("other", 60, "1Gi", None)
+    assert other.queue == "general"
+    shown = safepoint("config", "show", "--origin").stdout
+    assert f'queue = "gpus"  # {settings}, line 2' in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "counted"),
+    [
+        (("cpu",), None, "cpu"),
+        (("gpu",), None, "gpu"),
+        (("cpu", "--cpu", "4"), 4, "cpu"),
+        (("gpu", "--gpu", "2"), 2, "gpu"),
+        (("auto", "--gpu", "2"), None, None),
+        (("3",), 3, None),
+    ],
+)
+def test_ranks_are_those_of_the_request_or_of_the_pod(
+    options: tuple[str, ...], number: int | None, counted: str | None, settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("train.py").touch()
+    seen: list[ClusterSpec] = []
+    monkeypatch.setattr("safepoint.cli.on_cluster.submit", lambda on, namespace, spec, **_: seen.append(spec))
+    done = safepoint("submit", "--on", "a", "--nproc-per-node", *options, "train.py")
+    assert done.code == 0, done.stderr
+    assert (seen[0].ranks_per_node, seen[0].ranks_from) == (number, counted)
+
+
+def test_the_general_table_may_name_the_place(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.write_text('[submit]\non = "a"\n[places.a]\nnnodes = 2\n')
+    Path("train.py").touch()
+    seen: list[ClusterSpec] = []
+    monkeypatch.setattr("safepoint.cli.on_cluster.submit", lambda on, namespace, spec, **_: seen.append(spec))
+    assert safepoint("submit", "--output-dir", "s3://b/run", "train.py").code == 0
+    assert seen[0].num_nodes == 2
+
+
+def test_an_error_names_the_line_of_the_place(settings: Path) -> None:
+    settings.write_text('[places.a]\npriority-class = "low"\n')
+    Path("train.py").touch()
+    done = safepoint("submit", "--on", "a", "train.py")
+    assert done.code == ExitCode.USAGE
+    assert f"(--priority-class is set by {settings}, line 2)" in done.stderr
 
 
 def test_a_project_names_no_cluster(settings: Path) -> None:

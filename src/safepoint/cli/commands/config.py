@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from safepoint.cli.defaults import check_tables, effective
+from safepoint.cli.defaults import check_places, check_tables, effective
 from safepoint.cli.lazy import LazyGroup, walk
 from safepoint.cli.output import print_answer
 from safepoint.foundation.configuration import Configuration, toml
@@ -51,6 +51,7 @@ def show(
             document = {"command": " ".join(names), **dataclasses.asdict(item), "origin": item.origin or None}
             documents.append(document)
     check_tables(configuration, root)  # now that all commands are imported
+    check_places(configuration, root)
     document: dict[str, Any] = {"settings": documents}
     origins = configuration.origins
     claims: dict[str, tuple[object, str]] = {

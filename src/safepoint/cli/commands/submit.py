@@ -40,10 +40,10 @@ def submit(
     nproc_per_node: Annotated[
         str,
         typer.Option(
-            metavar="N|auto",
+            metavar="N|auto|cpu|gpu",
             envvar="SAFEPOINT_NPROC_PER_NODE",
-            help="Number of ranks on each node. auto: one per accelerator, or one per core on a machine without "
-            "accelerators. With --on, auto leaves the number to the runtime.",
+            help="Number of ranks on each node. cpu: one per core. gpu: one per GPU. auto: one per accelerator, or "
+            "one per core on a machine without accelerators. With --on, auto leaves the number to the runtime.",
         ),
     ] = "1",
     nnodes: Annotated[
@@ -130,8 +130,11 @@ def submit(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --on: print the objects as YAML, and create nothing.")
+        bool, typer.Option("--dry-run", help="With --on: print the objects, and create nothing.")
     ] = False,
+    form: Annotated[
+        str | None, typer.Option("-o", "--format", metavar="yaml|json", help="With --dry-run.", show_default="yaml")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     *,
     options: RunOptions,
@@ -150,6 +153,10 @@ def submit(
         code=code,
         is_dry_run=dry_run,
     )
+    if form not in {None, "yaml", "json"}:
+        raise UsageError(f"--format {form!r} must be yaml or json")
+    if form is not None and not dry_run:
+        raise UsageError(f"--format {form} has no effect without --dry-run", hint="add --dry-run, or leave it out")
     if on is not None:
         from safepoint.cli import on_cluster
 
@@ -160,18 +167,22 @@ def submit(
             name=name,
             is_module=module,
             num_nodes=nnodes,
-            ranks=None if nproc_per_node == "auto" else _ranks(nproc_per_node, 1),
+            ranks=_ranks(nproc_per_node),
             cpu=cpu,
             gpu=gpu,
             env=dict(_variable(text) for text in env or ()),
             connection=connection,
             max_restarts=max_restarts,
         )
-        on_cluster.submit(on, namespace, spec, is_dry_run=dry_run, as_json=as_json)
+        on_cluster.submit(on, namespace, spec, is_dry_run=dry_run, as_json=as_json or form == "json")
         return
     refuse_without_cluster(namespace, cluster)
     machine = count_slots()
-    ranks = _ranks(nproc_per_node, machine.gpu or machine.cpu)
+    asked = _ranks(nproc_per_node)
+    automatic = {"auto": machine.gpu or machine.cpu, "cpu": machine.cpu, "gpu": machine.gpu}
+    ranks = automatic[asked] if isinstance(asked, str) else asked
+    if ranks < 1:
+        raise UsageError(f"--nproc-per-node {asked}: this machine has none", hint="give a number, or auto")
     gpus = (ranks if machine.gpu else 0) if gpu is None else gpu
     settings = options.settings()
     log = console.set_up(settings.verbosity)
@@ -213,11 +224,11 @@ def submit(
         print_answer(as_json, job_document(jobs, job), lines)
 
 
-def _ranks(text: str, automatic: int) -> int:
-    if text == "auto":
-        return automatic
+def _ranks(text: str) -> int | str:
+    if text in {"auto", "cpu", "gpu"}:
+        return text
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--nproc-per-node {text!r} must be a positive number or auto")
+        raise UsageError(f"--nproc-per-node {text!r} must be a positive number, auto, cpu or gpu")
     return int(text)
 
 

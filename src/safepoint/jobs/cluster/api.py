@@ -5,7 +5,7 @@ import json
 import random
 import re
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import httpx2
@@ -295,6 +295,36 @@ class ClusterApi:
         query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
         with self._stream(f"{self._path('pods', pod)}/log", query, read_s=None if follow else _REQUEST_S) as lines:
             yield from (line.decode(errors="replace") for line in lines)
+
+    @contextlib.contextmanager
+    def upgraded(
+        self, pod: str, container: str, command: Sequence[str], *, headers: Mapping[str, str]
+    ) -> Generator[Any]:
+        """The connection to a program that is started in a container; its input is empty.
+
+        Args:
+            pod: the pod.
+            container: one of its containers.
+            command: the program and its arguments.
+            headers: by which HTTP is left.
+
+        Raises:
+            AccessDeniedError: you may not do this.
+            StorageError: the cluster, or a proxy before it, lets no WebSocket through.
+        """
+        path = f"{self._path('pods', pod)}/exec"
+        query = {"container": container, "stdout": "true", "stderr": "true", "command": list(command)}
+        timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S)
+        self.num_requests += 1
+        try:
+            with self._client.stream(
+                "GET", path, params=query, timeout=timeout, headers={**_PLAIN, **headers}
+            ) as response:
+                if response.status_code != 101:
+                    raise refusal(response.status_code, _document(_content(response)), f"GET {path}")
+                yield response.extensions["network_stream"]
+        except (httpx2.HTTPError, OSError) as error:
+            raise TransientError(f"the connection to {self.connection.name} broke: {error}") from error
 
     @contextlib.contextmanager
     def _stream(self, path: str, query: Mapping[str, str], *, read_s: float | None) -> Generator[Iterator[bytes]]:

@@ -22,8 +22,10 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
 from safepoint.jobs.cluster.changes.successor import Plan, Successions, plans_among
+from safepoint.jobs.cluster.changes.trainer_releases import form_for
 from safepoint.jobs.cluster.manifests import Manifests, manifests_for
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, texts, uid_of
+from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.requirements import check_claim, check_queue, find_runtime, secret_keys
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
 from safepoint.jobs.cluster.state import (
@@ -36,11 +38,11 @@ from safepoint.jobs.cluster.state import (
     describe,
     node_of,
 )
+from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
-from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
 from safepoint.jobs.model.job_place import LogLine
-from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState, this_user
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState
 from safepoint.progress.record import Progress
 
 _log = logging.getLogger("safepoint")
@@ -86,6 +88,12 @@ class ClusterJobs:
             with_secret=spec.num_nodes == 1 or self._api.may("create", "secrets"),
             with_runtime=spec.grace_s in {None, runtime.grace_s} or self._api.may("create", "trainingruntimes"),
         )
+
+    def preview(self, spec: ClusterSpec) -> list[Object]:
+        """The objects that `submit` would create, as the cluster's Trainer takes them; see `manifests`."""
+        found, runtime = self.manifests(spec), find_runtime(self._api, spec.runtime)
+        reference = {"name": spec.runtime, "kind": str(at(runtime.document, "kind"))}
+        return replace(found, trainjob=form_for(self._api, found.trainjob, runtime=reference)).documents
 
     def submit(self, spec: ClusterSpec) -> ClusterJob:
         """Create a job.
@@ -260,7 +268,7 @@ class ClusterJobs:
     # ---- change ---------------------------------------------------------------------------------------------------
 
     def suspend(self, name: str, *, timeout_s: float | None = None) -> ClusterJob:
-        """Stop a job with a checkpoint, and wait until its pods are gone.
+        """Stop a job with a checkpoint, and wait until its pods are gone; see `stop_job`.
 
         Raises:
             ConflictError: the job has ended or is being deleted.
@@ -270,48 +278,7 @@ class ClusterJobs:
         return self._stopped(name, timeout_s)
 
     def _stopped(self, name: str, timeout_s: float | None) -> ClusterJob:
-        seen = self.observe(name)
-        job = describe(seen, place=self.place)
-        if job.state.is_over or job.state is JobState.DELETING:
-            raise ConflictError(f"job {name} cannot be suspended: it is {job.state}")
-        if job.state is JobState.SUSPENDED:
-            return job
-
-        def has_stopped() -> bool:
-            nonlocal job
-            job = describe(self.observe(name), place=self.place)
-            return job.state.is_over or job.state is JobState.SUSPENDED
-
-        with PodEnds(self._api, name) as ends:
-            self._request_stop(seen)
-            _until(
-                has_stopped,
-                f"job {name} was not suspended",
-                timeout_s,
-                f"`safepoint status {name}` shows when it is suspended",
-            )
-            if seen.pods:
-                ends.wait_for_last()
-        if job.state.is_over:
-            return job
-        safe_step = ends.safe_step if ends.safe_step is not None else job.safe_step
-        saved = "" if safe_step is None else f"step {safe_step} is saved"
-        message = ", ".join(filter(None, (saved, job.message)))
-        return replace(job, safe_step=safe_step, was_saved=ends.is_saved, message=message)
-
-    def _request_stop(self, seen: Observed) -> None:
-        """Set the field that stops the job: `active` of its Workload if it has one, otherwise its own `suspend`."""
-        name = name_of(seen.trainjob)
-        by = {"metadata": {"annotations": {SUSPENDED_BY: this_user()}}}
-        if seen.workload is not None:
-            try:
-                self._api.patch("workloads", name_of(seen.workload), {"spec": {"active": False}})
-            except AccessDeniedError:
-                self._api.patch("trainjobs", name, {**by, "spec": {"suspend": True}})
-            else:
-                self._api.patch("trainjobs", name, by)
-            return
-        self._api.patch("trainjobs", name, {**by, "spec": {"suspend": True}})
+        return stop_job(self._api, lambda: self.observe(name), place=self.place, timeout_s=timeout_s)
 
     def resume(self, name: str) -> ClusterJob:
         """Continue a suspended job from its newest checkpoint.
@@ -328,7 +295,7 @@ class ClusterJobs:
         if texts(seen.trainjob, "metadata", "annotations").get(NODES) is not None:
             self._carry_on(name, plan=self._successions.write(seen.trainjob, job, job.num_nodes))
             return self.job(name)
-        released: Object = {"metadata": {"annotations": {SUSPENDED_BY: None}}}
+        released: Object = {"metadata": {"annotations": {SUSPENDED_BY: None, RECEIPT: None}}}
         if seen.workload is not None:
             if at(seen.workload, "spec", "active") is False:
                 self._api.patch("workloads", name_of(seen.workload), {"spec": {"active": True}})
@@ -368,7 +335,8 @@ class ClusterJobs:
         plan = self._successions.write(seen.trainjob, job, num_nodes)
         stopped = self._stopped(name, timeout_s)
         self._carry_on(name, plan=plan, stopped=stopped, timeout_s=timeout_s)
-        return replace(self.job(name), was_saved=stopped.was_saved)
+        message = "" if stopped.receipt is None else stopped.receipt.text
+        return replace(self.job(name), was_saved=stopped.was_saved, receipt=stopped.receipt, message=message)
 
     def _carry_on(
         self,
@@ -388,7 +356,7 @@ class ClusterJobs:
             again = self._successions.plan(name)
             return again is None or again.uid != plan.uid or self._step(again, stopped)
 
-        _until(is_done, what, timeout_s, f"`safepoint status {name}` continues it")
+        wait_until(is_done, what, timeout_s, f"`safepoint status {name}` continues it")
         ended = self._api.find("trainjobs", name)
         if uid_of(ended) == plan.old_uid and stopped is not None:
             job = self.job(name)
@@ -415,7 +383,7 @@ class ClusterJobs:
             safe_step = stopped.safe_step if stopped is not None else job.safe_step
             self._successions.release(plan, seen.trainjob, replace(job, safe_step=safe_step))
         elif job.state not in {JobState.SUSPENDING, JobState.DELETING}:
-            self._request_stop(seen)
+            request_stop(self._api, seen)
         return False
 
     def _try_step(self, plan: Plan) -> bool:
@@ -442,7 +410,7 @@ class ClusterJobs:
         if found is None:
             return 0
         self._api.delete("trainjobs", name, uid=uid_of(found))
-        _until(
+        wait_until(
             lambda: is_gone(self._api, name, uid_of(found)),
             f"job {name} was not deleted",
             timeout_s,
@@ -480,19 +448,6 @@ class ClusterJobs:
                 expected = " or ".join(sorted(map(str, states)))
                 raise WaitTimeoutError(f"job {name} was not {expected} within {timeout_s:g} s; it is {job.state}")
             clock.sleep(poll_s)
-
-
-def _until(is_done: Callable[[], bool], what_not: str, timeout_s: float | None, hint: str) -> None:
-    """Call `is_done` every second until it returns True.
-
-    Raises:
-        WaitTimeoutError: `is_done` did not return True in time. `what_not` begins the message.
-    """
-    deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
-    while not is_done():
-        if deadline_s is not None and clock.monotonic_s() >= deadline_s:
-            raise WaitTimeoutError(f"{what_not} within {timeout_s:g} s", hint=f"the request stays in effect; {hint}")
-        clock.sleep(_LOOK_S)
 
 
 def _target(plan: Plan | None, job: Object) -> int | None:

@@ -19,6 +19,12 @@ _NEEDED = (
     ("jobsets", "", ("get", "list"), ""),
     ("pods", "", ("get", "list", "watch"), ""),
     ("pods", "log", ("get",), ""),
+    (
+        "pods",
+        "exec",
+        ("create", "get"),
+        "`suspend` does not save before: the pods save at SIGTERM, in the grace period",
+    ),
     ("persistentvolumeclaims", "", ("get", "list"), ""),
     ("events", "", ("list",), "the state of a job that does not start has no reason"),
     ("secrets", "", _MADE, "the pods of a job recognize each other by a secret in the output location instead"),

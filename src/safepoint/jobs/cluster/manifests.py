@@ -21,6 +21,8 @@ CHECKPOINTS = "/mnt/kubeflow-checkpoints"
 _STORAGE, _SHIPPED = "checkpoint-storage", "safepoint"
 SHIPPED_TO = "/opt/safepoint"
 """The mount path of what the job brings along."""
+POD_SIDE = f"{SHIPPED_TO}/{pod_archive.NAME}"
+"""Where the pods have what they need of Safepoint."""
 _CODE = "code.zip"
 _SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint", "SAFEPOINT_JOB_SECRET_FILE"
 _MANAGER = f"{DOMAIN}/job"
@@ -151,7 +153,7 @@ def manifests_for(
         before.append(("secrets", _secret(spec.name)))
     volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), has_secret=has_secret)
     trainer: Object = {
-        "command": ["python3", f"{SHIPPED_TO}/{pod_archive.NAME}", "run", *_program(spec)],
+        "command": ["python3", POD_SIDE, "run", *_program(spec)],
         "env": _environment(spec, grace_s, secret_keys, has_secret=has_secret),
         "numNodes": spec.num_nodes,
     }
@@ -289,6 +291,8 @@ def _environment(
         chosen[CLAIMS] = f"{location.claim}={CHECKPOINTS}"
     elif location is not None and not location.is_folder:
         chosen.setdefault("SAFEPOINT_LOCAL_DIR", f"{CHECKPOINTS}/{location.path or 'run'}")
+    if spec.ranks_from is not None and spec.ranks_per_node is None:  # a TrainJob has room for a number only
+        chosen["SAFEPOINT_NPROC_PER_NODE"] = spec.ranks_from
     if spec.code is not None:
         chosen["SAFEPOINT_CODE"] = f"{SHIPPED_TO}/{_CODE}"
     if spec.packages:

@@ -38,7 +38,8 @@ class ClusterSpec:
         files: the files that the job brings along, by name: the script, unless `code` or the image has it.
         code: a zip of a folder. Each pod unpacks it, and runs the program in it; None without one.
         num_nodes: the number of pods.
-        ranks_per_node: ranks in each pod; None leaves this to the runtime.
+        ranks_per_node: ranks in each pod; None leaves this to `ranks_from`, or else to the runtime.
+        ranks_from: `cpu` or `gpu`: one rank for each that the pod finds; None for neither.
         resources: the resources of each pod, by the names that Kubernetes uses.
         settings: the options of the run.
         env: variables for the program, without secrets.
@@ -66,6 +67,7 @@ class ClusterSpec:
     code: bytes | None = field(default=None, repr=False)
     num_nodes: int = 1
     ranks_per_node: int | None = None
+    ranks_from: str | None = None
     resources: Mapping[str, str] = field(default_factory=dict[str, str])
     settings: RunSettings = field(default_factory=RunSettings)
     env: Mapping[str, str] = field(default_factory=dict[str, str])

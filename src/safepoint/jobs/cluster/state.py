@@ -6,17 +6,18 @@ either Kueue or a person may have suspended the job.
 
 import contextlib
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
+from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
+from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, read_receipt
 from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record
 from safepoint.jobs.model.records import AttemptRecord, JobState, command_line
-from safepoint.progress.record import Progress, SaveStatistics, State
+from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
 
 SUSPENDED_BY = f"{DOMAIN}/suspended-by"
@@ -108,6 +109,7 @@ class ClusterJob:
         grace_s: seconds between SIGTERM and SIGKILL.
         attempts: the attempts before this TrainJob and, while the job has pods or soon will, its own.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
+        receipt: what its suspension has saved; None while it is not suspended, or if that is unknown.
     """
 
     name: str
@@ -132,6 +134,7 @@ class ClusterJob:
     grace_s: float
     attempts: tuple[AttemptRecord, ...]
     was_saved: bool | None = None
+    receipt: Receipt | None = None
 
     @property
     def created_at(self) -> datetime:
@@ -152,7 +155,8 @@ class ClusterJob:
     def particulars(self) -> dict[str, Any]:
         """The fields that only a job on a cluster has, as JSON values."""
         own = ("place", "namespace", "queue", "is_ours", "grace_s")
-        return {name: getattr(self, name) for name in own}
+        receipt = None if self.receipt is None else self.receipt.to_document()
+        return {**{name: getattr(self, name) for name in own}, "receipt": receipt}
 
 
 def describe(seen: Observed, *, place: str) -> ClusterJob:
@@ -164,10 +168,13 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     settings = record.get("settings")
     trainer = at(job, "spec", "trainer")
     notes = texts(job, "metadata", "annotations")
-    progress = _progress_of(job, state)
+    progress = progress_of(job, state)
     begun = _time(at(job, "metadata", "creationTimestamp")) or "1970-01-01T00:00:00Z"
     num_nodes = _whole(notes.get(NODES)) or number(trainer, "numNodes") or max(1, len(_training(seen.pods)))
+    receipt = read_receipt(notes.get(RECEIPT)) if state is JobState.SUSPENDED else None
     safe_step = None if progress is None else progress.safe_step
+    if receipt is not None:
+        safe_step = max(receipt.step, safe_step or 0)
     attempts = attempts_before(job)
     attempt = progress.attempt if progress is not None else attempts[-1].number if attempts else 0
     if state.holds_slots:
@@ -195,8 +202,9 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
             PodSummary(name=name_of(pod), node=node_of(pod), phase=str(at(pod, "status", "phase") or "Unknown"))
             for pod in _training(seen.pods)
         ),
-        grace_s=_number(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s,
+        grace_s=number_in(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s,
         attempts=attempts,
+        receipt=receipt,
     )
 
 
@@ -433,67 +441,6 @@ def _posts(pods: Sequence[Object]) -> bool:
 
 def _condition_of_any_status(value: Object, kind: str) -> Any:
     return next((item for item in items(value, "status", "conditions") if at(item, "type") == kind), None)
-
-
-def _progress_of(job: Object, state: JobState) -> Progress | None:
-    """The progress that pods posted to Trainer's status server, or that OpenShift AI's controller read from them."""
-    status = at(job, "status", "trainerStatus")
-    if status is not None:
-        values = {str(at(item, "name")): _number(at(item, "value")) for item in items(status, "metrics")}
-        return _progress(
-            state,
-            values,
-            remaining_s=_number(at(status, "estimatedRemainingSeconds")),
-            updated=str(at(status, "lastUpdatedTime") or ""),
-        )
-    text = texts(job, "metadata", "annotations").get("trainer.opendatahub.io/trainerStatus")
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    metrics: dict[str, object] = {**texts(found, "trainMetrics"), **texts(found, "evalMetrics")}
-    values = {name: _number(value) for name, value in metrics.items()}
-    for name in ("currentStep", "totalSteps", "currentEpoch", "totalEpochs"):
-        values[name] = _number(at(found, name))
-    remaining_s = _number(at(found, "estimatedRemainingSeconds"))
-    return _progress(state, values, remaining_s=remaining_s, updated=str(at(found, "lastUpdatedTime") or ""))
-
-
-_STATES = {JobState.COMPLETE: State.FINISHED, JobState.FAILED: State.FAILED, JobState.SUSPENDED: State.INTERRUPTED}
-_OWN = {"currentStep", "totalSteps", "currentEpoch", "totalEpochs", "loss", "safeStep", "attempt"}
-
-
-def _progress(
-    state: JobState, values: dict[str, float | None], *, remaining_s: float | None, updated: str
-) -> Progress:
-    step, total = int(values.get("currentStep") or 0), int(values.get("totalSteps") or 0)
-    left = total - step
-    safe = values.get("safeStep")
-    progress = Progress(
-        time=updated,
-        state=_STATES.get(state, State.TRAINING),
-        step=step,
-        max_steps=total,
-        epoch=values.get("currentEpoch") or 0.0,
-        num_epochs=values.get("totalEpochs") or 0.0,
-        loss=values.get("loss"),
-        train_metrics={name: value for name, value in values.items() if name not in _OWN},
-        attempt=int(values.get("attempt") or 0),
-        safe_step=None if safe is None else int(safe),
-        saves=SaveStatistics(),
-    )
-    if remaining_s is None or left <= 0:
-        return progress
-    return replace(progress, step_s=remaining_s / left)
-
-
-def _number(value: object) -> float | None:
-    """The finite number that `value` is or contains as text; otherwise None. Other people may write these values."""
-    with contextlib.suppress(ValueError):
-        return found if math.isfinite(found := float(str(value))) else None
-    return None
 
 
 def _whole(text: str | None) -> int | None:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from safepoint.errors import PeerError
 from safepoint.training.collective.peers import Peers, Reduction
 
-_DUE, _REQUESTED = 1, 2
-"""Two reasons to save a checkpoint; the larger one takes precedence."""
+_DUE, _REQUESTED, _HELD = 1, 2, 3
+"""The reasons to save a checkpoint; the largest one takes precedence."""
 
 
 # Named tuples: one is created in every step, and a frozen dataclass takes four times as long to create.
@@ -26,6 +26,7 @@ class Ballot(NamedTuple):
         give_up: the running step would end after the deadline.
         step_ms: milliseconds that a step takes on this rank, or 0 when none was measured.
         is_due: a periodic checkpoint is due by the clock.
+        hold: save a checkpoint, and wait after it.
     """
 
     stop_signal: int = 0
@@ -33,6 +34,7 @@ class Ballot(NamedTuple):
     give_up: bool = False
     step_ms: int = 0
     is_due: bool = False
+    hold: bool = False
 
 
 class Decision(NamedTuple):
@@ -45,6 +47,7 @@ class Decision(NamedTuple):
         give_up: leave the running step unfinished.
         step_ms: milliseconds that a step takes on the slowest rank, or 0 when none was measured.
         is_due: save a checkpoint, because a periodic one is due.
+        hold: save a checkpoint, and wait after it.
     """
 
     stop_signal: int = 0
@@ -53,6 +56,7 @@ class Decision(NamedTuple):
     give_up: bool = False
     step_ms: int = 0
     is_due: bool = False
+    hold: bool = False
 
     @property
     def stop(self) -> bool:
@@ -68,6 +72,7 @@ class Decision(NamedTuple):
             give_up=self.give_up or later.give_up,
             step_ms=later.step_ms or self.step_ms,
             is_due=self.is_due or later.is_due,
+            hold=self.hold or later.hold,
         )
 
 
@@ -92,11 +97,12 @@ class Vote:
         """
         self._num_votes += 1
         rank = self._peers.place.rank
+        save = _HELD if ballot.hold else _REQUESTED if ballot.save else _DUE if ballot.is_due else 0
         self._running = self._peers.start_maximum(
             [
                 ballot.stop_signal,
                 rank if ballot.stop_signal else -1,
-                _REQUESTED if ballot.save else _DUE if ballot.is_due else 0,
+                save,
                 int(ballot.give_up),
                 ballot.step_ms,
                 step,
@@ -126,8 +132,9 @@ class Vote:
         return Decision(
             stop_signal=signal,
             stop_rank=rank,
-            save=save == _REQUESTED,
+            save=save in {_REQUESTED, _HELD},
             give_up=bool(give_up),
             step_ms=step_ms,
             is_due=save == _DUE,
+            hold=save == _HELD,
         )

@@ -12,6 +12,7 @@ from safepoint.training.collective.peers import Peers
 from safepoint.training.collective.vote import Ballot, Decision, Vote
 from safepoint.training.context.termination import Termination
 from safepoint.training.engine.save_clock import SaveClock
+from safepoint.training.outcome.hold import Hold
 
 _SAVE_GUESS_S = 1.0
 """The assumed time of a save before one was measured."""
@@ -26,10 +27,12 @@ class Agreement:
     Args:
         termination: the signals of this rank.
         peers: all ranks.
+        hold: whether the ranks are to wait after a requested save; only the first rank's counts.
     """
 
-    def __init__(self, termination: Termination, peers: Peers) -> None:
+    def __init__(self, termination: Termination, peers: Peers, hold: Hold | None = None) -> None:
         self._termination = termination
+        self._hold = Hold(None) if hold is None else hold
         self._vote = Vote(peers)
         self._micro_step_s: float | None = None
         self._micro_started_s = clock.monotonic_s()
@@ -37,7 +40,7 @@ class Agreement:
         self._step_ms = 0
         self._num_micro_steps = 0
         self.decision = Decision()
-        """All decisions so far, combined. `save_done` resets `save` and `is_due`."""
+        """All decisions so far, combined. `save_done` resets `save`, `is_due` and `hold`."""
         self.save_s: float | None = None
         """Seconds that the last save took."""
         self.save_clock = SaveClock(None)
@@ -62,9 +65,21 @@ class Agreement:
         self.exchange(step)
         self.receive()
 
+    def holds_on(self, step: int) -> bool:
+        """Vote whether the ranks continue to wait after a requested save.
+
+        Args:
+            step: optimizer steps done.
+        """
+        self.receive()
+        self._vote.start(self._ballot(0, is_holding=True), step=step)
+        latest = self._vote.collect()
+        self._add(latest)
+        return latest.hold and not self.decision.stop
+
     def save_done(self) -> None:
         """Note that the save that was requested, or due, has been handled."""
-        self.decision = self.decision._replace(save=False, is_due=False)
+        self.decision = self.decision._replace(save=False, is_due=False, hold=False)
 
     def step_begins(self, step: int) -> None:
         """Note that the first micro-batch of a step starts. Start a vote, if steps are short.
@@ -122,17 +137,19 @@ class Agreement:
         # All ranks have received the same decision so far, so they all return the same.
         return 0 < self.decision.step_ms < _SHORT_STEP_MS
 
-    def _ballot(self, micro_steps_left: int) -> Ballot:
+    def _ballot(self, micro_steps_left: int, *, is_holding: bool = False) -> Ballot:
         termination = self._termination
+        is_requested = termination.take_save_request()
         if termination.stop_signal:
             termination.begin_stop()
         give_up = micro_steps_left > 0 and self.needed_s(micro_steps_left) > termination.available_s
         return Ballot(
             stop_signal=termination.stop_signal,
-            save=termination.take_save_request(),
+            save=is_requested,
             give_up=give_up,
             step_ms=self._step_ms,
             is_due=self.save_clock.is_due(),
+            hold=(is_requested or is_holding) and self._hold.is_requested,
         )
 
     def _add(self, decision: Decision) -> None:

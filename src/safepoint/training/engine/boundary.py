@@ -12,8 +12,10 @@ from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted, PeerError
 from safepoint.estimates.cadence import Cadence
+from safepoint.foundation import clock
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.events.run_events import AttemptStarted, RankStarted, StopRequested
+from safepoint.progress.record import State
 from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
@@ -25,7 +27,11 @@ from safepoint.training.engine.saves import Saves
 from safepoint.training.engine.setup import TrainingSetup
 from safepoint.training.engine.snapshots import Snapshots
 from safepoint.training.engine.synchronous_save import SynchronousSave
+from safepoint.training.outcome.hold import Held, Hold
 from safepoint.training.start.start import Start
+
+_HOLD_LOOK_S = 0.1
+"""How often waiting ranks vote. A stop request is noticed after this time."""
 
 
 class Boundary:
@@ -63,7 +69,8 @@ class Boundary:
         self._context = context
         self._loop = loop
         self._before_leaving = before_leaving
-        self.agreement = Agreement(context.termination, peers)
+        self._hold = Hold(context.settings.record_folder if context.place.is_first else None)
+        self.agreement = Agreement(context.termination, peers, self._hold)
         """The votes of the ranks."""
         self.saver = SynchronousSave(setup)
         """Saves without the keeper: the ranks write the files themselves."""
@@ -116,6 +123,7 @@ class Boundary:
     def loop_begins(self) -> None:
         """Note that the model is loaded and the loop begins. From now on a signal leads to a save."""
         self._context.outcome.reached(self._loop.step)
+        self._hold.ends()  # ranks that were killed may have left the report
         self.snapshots.begin_loop()
         self._context.termination.enter_training(self._deadline.check)
 
@@ -166,21 +174,36 @@ class Boundary:
         """
         agreement, step = self.agreement, self._loop.step
         agreement.receive()
-        stops = agreement.decision.stop
+        stops, holds = agreement.decision.stop, agreement.decision.hold
         has_waited = False
         if self.saves.step != step:
             trigger = Trigger.JIT if stops else Trigger.ON_DEMAND if agreement.decision.save else Trigger.PERIODIC
             if stops:
                 self._report_stop()
-            has_waited = self.saves.save(trigger, write, is_last=is_last or stops)
+            has_waited = self.saves.save(trigger, write, is_last=is_last or stops or holds)
             if on_started is not None:
                 on_started(trigger)
         agreement.save_done()
-        if has_waited and not stops:
+        if holds and not stops:
+            self._wait_for_stop(step)
+        elif has_waited and not stops:
             # The save took long: a signal that arrived in the meantime must not wait for another step.
             agreement.vote_now(step)
         if agreement.decision.stop:
             raise self._leave()
+
+    def _wait_for_stop(self, step: int) -> None:
+        """Wait until the checkpoint of `step` is durable, and then for a stop request or the end of the hold."""
+        context, output = self._context, self._setup.output
+        self.saves.finish()
+        location = str(self._setup.location or "")
+        is_saved = context.outcome.saved_step == step
+        self._hold.begins(Held(step=step, is_saved=is_saved, folder=str(output.root.absolute()), location=location))
+        with context.progress.during(State.SAVING):
+            while self.agreement.holds_on(step):
+                clock.sleep(_HOLD_LOOK_S)
+        self.agreement.save_done()
+        self._hold.ends()
 
     def snapshot_if_due(self) -> None:
         """Take a snapshot of this boundary, if one is due. It stays in memory until the training stops or fails, and

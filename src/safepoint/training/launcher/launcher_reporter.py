@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.verify import read_manifest_of_any
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.errors import SafepointError
+from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded import do_within
 from safepoint.foundation.environment import host_name
@@ -31,6 +31,7 @@ from safepoint.settings.run_settings import STATUS_URL, RunSettings
 from safepoint.training.outcome.launcher_folder import deliver_pending_events, pending_events, shared_event_stream
 
 if TYPE_CHECKING:
+    from safepoint.checkpoint.tools.receipt import CheckpointReceipt
     from safepoint.progress.metrics_server import MetricsServer
     from safepoint.training.launcher.status_post import StatusPost
 
@@ -157,7 +158,10 @@ class LauncherReporter:
         if known is not None:
             path = Path(self._settings.termination_log) if self._settings.termination_log else TERMINATION_LOG
             status = TrainerStatus.of(known[0], has_ended=True)
+            # Written twice: the check may take longer than the time that is left.
             do_within(lambda: status.write_termination_message(path), _LEAST_END_S)
+            if exit_code == ExitCode.INTERRUPTED_SAVED and path.is_file():
+                do_within(lambda: status.write_termination_message(path, _check_newest(known[0])), limit_s)
             if self._post is not None:
                 self._post.finish(limit_s)
         if self._server is not None:
@@ -211,6 +215,19 @@ def _with_newest(progress: Progress) -> Progress:
             if manifest.run_id == progress.run_id and manifest.step > (progress.safe_step or -1):
                 return dataclasses.replace(progress, safe_step=manifest.step, safe_time=manifest.created)
     return progress
+
+
+def _check_newest(progress: Progress) -> "CheckpointReceipt | None":
+    """Check the newest checkpoint where it belongs: in the object store if there is one, else in the folder."""
+    from safepoint.checkpoint.tools.receipt import check_checkpoint  # imports the object stores
+
+    if progress.safe_step is None:
+        return None
+    try:
+        return check_checkpoint(progress.location or progress.output_dir, progress.safe_step, deep=False)
+    except (SafepointError, OSError, ValueError) as error:
+        _log.warning("the checkpoint of step %d was not checked: %s", progress.safe_step, error)
+        return None
 
 
 def _user_name() -> str:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
+from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import temporary_folder
 from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import FolderLock, write_atomic
@@ -72,6 +73,26 @@ def _remove_abandoned(parent: Path) -> None:
                 if lock is not None:
                     shutil.rmtree(folder, ignore_errors=True)
                     lock.release()
+
+
+def running_launchers() -> list[tuple[Path, int]]:
+    """This user's launchers on this machine that run: the folder and the process id of each."""
+    found: list[tuple[Path, int]] = []
+    # Without TMPDIR, the room in memory at its start has decided which of the two a launcher took.
+    temporary = Path(temporary_folder())
+    for parent in {temporary} if "TMPDIR" in os.environ else {temporary, _IN_MEMORY}:
+        for folder in sorted(parent.glob(f"{_PREFIX}*")):
+            with contextlib.suppress(OSError, ValueError):
+                if not _is_ours(folder) or not (folder / _LOCK).exists():
+                    continue
+                try:
+                    lock = FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
+                except BlockingIOError:
+                    found.append((folder, int(read_object(folder / _LOCK)["pid"])))
+                else:
+                    if lock is not None:
+                        lock.release()
+    return found
 
 
 def _is_ours(folder: Path) -> bool:

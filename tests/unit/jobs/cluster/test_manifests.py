@@ -42,6 +42,15 @@ def test_no_shell_expands_arguments() -> None:
     assert command[2:] == ["run", "/opt/safepoint/train.py", "--text", "a `b` $HOME \\ 'c'"]
 
 
+def test_ranks_are_a_number_of_the_trainjob_or_counted_in_the_pod() -> None:
+    """Trainer takes a number only; `safepoint run` reads the variable before Trainer's own."""
+    assert trainer(made(ranks_per_node=4))["numProcPerNode"] == 4
+    counted = made(ranks_from="gpu")
+    assert "numProcPerNode" not in trainer(counted)
+    assert variables(counted)["SAFEPOINT_NPROC_PER_NODE"] == "gpu"
+    assert "SAFEPOINT_NPROC_PER_NODE" not in variables(made())
+
+
 def test_the_script_arrives_byte_for_byte() -> None:
     data = bytes(range(256))
     (config_map,) = [item for kind, item in made(files={"train.py": data}).before if kind == "configmaps"]

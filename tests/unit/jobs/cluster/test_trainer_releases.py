@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
+from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob, form_for
 from safepoint.jobs.cluster.failures import refusal
 from safepoint.jobs.cluster.spec import QUEUE_LABEL
 
@@ -19,13 +19,16 @@ class Cluster:
     def __init__(self, *unknown: str) -> None:
         self.unknown = unknown
         self.made: list[Any] = []
+        self.asked: list[Any] = []
 
-    def create(self, kind: str, body: Any) -> Any:
+    def create(self, kind: str, body: Any, *, is_dry_run: bool = False) -> Any:
         found = [name for name in self.unknown if name.rpartition(".")[2] in body["spec"]]
         if found:
             message = "strict decoding error: " + ", ".join(f'unknown field "{name}"' for name in found)
             raise refusal(400, {"message": message}, f"POST {kind}")
-        self.made.append(body)
+        self.asked.append(body)
+        if not is_dry_run:
+            self.made.append(body)
         return body
 
 
@@ -78,3 +81,23 @@ def test_what_a_release_does_not_know(unknown: tuple[str, ...], said: str) -> No
     with pytest.raises(UsageError, match=said):
         create_trainjob(cluster, given)
     assert not cluster.made
+
+
+RUNTIME = {"name": "torch-distributed", "kind": "ClusterTrainingRuntime"}
+
+
+def test_a_dry_run_has_the_form_of_the_cluster() -> None:
+    """Nothing is created; the cluster is asked with a runtime that exists, and the form names the job's own."""
+    given = job(volumes=[1])
+    given["spec"]["runtimeRef"] = {"name": "a-45s", "kind": "TrainingRuntime"}
+    newer, older = Cluster(), Cluster("spec.runtimePatches")
+    assert form_for(newer, given, runtime=RUNTIME) == given
+    found = form_for(older, given, runtime=RUNTIME)
+    assert found["spec"]["podTemplateOverrides"]
+    assert found["spec"]["runtimeRef"] == given["spec"]["runtimeRef"]
+    for cluster in (newer, older):
+        assert cluster.made == []
+        assert [item["spec"]["runtimeRef"] for item in cluster.asked] == [RUNTIME]
+    neither = Cluster("spec.runtimePatches", "spec.podTemplateOverrides")
+    with pytest.raises(UsageError, match="takes neither"):
+        form_for(neither, given, runtime=RUNTIME)

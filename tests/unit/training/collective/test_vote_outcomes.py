@@ -42,7 +42,10 @@ def decide(ballots: list[Ballot], steps: list[int] | None = None) -> list[Decisi
     return [vote.collect() for vote in votes]
 
 
-REQUESTS = [Ballot(), Ballot(save=True), Ballot(stop_signal=15), Ballot(stop_signal=2, give_up=True)]
+REQUESTS = [
+    *(Ballot(), Ballot(save=True), Ballot(save=True, hold=True)),
+    *(Ballot(stop_signal=15), Ballot(stop_signal=2, give_up=True)),
+]
 
 
 @pytest.mark.parametrize("ballots", list(itertools.product(REQUESTS, repeat=3)))
@@ -56,6 +59,7 @@ def test_all_ranks_decide_the_same_and_one_request_is_enough(ballots: tuple[Ball
         stop_rank=max(signalled, default=-1),
         save=any(ballot.save for ballot in ballots),
         give_up=any(ballot.give_up for ballot in ballots),
+        hold=any(ballot.hold for ballot in ballots),
     )
 
 

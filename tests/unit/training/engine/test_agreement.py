@@ -1,5 +1,8 @@
 """Where in the step the ranks vote: all at the same place, which follows the slowest rank's pace."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from safepoint.foundation import clock
@@ -7,6 +10,7 @@ from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers, Reduction
 from safepoint.training.context.termination import Termination
 from safepoint.training.engine.agreement import Agreement
+from safepoint.training.outcome.hold import HOLD_S, Hold
 
 STEP_MS_AT = 4  # of the values of a ballot
 
@@ -94,3 +98,30 @@ def test_a_wish_that_comes_late_in_a_short_step_is_heard_in_the_next(monkeypatch
     agreement.gradients_complete(4)
     agreement.step_ends()
     assert agreement.decision.save
+
+
+def test_the_ranks_wait_only_while_a_hold_is_requested(tmp_path: Path) -> None:
+    """Without a file, a requested save is one; a file that nothing touches any more ends the hold."""
+    termination, hold = Termination(within_s=30), Hold(tmp_path)
+    agreement = Agreement(termination, Peers(Place(), timeout_s=1), hold)
+    termination.request_save()
+    agreement.vote_now(1)
+    assert (agreement.decision.save, agreement.decision.hold) == (True, False)
+    agreement.save_done()
+    hold.request()
+    agreement.vote_now(2)
+    assert not agreement.decision.hold, "nothing was saved for it"
+    termination.request_save()
+    agreement.vote_now(3)
+    assert (agreement.decision.save, agreement.decision.hold) == (True, True)
+    agreement.save_done()
+    assert agreement.holds_on(3)
+    assert agreement.holds_on(3)
+    long_ago_s = clock.wall_s() - HOLD_S - 1
+    os.utime(tmp_path / "hold", (long_ago_s, long_ago_s))
+    assert not agreement.holds_on(3)
+    hold.request()
+    assert agreement.holds_on(3)
+    termination.stop_signal = 15
+    assert not agreement.holds_on(3)
+    assert agreement.decision.stop

@@ -29,6 +29,7 @@ from safepoint.jobs.cluster.changes.submission import create, made_for, own
 from safepoint.jobs.cluster.failures import AlreadyExistsError
 from safepoint.jobs.cluster.manifests import add_secret, mounts_secret
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
+from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, PLAN_LABEL, RECORD, is_plan, plan_name, read_record
 from safepoint.jobs.cluster.state import (
     CREATED,
@@ -176,7 +177,7 @@ class Successions:
 def _successor(plan: Plan, old: Object, job: ClusterJob) -> Object:
     """The new TrainJob, made from the old one, which has stopped. It resumes from the same checkpoints."""
     metadata: Any = at(old, "metadata")
-    left_out = {SUSPENDED_BY, NODES}
+    left_out = {SUSPENDED_BY, NODES, RECEIPT}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}
     ended = AttemptRecord(
         number=max(1, job.attempt),

@@ -7,9 +7,9 @@ job would start without its volumes.
 import copy
 from typing import Any
 
-from safepoint.errors import UsageError
+from safepoint.errors import AccessDeniedError, UsageError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.failures import UnknownFieldError
+from safepoint.jobs.cluster.failures import AlreadyExistsError, UnknownFieldError
 from safepoint.jobs.cluster.objects import Object, at, items, texts
 from safepoint.jobs.cluster.spec import QUEUE_LABEL
 
@@ -31,6 +31,36 @@ def create_trainjob(api: ClusterApi, trainjob: Object) -> Object:
         return api.create("trainjobs", for_trainer_2_1(trainjob))
     except UnknownFieldError as error:
         raise _not_known(error, api.connection.name) from error
+
+
+def form_for(api: ClusterApi, trainjob: Object, *, runtime: Object) -> Object:
+    """The TrainJob in the form in which `create_trainjob` would create it; nothing is created.
+
+    The cluster is asked with a dry run. Without the right to create TrainJobs, the form is that of Trainer 2.2.
+
+    Args:
+        api: the namespace.
+        trainjob: for Trainer 2.2 and later.
+        runtime: the reference to a runtime that exists already.
+
+    Raises:
+        UsageError: it has what the cluster's Trainer cannot do.
+    """
+    probe: Object = {**trainjob, "spec": {**trainjob["spec"], "runtimeRef": runtime}}
+    older: Object | None = None
+    try:
+        try:
+            api.create("trainjobs", probe, is_dry_run=True)
+        except UnknownFieldError as error:
+            if _PATCHES not in error.fields:
+                raise
+            older = for_trainer_2_1(trainjob)
+            api.create("trainjobs", for_trainer_2_1(probe), is_dry_run=True)
+    except UnknownFieldError as error:
+        raise _not_known(error, api.connection.name) from error
+    except (AccessDeniedError, AlreadyExistsError):
+        pass
+    return trainjob if older is None else older
 
 
 def for_trainer_2_1(trainjob: Object) -> Object:

@@ -3,12 +3,14 @@
 import contextlib
 import json
 import threading
+from typing import Any
 
 from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, number
 from safepoint.jobs.cluster.state import JOBSET_LABEL, container_status, node_of
+from safepoint.progress.trainer_status import CHECKPOINT
 
 _AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
 
@@ -31,6 +33,8 @@ class PodEnds:
         self._is_open = threading.Event()
         self.safe_step: int | None = None
         """The step that the pod of node 0 has saved, from its termination message; None if it reported no save."""
+        self.checkpoint: Any = None
+        """The checkpoint that the pod of node 0 has checked when it ended, see `CheckpointReceipt`."""
         self._thread = threading.Thread(target=self._watch, name="safepoint-pods", daemon=True)
 
     def __enter__(self) -> "PodEnds":
@@ -72,4 +76,6 @@ class PodEnds:
         self._codes[name_of(pod)] = code
         if node_of(pod) == 0 and code == ExitCode.INTERRUPTED_SAVED:
             with contextlib.suppress(ValueError, RecursionError, TypeError, OverflowError):
-                self.safe_step = int(at(json.loads(str(at(ended, "message") or "")), "currentStep"))
+                message = json.loads(str(at(ended, "message") or ""))
+                self.checkpoint = at(message, CHECKPOINT)
+                self.safe_step = int(at(message, "currentStep"))

@@ -1,0 +1,84 @@
+"""The progress of a job, as its pods have posted it to the cluster. Pure; no requests."""
+
+import contextlib
+import json
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from safepoint.jobs.cluster.objects import Object, at, items, texts
+from safepoint.jobs.model.records import JobState
+from safepoint.progress.record import Progress, SaveStatistics, State
+from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS
+
+
+def progress_of(job: Object, state: JobState) -> Progress | None:
+    """The progress that was posted to the status server, or that OpenShift AI's controller has read."""
+    status = at(job, "status", "trainerStatus")
+    if status is not None:
+        values = {str(at(item, "name")): number_in(at(item, "value")) for item in items(status, "metrics")}
+        return _progress(
+            state,
+            values,
+            remaining_s=number_in(at(status, "estimatedRemainingSeconds")),
+            updated=str(at(status, "lastUpdatedTime") or ""),
+        )
+    text = texts(job, "metadata", "annotations").get("trainer.opendatahub.io/trainerStatus")
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    metrics: dict[str, object] = {**texts(found, "trainMetrics"), **texts(found, "evalMetrics")}
+    values = {name: number_in(value) for name, value in metrics.items()}
+    for name in ("currentStep", "totalSteps", "currentEpoch", "totalEpochs"):
+        values[name] = number_in(at(found, name))
+    remaining_s = number_in(at(found, "estimatedRemainingSeconds"))
+    return _progress(state, values, remaining_s=remaining_s, updated=str(at(found, "lastUpdatedTime") or ""))
+
+
+_STATES = {JobState.COMPLETE: State.FINISHED, JobState.FAILED: State.FAILED, JobState.SUSPENDED: State.INTERRUPTED}
+_OWN = {
+    *("currentStep", "totalSteps", "currentEpoch", "totalEpochs", "loss", "safeStep", "attempt"),
+    *(SAFE_TIME, SAVE_SECONDS),
+}
+
+
+def _progress(
+    state: JobState, values: dict[str, float | None], *, remaining_s: float | None, updated: str
+) -> Progress:
+    step, total = int(values.get("currentStep") or 0), int(values.get("totalSteps") or 0)
+    left = total - step
+    safe = values.get("safeStep")
+    progress = Progress(
+        time=updated,
+        state=_STATES.get(state, State.TRAINING),
+        step=step,
+        max_steps=total,
+        epoch=values.get("currentEpoch") or 0.0,
+        num_epochs=values.get("totalEpochs") or 0.0,
+        loss=values.get("loss"),
+        train_metrics={name: value for name, value in values.items() if name not in _OWN},
+        attempt=int(values.get("attempt") or 0),
+        safe_step=None if safe is None else int(safe),
+        safe_time=_utc(values.get(SAFE_TIME)),
+        saves=SaveStatistics(expected_s=values.get(SAVE_SECONDS)),
+    )
+    if remaining_s is None or left <= 0:
+        return progress
+    return replace(progress, step_s=remaining_s / left)
+
+
+def number_in(value: object) -> float | None:
+    """The number; None for infinity and what is no number, which anyone who may change the job can write."""
+    with contextlib.suppress(ValueError):
+        return found if math.isfinite(found := float(str(value))) else None
+    return None
+
+
+def _utc(seconds: float | None) -> str | None:
+    """The time as RFC 3339; None if it is none."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+    return None

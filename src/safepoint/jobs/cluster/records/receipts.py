@@ -1,0 +1,83 @@
+"""The receipt of a suspension: which checkpoint there is, where, and what was checked. Pure; no requests."""
+
+import contextlib
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from safepoint.jobs.cluster.objects import at
+from safepoint.jobs.cluster.spec import DOMAIN
+
+RECEIPT = f"{DOMAIN}/receipt"
+"""The annotation of a suspended TrainJob with its receipt."""
+_MOST_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What the suspension of a job has saved.
+
+    Args:
+        step: the step of the checkpoint.
+        checkpoint: its location.
+        digest: of its manifest, which has the digests of all its files.
+        is_read: whether all its files were read and compared with their digests; otherwise only their sizes were
+            compared.
+        was_requested: whether it was requested before the job was suspended; otherwise the pods saved it when they
+            received SIGTERM.
+        reason: why it was not requested before; empty if it was.
+    """
+
+    step: int
+    checkpoint: str
+    digest: str
+    is_read: bool
+    was_requested: bool
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """In a few words, for a person."""
+        how = "saved before the pods ended" if self.was_requested else f"saved at SIGTERM because {self.reason}"
+        checked = "every file was read and compared" if self.is_read else "names and sizes were compared"
+        return f"step {self.step} is in {self.checkpoint} (digest {self.digest}), {how}; {checked}"
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON."""
+        return dataclasses.asdict(self)
+
+
+def receipt_of(document: Any, *, output: str | None, was_requested: bool, reason: str = "") -> Receipt | None:
+    """The receipt for a checkpoint that a pod has checked; None if the pod's answer is none.
+
+    Args:
+        document: the answer, see `CheckpointReceipt`.
+        output: the output location of the job.
+        was_requested: see `Receipt`.
+        reason: likewise.
+    """
+    step, name, digest = at(document, "step"), at(document, "name"), at(document, "digest")
+    if type(step) is not int or not isinstance(name, str) or not isinstance(digest, str):
+        return None
+    return Receipt(
+        step=step,
+        checkpoint=name if output is None else f"{output.rstrip('/')}/{name}",
+        digest=digest,
+        is_read=at(document, "is_read") is True,
+        was_requested=was_requested,
+        reason=reason,
+    )
+
+
+def read_receipt(text: str | None) -> Receipt | None:
+    """The receipt in an annotation; None if there is none, or if someone has changed it into something else."""
+    if text is None or len(text) > _MOST_BYTES:
+        return None
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        document: Any = json.loads(text)
+        receipt = Receipt(**cast("dict[str, Any]", document))
+        kinds = {"step": int, "is_read": bool, "was_requested": bool}
+        if all(type(value) is kinds.get(name, str) for name, value in receipt.to_document().items()):
+            return receipt
+    return None

@@ -1,0 +1,64 @@
+"""Runs a program in a container of a job, and reads what it prints (`pods/exec`, over a WebSocket)."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from safepoint.errors import SafepointError, WaitTimeoutError
+from safepoint.foundation import clock
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.objects import at
+from safepoint.jobs.cluster.suspension.websocket import messages, upgrade_headers
+
+_PROTOCOLS = "v5.channel.k8s.io, v4.channel.k8s.io"
+_OUTPUT, _ERRORS, _END = 1, 2, 3
+"""The first byte of a message: which stream it is from."""
+_MOST_BYTES = 1 << 20
+_MOST_SHOWN = 400
+
+
+def run_in_pod(
+    api: ClusterApi, pod: str, container: str, command: Sequence[str], *, idle_s: float, limit_s: float
+) -> Iterator[str]:
+    """The lines that a program prints.
+
+    Args:
+        api: the namespace.
+        pod: the pod.
+        container: the container.
+        command: the program and its arguments; no shell changes them.
+        idle_s: how long it may print nothing.
+        limit_s: how long it may run.
+
+    Raises:
+        AccessDeniedError: you may not run programs in pods.
+        TransientError: the connection broke, or the program printed nothing for too long.
+        WaitTimeoutError: it runs for too long. It is not ended.
+        SafepointError: it cannot be started, or it failed.
+    """
+    deadline_s = clock.monotonic_s() + limit_s
+    rest, errors, num_bytes = b"", b"", 0
+    with api.upgraded(pod, container, command, headers=upgrade_headers(_PROTOCOLS)) as connection:
+        for message in messages(connection, idle_s=idle_s):
+            stream, data = message[:1], message[1:]
+            num_bytes += len(data)
+            if clock.monotonic_s() > deadline_s or num_bytes > _MOST_BYTES:
+                raise WaitTimeoutError(f"the program in pod {pod} did not end within {limit_s:g} s")
+            if stream == bytes((_OUTPUT,)):
+                *lines, rest = (rest + data).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+            elif stream == bytes((_ERRORS,)):
+                errors = (errors + data)[-_MOST_SHOWN:]
+            elif stream == bytes((_END,)):
+                _check_end(data, errors)
+                return
+
+
+def _check_end(data: bytes, errors: bytes) -> None:
+    """Raise SafepointError if the program failed, or was not started."""
+    try:
+        status = json.loads(data)
+    except (ValueError, RecursionError):
+        status = {}
+    if at(status, "status") != "Success":
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SafepointError(last or str(at(status, "message") or "the program failed"))

@@ -1,0 +1,59 @@
+"""Requests a checkpoint of a running job before it is suspended; see `safepoint.training.launcher.save_request`."""
+
+import json
+from typing import Any
+
+from safepoint.errors import AccessDeniedError, SafepointError
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.manifests import POD_SIDE
+from safepoint.jobs.cluster.objects import Object, at, name_of
+from safepoint.jobs.cluster.records.receipts import Receipt, receipt_of
+from safepoint.jobs.cluster.state import ClusterJob, container_status, node_of
+from safepoint.jobs.cluster.suspension.pod_program import run_in_pod
+
+_MOST_S, _IDLE_S = 900.0, 30.0
+_MODULE = "safepoint.training.launcher.save_request"
+_START = (
+    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    f"runpy.run_module({_MODULE!r}, run_name='__main__', alter_sys=True)"
+)
+
+
+def request_save(api: ClusterApi, job: ClusterJob, pods: list[Object], *, within_s: float | None) -> Receipt:
+    """Let a job save, and its ranks wait after that. They continue by themselves if the job is not suspended.
+
+    Args:
+        api: the namespace.
+        job: a running job that Safepoint submitted.
+        pods: of the job.
+        within_s: how long it may take; None for 15 minutes. The pods give up earlier if the ranks do not save.
+
+    Raises:
+        SafepointError: no checkpoint was requested, or none was made; its message says why, as a part of a sentence.
+    """
+    first = next((pod for pod in pods if node_of(pod) == 0 and at(container_status(pod), "state", "running")), None)
+    if first is None:
+        raise SafepointError("its first pod does not run")
+    limit_s = _MOST_S if within_s is None else min(_MOST_S, within_s)
+    command = ("python3", "-P", "-c", _START, POD_SIDE, f"{limit_s:g}")
+    container = str(at(container_status(first), "name") or "node")
+    answer: Any = {}
+    try:
+        for line in run_in_pod(api, name_of(first), container, command, idle_s=_IDLE_S, limit_s=limit_s + _IDLE_S):
+            answer = _parsed(line) or answer
+    except AccessDeniedError as error:
+        raise AccessDeniedError("you may not create and get pods/exec") from error
+    except SafepointError as error:
+        why = at(answer, "error") or error.message
+        raise SafepointError(f"the request in pod {name_of(first)} failed: {why}") from error
+    receipt = receipt_of(at(answer, "receipt"), output=job.output, was_requested=True)
+    if receipt is None:
+        raise SafepointError(f"pod {name_of(first)} gave no receipt")
+    return receipt
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,193 @@
+"""Stops a job, and says what is saved.
+
+If the user may run programs in pods, a save is requested first. The ranks wait after it, and the checkpoint is
+checked before the job is stopped. Otherwise the pods save when they receive SIGTERM, and report which checkpoint they
+have found complete when they end.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, WaitTimeoutError
+from safepoint.foundation import clock
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.objects import Object, at, name_of, texts
+from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, receipt_of
+from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
+from safepoint.jobs.cluster.suspension.save_request import request_save
+from safepoint.jobs.cluster.watches.pod_ends import PodEnds
+from safepoint.jobs.model.records import JobState, this_user
+
+_LOOK_S = 1.0
+_HELD_S = 50.0
+"""How long the ranks wait after a requested save at least; see `safepoint.training.outcome.hold`."""
+
+
+def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeout_s: float | None) -> ClusterJob:
+    """Stop a job with a checkpoint, and wait until its pods are gone.
+
+    Args:
+        api: the namespace.
+        look: the objects of the job as they are now.
+        place: how a person calls the cluster.
+        timeout_s: how long to wait.
+
+    Returns:
+        The job. Its message says what is saved.
+
+    Raises:
+        ConflictError: the job has ended or is being deleted.
+        WaitTimeoutError: its pods are not gone yet; the request stays in effect.
+    """
+    began_s = clock.monotonic_s()
+    seen, job = _look(look, place)
+    if job.state is JobState.SUSPENDED:
+        return replace(job, message=_joined(f"it was suspended before{_by(seen)}", _what_is_saved(job)))
+    first, name = job, job.name
+    is_stopping = _is_stopping(seen, job)
+    requested, reason, saved_s = None, "Safepoint did not submit it", 0.0
+    with PodEnds(api, name) as ends:
+        if not is_stopping:
+            if job.is_ours:
+                requested, reason = _try_to_save(api, seen, job, timeout_s)
+                saved_s = clock.monotonic_s()
+                seen, job = _look(look, place)
+            request_stop(api, seen, receipt=requested)
+        left_s = None if timeout_s is None else max(0.0, timeout_s - (clock.monotonic_s() - began_s))
+
+        def has_stopped() -> bool:
+            nonlocal job
+            job = describe(look(), place=place)
+            return job.state.is_over or job.state is JobState.SUSPENDED
+
+        wait_until(
+            has_stopped,
+            f"job {name} was not suspended",
+            left_s,
+            f"`safepoint status {name}` shows when it is suspended",
+        )
+        if seen.pods:
+            ends.wait_for_last()
+    if job.state.is_over:
+        return job
+    receipt = _later(requested, receipt_of(ends.checkpoint, output=job.output, was_requested=False, reason=reason))
+    if receipt is not None and receipt != requested:
+        api.patch("trainjobs", name, {"metadata": {"annotations": {RECEIPT: _text(receipt)}}})
+    is_held = requested is not None and receipt is requested and clock.monotonic_s() - saved_s < _HELD_S
+    safe_step = ends.safe_step if ends.safe_step is not None else job.safe_step
+    if receipt is not None:
+        safe_step = max(receipt.step, safe_step or 0)
+    job = replace(
+        job,
+        safe_step=safe_step,
+        receipt=receipt,
+        was_saved=None if not job.is_ours else True if is_held else ends.is_saved,
+    )
+    before = f"its suspension had begun before{_by(seen)}" if is_stopping else ""
+    return replace(job, message=_joined(before, job.message, _what_is_saved(job, first.state, reason)))
+
+
+def _look(look: Callable[[], Observed], place: str) -> tuple[Observed, ClusterJob]:
+    """The job as it is now.
+
+    Raises:
+        ConflictError: it cannot be suspended any more.
+    """
+    seen = look()
+    job = describe(seen, place=place)
+    if job.state.is_over or job.state is JobState.DELETING:
+        raise ConflictError(f"job {job.name} cannot be suspended: it is {job.state}")
+    return seen, job
+
+
+def _try_to_save(
+    api: ClusterApi, seen: Observed, job: ClusterJob, timeout_s: float | None
+) -> tuple[Receipt | None, str]:
+    """Request a save; returns its receipt, and why there is none."""
+    if job.state is not JobState.RUNNING:
+        return None, f"it was {job.state}"
+    try:
+        return request_save(api, job, list(seen.pods), within_s=timeout_s), ""
+    except SafepointError as error:
+        return None, error.message
+
+
+def request_stop(api: ClusterApi, seen: Observed, *, receipt: Receipt | None = None) -> None:
+    """Set the field that stops the job: `active` of its Workload if it has one, otherwise its own `suspend`."""
+    name = name_of(seen.trainjob)
+    notes = {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}
+    by: Object = {"metadata": {"annotations": notes}}
+    if seen.workload is not None:
+        try:
+            api.patch("workloads", name_of(seen.workload), {"spec": {"active": False}})
+        except AccessDeniedError:
+            api.patch("trainjobs", name, {**by, "spec": {"suspend": True}})
+        else:
+            api.patch("trainjobs", name, by)
+        return
+    api.patch("trainjobs", name, {**by, "spec": {"suspend": True}})
+
+
+def _text(receipt: Receipt) -> str:
+    return json.dumps(receipt.to_document(), sort_keys=True)
+
+
+def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
+    """The receipt for the newer checkpoint: the ranks continue if the stop comes too late."""
+    if requested is None or at_end is None:
+        return requested or at_end
+    if at_end.step <= requested.step:
+        return requested
+    return replace(at_end, reason="the job trained on after the requested save")
+
+
+def _is_stopping(seen: Observed, job: ClusterJob) -> bool:
+    """Whether a person has requested the stop already; a queue that takes its quota back lets the job resume."""
+    is_of_person = seen.workload is None or at(seen.workload, "spec", "active") is False
+    return job.state is JobState.SUSPENDING and is_of_person
+
+
+def _by(seen: Observed) -> str:
+    by = texts(seen.trainjob, "metadata", "annotations").get(SUSPENDED_BY)
+    return f", by {by}" if by else ", by another program than Safepoint"
+
+
+def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str = "") -> str:
+    """What a person has to know of the suspension.
+
+    Args:
+        job: suspended.
+        before: its state before; None if it was suspended.
+        reason: why no save was requested.
+    """
+    newest = "" if job.safe_step is None else f"its newest checkpoint is of step {job.safe_step}"
+    if job.receipt is not None:
+        return job.receipt.text
+    if not job.is_ours:
+        return "without a receipt: Safepoint did not submit it, and does not know whether it has saved"
+    if before is None:
+        return newest
+    if before.is_waiting:
+        return _joined("it was not admitted, so nothing ran", newest)
+    if before in {JobState.STARTING, JobState.RESUMING}:
+        return _joined("it did not train yet", newest)
+    saved = "" if job.safe_step is None else f"step {job.safe_step} is saved"
+    return _joined(saved, f"no save was requested before, because {reason}" if reason else "")
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def wait_until(is_done: Callable[[], bool], what_not: str, timeout_s: float | None, hint: str) -> None:
+    """Call `is_done` every second until it returns True.
+
+    Raises:
+        WaitTimeoutError: `is_done` did not return True in time. `what_not` begins the message.
+    """
+    deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
+    while not is_done():
+        if deadline_s is not None and clock.monotonic_s() >= deadline_s:
+            raise WaitTimeoutError(f"{what_not} within {timeout_s:g} s", hint=f"the request stays in effect; {hint}")
+        clock.sleep(_LOOK_S)

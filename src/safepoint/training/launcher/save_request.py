@@ -1,0 +1,135 @@
+"""Requests a checkpoint of the job that trains in this pod, and lets its ranks wait after it.
+
+`safepoint suspend --on` runs this module in the pod of the first node, before it suspends the job. It prints lines of
+JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end `{"receipt": …}` or
+`{"error": …}`. If it ends with an error, or is killed, the training continues.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from safepoint.checkpoint.tools.receipt import CheckpointReceipt, check_checkpoint
+from safepoint.errors import CheckpointError, ConflictError, NotFoundError, SafepointError, WaitTimeoutError
+from safepoint.foundation import clock
+from safepoint.progress.record import PROGRESS_NAME, read_progress
+from safepoint.training.outcome.hold import Held, Hold
+from safepoint.training.outcome.launcher_folder import running_launchers
+
+_LOOK_S, _LOOK_IN_STORE_S = 0.05, 0.5
+_SIGN_S = 2.0
+_LEAST_S = 60.0
+_AHEAD = 3
+"""A save may take so many times as long as expected."""
+
+
+class SaveRequest:
+    """One request.
+
+    Args:
+        folder: of the launcher.
+        pid: of the launcher.
+        within_s: how long everything may take.
+        sign: called every two seconds with what is waited for.
+    """
+
+    def __init__(self, folder: Path, pid: int, *, within_s: float, sign: Callable[[str], None]) -> None:
+        self._folder, self._pid = folder, pid
+        self._hold = Hold(folder)
+        self._deadline_s = clock.monotonic_s() + within_s
+        self._sign = sign
+        self._next_sign_s = 0.0
+
+    def carry_out(self) -> CheckpointReceipt:
+        """Let the job save, wait until the checkpoint is where it belongs, and check it. The ranks wait from then on.
+
+        Raises:
+            ConflictError: the job does not train.
+            WaitTimeoutError: it did not save in time.
+            CheckpointError: the save failed.
+        """
+        self._hold.request()
+        try:
+            receipt = self._check(self._wait_for_save())
+        except BaseException:
+            self._hold.withdraw()
+            raise
+        self._hold.request()
+        return receipt
+
+    def _wait_for_save(self) -> Held:
+        progress = read_progress(self._folder / PROGRESS_NAME)
+        if progress is None or progress.state.is_end:  # a rank that has not begun to train would be killed
+            raise ConflictError("the job does not train yet, or does not train any more")
+        os.kill(self._pid, signal.SIGUSR1)
+        limit_s = clock.monotonic_s() + max(_LEAST_S, _AHEAD * (progress.save_needed_s or 0.0))
+        while (held := self._hold.held) is None:
+            self._wait("the job saves", min(limit_s, self._deadline_s), _LOOK_S)
+        return held
+
+    def _check(self, held: Held) -> CheckpointReceipt:
+        if not held.is_saved:
+            raise CheckpointError(f"the save of step {held.step} failed")
+        location = held.location or held.folder
+        while True:
+            try:
+                return check_checkpoint(location, held.step, deep=True, progress=self._reads)
+            except CheckpointError:
+                if not held.location:
+                    raise
+            self._wait(f"step {held.step} is uploaded", self._deadline_s, _LOOK_IN_STORE_S)
+
+    def _reads(self, done: int, total: int) -> None:
+        self._wait(f"{done} of {total} bytes are checked", self._deadline_s, 0.0)
+
+    def _wait(self, what: str, deadline_s: float, pause_s: float) -> None:
+        now_s = clock.monotonic_s()
+        if now_s > deadline_s:
+            raise WaitTimeoutError(f"the request took too long, while {what}")
+        if now_s >= self._next_sign_s:
+            self._next_sign_s = now_s + _SIGN_S
+            self._hold.request()
+            self._sign(what)
+        clock.sleep(pause_s)
+
+
+def request_save(*, within_s: float, sign: Callable[[str], None]) -> CheckpointReceipt:
+    """Request a checkpoint of the only job that this user runs on this machine.
+
+    Args:
+        within_s: how long everything may take.
+        sign: see `SaveRequest`.
+
+    Raises:
+        NotFoundError: no job runs.
+        ConflictError: several jobs run.
+    """
+    running = running_launchers()
+    if not running:
+        raise NotFoundError("no `safepoint run` runs here")
+    if len(running) > 1:
+        raise ConflictError(f"{len(running)} `safepoint run` run here")
+    return SaveRequest(*running[0], within_s=within_s, sign=sign).carry_out()
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out one request. The argument is the number of seconds that it may take."""
+    try:
+        receipt = request_save(within_s=float(arguments[0]), sign=lambda what: _print("waits", what))
+    except (SafepointError, OSError) as error:
+        _print("error", error.message if isinstance(error, SafepointError) else str(error))
+        return error.exit_code if isinstance(error, SafepointError) else 1
+    _print("receipt", dataclasses.asdict(receipt))
+    return 0
+
+
+def _print(key: str, value: object) -> None:
+    print(json.dumps({key: value}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
