@@ -89,7 +89,7 @@ def _save(state: KeeperState, group: RankGroup, snapshot: Snapshot, facts: Check
 def _commit(state: KeeperState, group: RankGroup, snapshot: Snapshot) -> Manifest:
     with state.changed:
         if state.folder.path is None:
-            raise GivenUpError("no rank has opened an output folder in the keeper")
+            raise GivenUpError("no rank has sent the keeper the path of an output folder")
         sources = group.sources(snapshot)
     size_bytes = snapshot.num_bytes
     # While other processes use all processors, a thread at a low priority does not run. So the priority is restored

@@ -63,7 +63,7 @@ def test_a_patch_of_a_job_on_trainer_2_1() -> None:
     given = job()
     specification = given["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
     specification["replicatedJobs"][0]["template"]["metadata"] = {"labels": {"a": "b"}}
-    with pytest.raises(UsageError, match="labels or annotations of a job"):
+    with pytest.raises(UsageError, match="a patch changes a job itself"):
         create_trainjob(Cluster("spec.runtimePatches"), given)
 
 

@@ -96,9 +96,9 @@ def _overrides(patch: Any) -> list[Object]:
         patch, "trainingRuntimeSpec", "template", "metadata"
     ):
         raise UsageError(
-            "a patch changes labels or annotations of a job, and Kubeflow Trainer 2.1 can change only those of pods; "
-            "nothing was submitted",
-            hint="change those of the pods instead, or ask the cluster's administrator for Trainer 2.2 or later",
+            "a patch changes a job itself, and Kubeflow Trainer 2.1 can change only the pods of a job; nothing was "
+            "submitted",
+            hint="change the pods instead, or ask the cluster's administrator for Trainer 2.2 or later",
         )
     return found
 
