@@ -85,7 +85,7 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """A value that changes when the file is written. No clock is compared, because clocks may be set back."""
+    """A value that changes when the file is written. Compare it for equality only: clocks may be set back."""
     status = path.stat(follow_symlinks=False)
     return status.st_ino, status.st_mtime_ns, status.st_size
 

@@ -68,7 +68,7 @@ class Uploader:
         self._records: dict[str, tuple[tuple[int, int, int], Record]] = {}
         self._in_store: set[int] | None = None
         self.last_progress_s = clock.monotonic_s()
-        """When bytes last reached the store, by the monotonic clock."""
+        """When bytes last reached the store, or a new wait for them began, by the monotonic clock."""
         self.with_final = False
         """Whether to upload the final model: the training is complete, and the model does not change any more."""
         self.newest_only = False
@@ -119,7 +119,7 @@ class Uploader:
         if isinstance(record, Manifest):
             # This folder has the whole checkpoint. So has every other node's folder; only the first node uploads it.
             return self._node == 0
-        # Parts that another number of nodes wrote cannot be completed: this run lacks the folders with some of them.
+        # A checkpoint from another number of nodes cannot be completed: this run lacks folders with parts of it.
         return record.num_nodes == self._num_nodes
 
     def check_complete(self) -> None:

@@ -29,7 +29,7 @@ def doctor(
         typer.Option(
             metavar="LOCATION",
             help="The output location to check: a path, s3://, gs://, az:// or pvc://.",
-            show_default="as in your settings; without one, none is checked",
+            show_default="that of your settings; if they name none, no location is checked",
         ),
     ] = None,
     local_dir: Annotated[

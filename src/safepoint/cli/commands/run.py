@@ -81,8 +81,8 @@ def run(
     75. Run the same command again to continue from it. SIGUSR1 saves a checkpoint without stopping.
 
     Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save, run it
-    again; 2, 11, 13, 14 something has to be fixed first, see the message; 130 stopped by Ctrl-C without a save; any
-    other code is the script's own.
+    again; 2, 11, 13, 14 something has to be fixed first, see the message; 130 stopped by Ctrl-C without a save; above
+    128, a signal killed a rank; any other code is the script's own.
     """
     from safepoint.checkpoint.local.output_folder import OutputFolder
     from safepoint.settings.run_settings import place_output

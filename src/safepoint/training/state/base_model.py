@@ -49,8 +49,8 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     weight it also covers the scales. It leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
-    - embeddings of input and output: the checkpoint holds them if the vocabulary was resized. Only a
-      comparison with the original model shows that, and at a start the original may not be available;
+    - embeddings of input and output, in any case. The checkpoint holds them if the vocabulary was resized. Whether it
+      was can be seen only in comparison with the original model, which may not be available when a run starts;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part.
@@ -124,7 +124,7 @@ def base_entries(model: Any) -> set[str]:
         model: with adapters, perhaps split by `fully_shard`. Even then, the ranks need not call this together.
     """
     frozen = {id(tensor) for _, tensor in _frozen(model)} | _embeddings_left_out(model)
-    left: set[str] = set()
+    left_out: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         parameters = dict(module.named_parameters(recurse=False))
         buffers = dict(module.named_buffers(recurse=False))
@@ -138,8 +138,8 @@ def base_entries(model: Any) -> set[str]:
             state: dict[str, Any] = {}
             module._save_to_state_dict(state, "", keep_vars=True)  # with the scales of quantized weights
             others = {*parameters, *buffers} - below
-            left |= {plain_key(f"{name}.{key}") for key in state if key not in others}
-    return left
+            left_out |= {plain_key(f"{name}.{key}") for key in state if key not in others}
+    return left_out
 
 
 def plain_key(key: str) -> str:

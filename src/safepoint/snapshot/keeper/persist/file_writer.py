@@ -156,7 +156,8 @@ class _Writer:
     def write(self, source: Source, start: int, length: int) -> None:
         """Write `length` bytes of the image from `start`, a multiple of the page size."""
         if self._is_direct:
-            # Only whole pages can be written, so the last write is longer than the file. `finish` sets the length.
+            # Only whole pages can be written, so the last write may go beyond the end of the file. `finish` sets the
+            # length.
             whole = -(-length // PAGE_BYTES) * PAGE_BYTES
             try:
                 if source.offset % PAGE_BYTES == 0 and start % PAGE_BYTES == 0:
