@@ -74,7 +74,7 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
 
 
 def place_of(invocation: Invocation, configuration: Configuration) -> str | None:
-    """The place where `submit` submits, as it is typed or in a file; None for this machine and for other commands."""
+    """The place where `submit` submits, typed or from a file; None if none is named, and for other commands."""
     if invocation.names != _SUBMIT:
         return None
     if (typed := invocation.options.get("--on")) is not None:
@@ -213,7 +213,7 @@ def _is_only_typed(name: str, option: TyperOption) -> bool:
 
 
 def _text(setting: Setting, option: TyperOption) -> Any:
-    """The value of a setting as a string, which Typer checks like that of a variable. A flag's value stays a bool."""
+    """The value of a setting as a string, checked by Typer as a variable is. The value of a flag stays a bool."""
     value: Any = setting.value
     if _is_only_typed(setting.name, option):
         why = "a file cannot set it: neither a variable nor an option could unset it"

@@ -126,7 +126,7 @@ def submit(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="With --on: send the files of this folder but hidden ones and __pycache__, and run SCRIPT in it.",
+            help="With --on: send this folder, without hidden files and __pycache__, and run SCRIPT in it.",
         ),
     ] = None,
     dry_run: Annotated[

@@ -93,7 +93,8 @@ class KeeperConnection:
         return self.client is not None
 
     def _start(self) -> None:
-        # If torchrun's agent restarts the ranks, the keeper ends with the agent; otherwise it ends with this rank.
+        # Torchrun's agent restarts the ranks, so the keeper has to live as long as the agent. Without torchrun it
+        # lives as long as this rank.
         global _keeper_process  # noqa: PLW0603  it outlives this connection
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         events = str(self._settings.job_events) if self._settings.job_events else None
@@ -109,9 +110,9 @@ def _key_for(place: Place, job_secret: bytes | None) -> str:
     """The keeper's key without Safepoint's launcher: the same on all ranks of the node, and unknown to other users.
 
     The key is made from data of one process: the one that restarts the ranks, or the rank itself if it is the only
-    one. This process lives as long as the keeper. The secret part is its `/proc/<pid>/auxv`: this file holds random
-    addresses, and only the user of the process can read it. If the process belongs to another user, as under Slurm,
-    `job_secret` is used instead.
+    one. The keeper does not end before this process. The secret part is its `/proc/<pid>/auxv`: this file holds
+    random addresses, and only the user of the process can read it. If the process belongs to another user, as under
+    Slurm, `job_secret` is used instead.
     """
     owner = os.getppid() if is_launched(place) else os.getpid()
     try:

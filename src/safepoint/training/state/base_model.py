@@ -49,8 +49,8 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     weight it also covers the scales. It leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
-    - embeddings of input and output, in any case. The checkpoint holds them if the vocabulary was resized. Whether it
-      was can be seen only in comparison with the original model, which may not be available when a run starts;
+    - embeddings of input and output, in any case. The checkpoint holds them if the vocabulary was resized. Only
+      a comparison with the original model shows that, and this model may not be available when a run starts;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part.

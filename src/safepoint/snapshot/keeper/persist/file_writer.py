@@ -137,7 +137,7 @@ def _write_large(source: Source, target: Path) -> FileEntry:
 
 
 class _Writer:
-    """One file being written. The page cache is bypassed until the file system refuses that."""
+    """One file being written. The page cache is bypassed as long as that is possible."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -154,7 +154,7 @@ class _Writer:
             self._descriptor = os.open(target, self._flags | os.O_EXCL, 0o666)
 
     def write(self, source: Source, start: int, length: int) -> None:
-        """Write `length` bytes of the image from `start`, a multiple of the page size."""
+        """Write `length` bytes of the image from `start`."""
         if self._is_direct:
             # Only whole pages can be written, so the last write may go beyond the end of the file. `finish` sets the
             # length.

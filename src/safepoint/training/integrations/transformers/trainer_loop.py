@@ -88,7 +88,7 @@ class TrainerLoop:
     def moments_per_parameter(self) -> int:
         """See `TrainingLoop`; estimated from the optimizer's name, because the optimizer does not exist yet."""
         name = str(getattr(self._trainer.args.optim, "value", self._trainer.args.optim))
-        return next((count for start, count in _MOMENTS.items() if start in name), 2)
+        return next((count for part, count in _MOMENTS.items() if part in name), 2)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The Trainer's optimizer, without the wrappers of Accelerate and DeepSpeed."""
