@@ -68,7 +68,7 @@ class Uploader:
         self._records: dict[str, tuple[tuple[int, int, int], Record]] = {}
         self._in_store: set[int] | None = None
         self.last_progress_s = clock.monotonic_s()
-        """From when the limit of `patience_s` counts, by the monotonic clock: the last bytes that reached the store, a
+        """From when the limit of `patience_s` counts, by the monotonic clock: bytes that reached the store, a
         sign of life of another node, or the request to finish."""
         self.with_final = False
         """Whether to upload the final model: the training is complete, and the model does not change any more."""
