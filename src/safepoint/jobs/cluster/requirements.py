@@ -18,10 +18,7 @@ def find_runtime(api: ClusterApi, name: str) -> Runtime:
     Raises:
         NotFoundError: there is neither; the hint lists the ClusterTrainingRuntimes.
     """
-    for kind, title in (
-        ("trainingruntimes", "TrainingRuntime"),
-        ("clustertrainingruntimes", "ClusterTrainingRuntime"),
-    ):
+    for kind, title in _RUNTIMES:
         found = api.find(kind, name)
         if found is not None:
             return Runtime(document={**found, "kind": title})
