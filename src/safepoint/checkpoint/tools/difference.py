@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from safepoint.checkpoint.format.digest import FileDigester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.errors import CheckpointError, StorageError
+from safepoint.errors import CheckpointError
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.units import ByteCounter
 
@@ -20,6 +20,8 @@ _SETTINGS = (
 )
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
+_LENGTH_BYTES = 8
+"""A file begins with the length of its header, in this many bytes."""
 _BLOCK_BYTES = 16 << 20
 _SUFFIX = ".safetensors"
 
@@ -150,15 +152,19 @@ class _TensorFile:
         self._store, self._key = inventory.store, f"{item.prefix}/{path}"
         try:
             self.tensors = self._read_header()
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StorageError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{item.where}/{path} is not a valid safetensors file: {error}") from error
 
     def _read_header(self) -> dict[str, _Tensor]:
         """The tensors by name, as the header lists them."""
         size_bytes = self._store.stat(self._key).size_bytes
-        length = int.from_bytes(self._store.read(self._key, length=8), "little")
-        if length > min(_MAX_HEADER_BYTES, size_bytes - 8):
+        if size_bytes < _LENGTH_BYTES:
+            raise ValueError(f"it has {size_bytes} bytes, which is too short for the length of a header")
+        length = int.from_bytes(self._store.read(self._key, length=_LENGTH_BYTES), "little")
+        if length > size_bytes - _LENGTH_BYTES:
             raise ValueError("its header is longer than the file")
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"its header has {length:,} bytes, and the format allows {_MAX_HEADER_BYTES:,}")
         data = bytes(self._store.read(self._key, start=8, length=length))
         header: Any = parse_object(data, max_bytes=_MAX_HEADER_BYTES)
         header.pop("__metadata__", None)

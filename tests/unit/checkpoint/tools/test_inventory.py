@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,18 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import KeepNewest
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.tools import copy as copying
+from safepoint.checkpoint.tools import difference
 from safepoint.checkpoint.tools.difference import compare
 from safepoint.checkpoint.tools.inventory import Inventory, Kind, open_inventory
 from safepoint.checkpoint.tools.repair import repair
-from safepoint.errors import CheckpointError, ConflictError, NotFoundError, NothingValidError, StorageError
+from safepoint.errors import (
+    AccessDeniedError,
+    CheckpointError,
+    ConflictError,
+    NotFoundError,
+    NothingValidError,
+    StorageError,
+)
 from safepoint.foundation import clock, files
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
@@ -313,6 +322,40 @@ def test_what_is_no_tensor_file_is_said_to_be_none(data: bytes, tmp_path: Path) 
     commit(output, 20, {0: {"model.safetensors": tensor_file({"a": ("F32", (1,), b"1234")})}})
     inventory, _ = open_inventory(str(output.root))
     with pytest.raises(CheckpointError, match="not a valid safetensors file"):
+        compare((inventory, inventory.item("checkpoint-10")), (inventory, inventory.item("checkpoint-20")))
+
+
+class Locked(LocalStore):
+    """A store that refuses to be read."""
+
+    def read(self, key: str, **_: Any) -> memoryview:
+        raise AccessDeniedError(f"{key} may not be read")
+
+
+def test_a_file_that_cannot_be_read_is_not_said_to_be_invalid(tmp_path: Path) -> None:
+    output = prepared(tmp_path / "out")
+    for step in (10, 20):
+        commit(output, step, {0: {"model.safetensors": tensor_file({"a": ("F32", (1,), bytes([step] * 4))})}})
+    inventory, _ = open_inventory(str(output.root))
+    pair = [(inventory, inventory.item(f"checkpoint-{step}")) for step in (10, 20)]
+    inventory.store = Locked(Location.of_folder(output.root))
+    with pytest.raises(AccessDeniedError, match=r"checkpoint-10/model\.safetensors may not be read"):
+        compare(*pair)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "why"),
+    [(60, "its header has 60 bytes, and the format allows 50"), (93, "its header is longer than the file")],
+)
+def test_a_header_is_refused_for_the_right_reason(
+    claimed: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(difference, "_MAX_HEADER_BYTES", 50)
+    output = prepared(tmp_path / "out")
+    for step in (10, 20):
+        commit(output, step, {0: {"model.safetensors": claimed.to_bytes(8, "little") + bytes([step]) * 92}})
+    inventory, _ = open_inventory(str(output.root))
+    with pytest.raises(CheckpointError, match=why):
         compare((inventory, inventory.item("checkpoint-10")), (inventory, inventory.item("checkpoint-20")))
 
 
