@@ -372,15 +372,24 @@ class UploadSuperseded(Event):
 
 
 class UploadUnfinished(Event, is_warning=True):
-    """The run has ended before its newest checkpoint was uploaded to the object store."""
+    """The run has ended before everything that it had to upload was in the object store.
+
+    With `newest_only`, this was the newest checkpoint only; otherwise all checkpoints and the final model.
+    """
 
     location: str
     folder: str
+    newest_only: bool
 
     def _sentence(self) -> str:
+        if self.newest_only:
+            return (
+                f"the newest checkpoint was not uploaded to {self.location} in time; it is in {self.folder}, and the "
+                "same command on this machine resumes from it and uploads it"
+            )
         return (
-            f"the newest checkpoint was not uploaded to {self.location} in time; it is in {self.folder}, and the "
-            "same command on this machine resumes from it and uploads it"
+            f"a checkpoint or the final model was not uploaded to {self.location}; {self.folder} has it, and the same "
+            "command on this machine uploads it"
         )
 
 

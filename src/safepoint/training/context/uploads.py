@@ -42,6 +42,8 @@ class Uploader:
         self._process = _start(plan)
         self._deaths_s: list[float] = []
         self._result: bool | None = None
+        self.newest_only = True
+        """Whether no request to finish was for more than the newest checkpoint."""
         self._check_at_s = 0.0
 
     def failure(self) -> str | None:
@@ -94,6 +96,7 @@ class Uploader:
         if self._result is None:
             if self._process.poll() not in {None, ExitCode.CONFLICT}:
                 self._restart()
+            self.newest_only = self.newest_only and newest_only
             command = json.dumps({"newest_only": newest_only, "deadline_s": deadline_s}).encode() + b"\n"
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s()) + 0.5
             assert self._process.stdin is not None
@@ -182,7 +185,11 @@ class Uploads:
         deadline_s = None if wait_s == float("inf") else clock.monotonic_s() + max(0.0, wait_s - _EXIT_S)
         is_complete = uploader.finish(newest_only=newest_only, deadline_s=deadline_s)
         if not is_complete:
-            self._reporter.report(UploadUnfinished(location=uploader.plan.location, folder=uploader.plan.folder))
+            self._reporter.report(
+                UploadUnfinished(
+                    location=uploader.plan.location, folder=uploader.plan.folder, newest_only=uploader.newest_only
+                )
+            )
         return is_complete
 
     def adopt_scripts_model(self) -> None:

@@ -17,7 +17,7 @@ from tests.support.contexts import rank_context
 def ended_uploader(*, is_complete: bool, folder: Path) -> Any:
     """An uploader that has ended; what it did is injected."""
     plan = SimpleNamespace(location="s3://bucket/run", folder=str(folder))
-    return SimpleNamespace(plan=plan, finish=lambda newest_only, deadline_s: is_complete)
+    return SimpleNamespace(plan=plan, newest_only=False, finish=lambda newest_only, deadline_s: is_complete)
 
 
 @pytest.mark.parametrize(

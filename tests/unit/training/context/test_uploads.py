@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,10 +14,13 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.foundation import clock
+from safepoint.foundation.events.stream import Event
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
+from safepoint.training.context import uploads as uploads_module
 from safepoint.training.context.uploads import Uploader
 from tests.support.checkpoints import commit, keep_final, prepared
+from tests.support.contexts import rank_context
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -121,3 +125,18 @@ def test_a_file_that_vanished_does_not_end_the_uploader(scene: Scene) -> None:
     commit(scene.output, 20)
     scene.wait_for(20)
     assert uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20)
+
+
+@pytest.mark.parametrize("newest_only", [True, False])
+def test_a_report_names_what_was_requested(
+    newest_only: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a later request is for less."""
+    monkeypatch.setattr(uploads_module, "_start", lambda plan: subprocess.Popen(["false"], stdin=subprocess.PIPE))
+    reported: list[Event] = []
+    context = rank_context(reported=reported)
+    context.uploads.uploader = scene.start()
+    for repeated in (newest_only, True):
+        assert not context.uploads.finish(newest_only=repeated)
+    assert ["the newest checkpoint was not uploaded" in event.line for event in reported] == [newest_only] * 2
+    assert ["a checkpoint or the final model" in event.line for event in reported] == [not newest_only] * 2
