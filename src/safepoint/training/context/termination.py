@@ -144,9 +144,9 @@ class Termination:
             chained(number, frame)
 
     def _interrupt(self, frame: FrameType | None) -> None:
-        self._num_interrupts += 1
         if not self._in_training:
             signal.default_int_handler(signal.SIGINT, frame)
+        self._num_interrupts += 1
         if self._num_interrupts > 1:
             os._exit(ExitCode.SIGINT)
         self.stop_signal = self.stop_signal or signal.SIGINT
