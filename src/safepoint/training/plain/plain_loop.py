@@ -124,8 +124,7 @@ class PlainLoop:
         """Load the parts from a verified checkpoint.
 
         Raises:
-            UsageError: the checkpoint has other parts.
-            ConflictError: a part does not fit, or adapters belong to another base.
+            ConflictError: the checkpoint has other parts, a part does not fit, or adapters belong to another base.
         """
         check_base(manifest.base, self._base, manifest.step)
         self._parts.load(folder)

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
-from safepoint.errors import UsageError, printable
+from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.state.temporary_attributes import temporarily
@@ -70,11 +70,12 @@ class LightningParts(Parts):
             restore: Lightning's own method, which takes a file and `weights_only`.
 
         Raises:
-            UsageError: Lightning did not write the checkpoint, or it contains objects that were not allowed.
+            ConflictError: Lightning did not write the checkpoint.
+            UsageError: it contains objects that were not allowed.
         """
         if not (folder / STATE).exists():
-            raise UsageError(
-                f"{folder.name} has no {STATE}: it was not written by a Lightning Trainer",
+            raise ConflictError(
+                f"{folder.name} has no {STATE}: it was not written by a Lightning Trainer; training was not started",
                 hint="resume with the script that wrote it, or start from the beginning with --from-scratch",
             )
         with self._direct_io():

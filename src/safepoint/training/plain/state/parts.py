@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
-from safepoint.errors import ConflictError, UsageError
+from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.plain.state.part_checks import (
@@ -74,8 +74,7 @@ class Parts(ABC):
         """Load files that any number of ranks has written.
 
         Raises:
-            UsageError: the checkpoint has other parts.
-            ConflictError: a part does not fit the script's.
+            ConflictError: the checkpoint has other parts, or a part does not fit the script's.
         """
 
 
@@ -189,8 +188,9 @@ class NamedParts(Parts):
         if self._sharded is not None and not (folder / _SHARDS).exists():
             missing += self._sharded.names
         if missing:
-            raise UsageError(
-                f"{folder.name} has no {missing[0]}: it was written by a session with other parts",
+            raise ConflictError(
+                f"{folder.name} has no {missing[0]}: it was written by a session with other parts; training was not "
+                "started",
                 hint="call session() with the arguments of the run that wrote the checkpoint, or start from "
                 "the beginning with --from-scratch",
             )

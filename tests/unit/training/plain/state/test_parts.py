@@ -49,6 +49,13 @@ def test_a_model_is_copied_out_of_its_file(tmp_path: Path, monkeypatch: pytest.M
     assert torch.equal(after["optimizer"].state_dict()["state"][0]["exp_avg"], first)
 
 
+def test_a_checkpoint_with_other_parts_contradicts_the_script(tmp_path: Path) -> None:
+    before = named(1)
+    NamedParts({"model": before["model"]}, Place()).write(tmp_path)
+    with pytest.raises(ConflictError, match=r"has no optimizer.*; training was not started"):
+        NamedParts(named(2), Place()).load(tmp_path)
+
+
 def adapted(seed: int, *, base: int = 3, rank: int = 2) -> dict[str, Any]:
     torch.manual_seed(base)
     layers = torch.nn.Sequential(torch.nn.Linear(30, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 3))
