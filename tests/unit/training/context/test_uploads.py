@@ -128,9 +128,7 @@ def test_a_file_that_vanished_does_not_end_the_uploader(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("newest_only", [True, False])
-def test_a_report_names_what_was_requested(
-    newest_only: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_names_what_was_requested(newest_only: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a later request is for less."""
     monkeypatch.setattr(uploads_module, "_start", lambda plan: subprocess.Popen(["false"], stdin=subprocess.PIPE))
     reported: list[Event] = []
