@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.jobs.model.spec import name_from, names_of_secrets
 from safepoint.sdk.failures import as_kubeflow_raises
+from safepoint.sdk.initializers import initializer_of
 from safepoint.sdk.options import SetByOptions, apply_options
 from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import KubernetesBackend, constants, types
@@ -52,12 +54,14 @@ class ClusterBackend(KubernetesBackend):
         options: list[Any] | None = None,
     ) -> str:
         """Submit a job, and return its name."""
-        if not isinstance(trainer, TransformersTrainer) or initializer is not None:
+        if not isinstance(trainer, TransformersTrainer):
             kubeflow: Any = super()  # Kubeflow declares no types
             return kubeflow.train(runtime, initializer, trainer, options)
         name = runtime if isinstance(runtime, str) else DEFAULT_RUNTIME if runtime is None else runtime.name
         with as_kubeflow_raises():
-            return self._jobs.submit(cluster_spec(trainer, name, apply_options(options or [], trainer, self))).name
+            spec = cluster_spec(trainer, name, apply_options(options or [], trainer, self))
+            parts, initializer_secrets = initializer_of(initializer)
+            return self._jobs.submit(replace(spec, initializer=parts, initializer_secrets=initializer_secrets)).name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
         """All jobs of the namespace, oldest first, also those that Safepoint did not submit."""

@@ -12,6 +12,7 @@ try:
         from kubeflow.common import constants as common_constants
         from kubeflow.common.types import KubernetesBackendConfig
         from kubeflow.trainer.backends.base import RuntimeBackend
+        from kubeflow.trainer.backends.kubernetes import utils as kubernetes_utils
         from kubeflow.trainer.backends.kubernetes.backend import KubernetesBackend
         from kubeflow.trainer.constants import constants
         from kubeflow.trainer.options import common as common_options
@@ -31,6 +32,7 @@ __all__ = [
     "common_options",
     "constants",
     "kubernetes_options",
+    "kubernetes_utils",
     "trainer",
     "types",
 ]

@@ -36,6 +36,7 @@ from safepoint.jobs.cluster.state import (
     ClusterJob,
     Observed,
     describe,
+    is_training_pod,
     node_of,
 )
 from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
@@ -261,7 +262,9 @@ class ClusterJobs:
             raise UsageError("--rank is not supported with --on: a pod writes the lines of all its ranks")
 
         def look() -> tuple[JobState, list[Object]]:
-            return self.job(name).state, [pod for pod in self._pods(name) if node in {None, node_of(pod)}]
+            return self.job(name).state, [
+                pod for pod in self._pods(name) if is_training_pod(pod) and node in {None, node_of(pod)}
+            ]
 
         yield from (follow_node if follow else read_pods)(self._api, look)
 

@@ -60,6 +60,11 @@ class Runtime:
             )
         return trains[0]
 
+    def initializes(self, what: str) -> bool:
+        """Whether it can bring a `dataset` or a `model` to its pods."""
+        jobs = items(self.document, "spec", "template", "spec", "replicatedJobs")
+        return any(at(job, "template", "metadata", "labels", _STEP) == f"{what}-initializer" for job in jobs)
+
     @property
     def pod(self) -> Any:
         """The specification of the pods that train."""
@@ -151,6 +156,8 @@ def manifests_for(
     has_secret = spec.num_nodes > 1 and with_secret
     if has_secret:
         before.append(("secrets", _secret(spec.name)))
+    initializer = _initializer(spec, runtime)
+    before += (("secrets", _initializer_secret(spec, what)) for what in spec.initializer_secrets)
     volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), has_secret=has_secret)
     trainer: Object = {
         "command": ["python3", POD_SIDE, "run", *_program(spec)],
@@ -178,6 +185,7 @@ def manifests_for(
             "runtimeRef": runtime_reference,
             "trainer": trainer,
             "runtimePatches": [*spec.patches, _patch(at(runtime.replicated_job, "name"), patch)],
+            **({"initializer": initializer} if initializer else {}),
             **({} if spec.deadline_s is None else {"activeDeadlineSeconds": spec.deadline_s}),
         },
     }
@@ -269,6 +277,35 @@ def _secret(name: str) -> Object:
         "metadata": {"name": f"{name}-nodes", "labels": {JOB_LABEL: name}},
         "immutable": True,
         "stringData": {_SECRET_KEY: secrets.token_hex(32)},
+    }
+
+
+def _initializer(spec: ClusterSpec, runtime: Runtime) -> Object:
+    """What the TrainJob says about its dataset and its model; secrets as references.
+
+    Raises:
+        UsageError: the runtime has no part for it.
+    """
+    for what in spec.initializer:
+        if not runtime.initializes(what):
+            raise UsageError(
+                f"runtime {name_of(runtime.document)} has no {what}-initializer, so the {what} of `initializer` "
+                "would never arrive; nothing was submitted",
+                hint=f"use a runtime with this part, or fetch the {what} in the training function",
+            )
+    return {
+        what: {**given, "secretRef": {"name": f"{spec.name}-{what}"}} if what in spec.initializer_secrets else given
+        for what, given in spec.initializer.items()
+    }
+
+
+def _initializer_secret(spec: ClusterSpec, what: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": f"{spec.name}-{what}", "labels": {JOB_LABEL: spec.name}},
+        "immutable": True,
+        "stringData": dict(spec.initializer_secrets[what]),
     }
 
 

@@ -58,6 +58,9 @@ class ClusterSpec:
         packages: requirements to install in each pod before the program runs.
         package_indexes: the package indexes to use; the first one replaces the default.
         deadline_s: seconds after which the cluster ends the job; None for no limit.
+        initializer: what the cluster brings to the claim of the runtime before the pods train: `dataset` and `model`,
+            as the TrainJob's `initializer` has them, without secrets.
+        initializer_secrets: the variables with secrets of `dataset` and `model`; they become Secrets of the job.
     """
 
     name: str
@@ -86,6 +89,10 @@ class ClusterSpec:
     packages: tuple[str, ...] = ()
     package_indexes: tuple[str, ...] = ()
     deadline_s: int | None = None
+    initializer: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    initializer_secrets: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict[str, Mapping[str, str]], repr=False
+    )
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -114,7 +121,7 @@ class ClusterSpec:
         record = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_RECORDED}
         record["settings"] = {key: text for key, text in self.settings.to_environment().items() if text}
         record["patches"] = list(self.patches)
-        record |= {name: dict(record[name]) for name in ("resources", "env", "labels", "annotations")}
+        record |= {name: dict(record[name]) for name in ("resources", "env", "labels", "annotations", "initializer")}
         return json.dumps(record, sort_keys=True)
 
 
@@ -128,7 +135,7 @@ def check_shared(output: str | None, num_nodes: int) -> None:
         )
 
 
-_NOT_RECORDED = {"files", "code"}
+_NOT_RECORDED = {"files", "code", "initializer_secrets"}
 
 
 def plan_name(job: str) -> str:

@@ -288,12 +288,21 @@ def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
     waiting = JobState.RESUMING if has_run else JobState.STARTING
     if not pods:
         trouble = _trouble_before_pods(seen)
-        return (JobState.INADMISSIBLE, trouble) if trouble else (waiting, "its pods are being created")
+        return (JobState.INADMISSIBLE, trouble) if trouble else _before_training(seen, waiting)
     not_running = [pod for pod in pods if not _runs_or_is_done(pod)]
     if not not_running and not any(map(_is_leaving, pods)):
         trains = _trains(seen, pods)
         return (JobState.RUNNING, "") if trains else (waiting, "the program has started, and does not train yet")
     return _not_all_running(pods, not_running, waiting)
+
+
+def _before_training(seen: Observed, waiting: JobState) -> tuple[JobState, str]:
+    """The state of a job without pods that train: it may wait for its dataset or its model."""
+    found = [pod for pod in seen.pods if not is_training_pod(pod) and at(pod, "status", "phase") != "Succeeded"]
+    if not found:
+        return waiting, "its pods are being created"
+    why = _unschedulable(found[0]) or _stuck(found[0]) or f"waits for pod {name_of(found[0])}"
+    return (JobState.INADMISSIBLE if _is_stuck_for_good(found[0]) else waiting), why
 
 
 def _not_all_running(
@@ -323,10 +332,13 @@ def _is_leaving(pod: Object) -> bool:
 
 
 def _training(pods: Sequence[Object]) -> list[Object]:
-    """The pods that train, in the order of their indexes. The pods of initializers are left out."""
-    label = "jobset.sigs.k8s.io/replicatedjob-name"
-    found = [pod for pod in pods if texts(pod, "metadata", "labels").get(label, _NODE) == _NODE]
-    return sorted(found, key=node_of)
+    """The pods that train, in the order of their indexes."""
+    return sorted(filter(is_training_pod, pods), key=node_of)
+
+
+def is_training_pod(pod: Object) -> bool:
+    """Whether a pod of a job trains; the other ones are those of initializers."""
+    return texts(pod, "metadata", "labels").get("jobset.sigs.k8s.io/replicatedjob-name", _NODE) == _NODE
 
 
 def node_of(pod: Object) -> int:

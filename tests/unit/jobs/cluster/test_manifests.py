@@ -175,3 +175,37 @@ def test_the_controller_of_openshift_ai_is_asked_to_read_the_progress() -> None:
     annotations = made(settings=RunSettings(metrics_port=28080)).trainjob["metadata"]["annotations"]
     found = {name.rpartition("/")[2]: text for name, text in annotations.items() if "opendatahub" in name}
     assert found == {"progression-tracking": "true", "metrics-port": "28080", "metrics-poll-interval": "30"}
+
+
+def with_initializer(what: str) -> Runtime:
+    """The runtime with a part that brings a dataset or a model."""
+    document = runtime()
+    parts = document["spec"]["template"]["spec"]["replicatedJobs"]
+    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": f"{what}-initializer"}
+    parts.insert(0, {"name": f"{what}-initializer", "template": {"metadata": {"labels": labels}}})
+    return Runtime(document=document)
+
+
+def test_an_initializer_is_in_the_trainjob_and_its_secrets_are_not() -> None:
+    spec = ClusterSpec(
+        **BASE,
+        initializer={"dataset": {"storageUri": "s3://b/data", "env": [{"name": "REGION", "value": "here"}]}},
+        initializer_secrets={"dataset": {"SECRET_ACCESS_KEY": "sesame"}},
+    )
+    found = manifests_for(spec, with_initializer("dataset"))
+    assert found.trainjob["spec"]["initializer"]["dataset"] == {
+        "storageUri": "s3://b/data",
+        "env": [{"name": "REGION", "value": "here"}],
+        "secretRef": {"name": "tiny-dataset"},
+    }
+    assert "sesame" not in json.dumps(found.trainjob)
+    [secret] = [item for kind, item in found.before if kind == "secrets"]
+    assert (secret["metadata"]["name"], secret["stringData"]) == ("tiny-dataset", {"SECRET_ACCESS_KEY": "sesame"})
+    assert "sesame" not in repr(spec)
+    assert "initializer" not in made().trainjob["spec"]
+
+
+def test_a_runtime_without_the_part_is_refused() -> None:
+    spec = ClusterSpec(**BASE, initializer={"model": {"storageUri": "hf://a/b"}})
+    with pytest.raises(UsageError, match="runtime torch-distributed has no model-initializer"):
+        manifests_for(spec, with_initializer("dataset"))

@@ -184,3 +184,17 @@ def test_progress_that_openshift_ai_has_read() -> None:
 def test_objects_may_lack_everything(value: Any) -> None:
     job = describe(Observed(trainjob=value if isinstance(value, dict) else {}, pods=[value]), place="kind")
     assert job.state in set(JobState)
+
+
+def test_a_job_waits_for_its_dataset() -> None:
+    """The pod of an initializer does not train, and what keeps it is named."""
+    waits = pod(0, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+    waits["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] = "dataset-initializer"
+    job = of(trainjob(), waits)
+    assert (job.state, job.pods) == (JobState.INADMISSIBLE, ())
+    assert "its image cannot be pulled" in job.message
+    waits["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": "2026-11-23T10:01:00Z"}}
+    assert (of(trainjob(), waits).state, of(trainjob(), waits).message) == (
+        JobState.STARTING,
+        "waits for pod tiny-node-0",
+    )

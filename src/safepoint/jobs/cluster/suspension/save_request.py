@@ -8,7 +8,7 @@ from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.manifests import POD_SIDE
 from safepoint.jobs.cluster.objects import Object, at, name_of
 from safepoint.jobs.cluster.records.receipts import Receipt, receipt_of
-from safepoint.jobs.cluster.state import ClusterJob, container_status, node_of
+from safepoint.jobs.cluster.state import ClusterJob, container_status, is_training_pod, node_of
 from safepoint.jobs.cluster.suspension.pod_program import run_in_pod
 
 _MOST_S, _IDLE_S = 900.0, 30.0
@@ -31,7 +31,8 @@ def request_save(api: ClusterApi, job: ClusterJob, pods: list[Object], *, within
     Raises:
         SafepointError: no checkpoint was requested, or none was made; its message says why, as a part of a sentence.
     """
-    first = next((pod for pod in pods if node_of(pod) == 0 and at(container_status(pod), "state", "running")), None)
+    training = [pod for pod in pods if is_training_pod(pod) and at(container_status(pod), "state", "running")]
+    first = next((pod for pod in training if node_of(pod) == 0), None)
     if first is None:
         raise SafepointError("its first pod does not run")
     limit_s = _MOST_S if within_s is None else min(_MOST_S, within_s)

@@ -9,7 +9,7 @@ from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, number
-from safepoint.jobs.cluster.state import JOBSET_LABEL, container_status, node_of
+from safepoint.jobs.cluster.state import JOBSET_LABEL, container_status, is_training_pod, node_of
 from safepoint.progress.trainer_status import CHECKPOINT
 
 _AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
@@ -69,6 +69,8 @@ class PodEnds:
             self._is_over.wait(_AGAIN_S)
 
     def _note(self, pod: Object) -> None:
+        if not is_training_pod(pod):
+            return
         ended = at(container_status(pod), "state", "terminated")
         if at(ended, "startedAt") is None:  # when a pod is deleted, a container that never ran has an exit code too
             return

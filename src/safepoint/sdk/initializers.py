@@ -1,0 +1,37 @@
+"""Kubeflow's initializers as a job on a cluster takes them: their secrets are kept out of the TrainJob."""
+
+from typing import Any
+
+from safepoint.sdk.upstream import kubernetes_utils, types
+
+_SECRET_VARIABLES = frozenset({"ACCESS_TOKEN", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY"})
+
+
+def initializer_of(given: types.Initializer | None) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """What a TrainJob says about its dataset and its model.
+
+    Args:
+        given: Kubeflow's; None for none.
+
+    Returns:
+        For `dataset` and `model`: what the TrainJob's `initializer` has, and the variables with secrets.
+
+    Raises:
+        ValueError: it is none of Kubeflow's classes.
+    """
+    upstream: Any = kubernetes_utils  # it declares no types
+    found: dict[str, Any] = {}
+    if given is not None and given.dataset:
+        found["dataset"] = upstream.get_dataset_initializer(given.dataset).to_dict()
+    if given is not None and given.model:
+        found["model"] = upstream.get_model_initializer(given.model).to_dict()
+    secrets: dict[str, dict[str, str]] = {}
+    for what, part in found.items():
+        entries: list[dict[str, str]] = part.pop("env", None) or []
+        secret = {entry["name"]: entry["value"] for entry in entries if entry["name"] in _SECRET_VARIABLES}
+        plain = [entry for entry in entries if entry["name"] not in secret]
+        if plain:
+            part["env"] = plain
+        if secret:
+            secrets[what] = secret
+    return found, secrets
