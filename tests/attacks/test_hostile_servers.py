@@ -170,6 +170,37 @@ def test_an_answer_byte_by_byte(answer: object) -> None:
         assert clock.monotonic_s() - begun_s < 10
 
 
+@pytest.mark.parametrize("size", [b"-1", b"-5"])
+@pytest.mark.parametrize("act", ["list", "read", "read all"])
+def test_a_chunk_of_a_negative_size(act: str, size: bytes) -> None:
+    """Python reads such a chunk up to the end of the connection, which may not come."""
+    num_sent = 0
+
+    def answer(request: Request) -> bool:
+        nonlocal num_sent
+        if request.command != "GET":
+            return False
+        request.send_response(206 if act == "read" else 200)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.send_header("Content-Range", "bytes 0-99/100")
+        request.end_headers()
+        request.wfile.write(size + b"\r\n")
+        request.close_connection = True
+        for _ in range(200):
+            request.wfile.write(b"x" * (1 << 20))
+            num_sent += 1
+        return True
+
+    with hostile_store(answer, {"run/a": b"x" * 100}) as (store, _):
+        until_s = clock.monotonic_s() + 1
+        with contextlib.suppress(TransientError):
+            if act == "list":
+                list(store.list(deadline_s=until_s))
+            else:
+                store.read("a", length=100 if act == "read" else None, deadline_s=until_s)
+    assert num_sent < 100
+
+
 def test_data_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress does not reset the time limit for ever."""
     monkeypatch.setattr(requests, "DEFAULT_WITHIN_S", 2.0)

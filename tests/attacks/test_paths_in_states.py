@@ -3,22 +3,26 @@
 The states contain nothing but plain data, and their digests are right.
 """
 
+import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from safepoint.errors import CheckpointError, ExitCode
 from safepoint.training.integrations.deepspeed.partitions import Partitions
 from safepoint.training.integrations.deepspeed.universal import Universal
 from safepoint.training.state.data_only import only_data
 from tests.support.checkpoints import reseal
-from tests.support.jobs import Job, no_orphans, safepoint
+from tests.support.jobs import Job, no_orphans, safepoint, tiny
 from tests.support.pickles import Call
 from tests.support.zero import random_states, write_zero
 
+_DCP: Any = dcp
 _LIGHTNING = Path(__file__).parent.parent / "programs" / "lightning_loop.py"
 
 # ---- DeepSpeed ---------------------------------------------------------------------------------------------------
@@ -87,6 +91,67 @@ def test_names_in_partitions_of_zero(place: str, name: Any, tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="cannot be used as the name of a file"):
         Universal(Partitions(source, ranks=1), copy, stage=2).write(0, 1)
     assert set(tmp_path.iterdir()) == before
+
+
+# ---- weights of another model ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/other/model.safetensors", "a/../../b", "", 5])
+def test_an_index_of_weights(name: Any, index: str, tmp_path: Path) -> None:
+    """A framework joins each name with the checkpoint's path; the training would end with weights that it reads there."""
+    (tmp_path / index).write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": name}}))
+    with pytest.raises(CheckpointError, match="names the file"), only_data(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "5", "{}", '{"weight_map": 5}', '{"weight_map": {"a": []}}', '{"a":' * 9999])
+def test_an_index_that_is_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match="was not loaded"), only_data(tmp_path):
+        pass
+
+
+def test_a_good_index(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "b-1.safetensors"}}))
+    with only_data(tmp_path):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", ["../other/{}", "{folder}/other/{}", ""])
+def test_files_of_dcp(name: str, tmp_path: Path) -> None:
+    folder, other = tmp_path / "checkpoint", tmp_path / "other"
+    state = {"w": torch.ones(3)}
+    for place in (folder, other):
+        _DCP.save(state, checkpoint_id=str(place))
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    for place in metadata.storage_data.values():
+        place.relative_path = name.format(place.relative_path, folder=tmp_path)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="names the file"), only_data(folder):
+        _DCP.load(state, checkpoint_id=str(folder))
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_the_best_model_of_another_run(tmp_path: Path) -> None:
+    """The Trainer ends with the weights of the checkpoint that its state says is the best one."""
+    output, other = tmp_path / "run", tmp_path / "other"
+    options = ("--save-strategy", "steps", "--save-steps", "2")
+    program = ("--best", "--eval-strategy", "steps", "--eval-steps", "2", "--end", "end", "--max-steps")
+    for place, steps in ((other, "2"), (output, "2"), (output, "4")):
+        job = safepoint(place, *options, program=tiny(place, *program, steps))
+        with no_orphans(job):
+            assert job.wait(200) == ExitCode.OK, job.text
+        if (place, steps) == (output, "2"):
+            path = output / "checkpoint-2" / "trainer_state.json"
+            state = json.loads(path.read_text())
+            state |= {"best_model_checkpoint": str(other / "checkpoint-2"), "best_metric": -1e9}
+            path.write_text(json.dumps(state))
+            reseal(path.parent)
+    assert "which is not in the output folder" in job.text
+    assert "Loading best model from" not in job.text or str(other) not in job.text.split("Loading best model")[1]
 
 
 # ---- Lightning ---------------------------------------------------------------------------------------------------

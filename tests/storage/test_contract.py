@@ -291,6 +291,16 @@ def test_a_fence_stops_what_is_not_visible_yet(size_bytes: int, kind: str, store
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
+def test_a_fence_comes_after_the_last_byte(kind: str, store: Store, tmp_path: Path) -> None:
+    """A claim that comes while a large file is sent is noticed before the object appears."""
+    source, data = source_of(kind, tmp_path / "source", 20 << 20)
+    moved: list[int] = []
+    seen: list[int] = []
+    store.upload("key", source, progress=moved.append, fence=lambda: seen.append(sum(moved)))
+    assert seen == [len(data)]
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
 @pytest.mark.parametrize("size_bytes", [1000, 20 << 20])
 def test_a_zombie_cannot_write_over_its_successor(size_bytes: int, kind: str, store: Store, tmp_path: Path) -> None:
     """A writer stops after its fence; its successor sweeps and writes; then the first writer fails."""

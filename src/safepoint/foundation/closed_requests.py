@@ -110,7 +110,19 @@ class TimedResponse(http.client.HTTPResponse):
 
     def __init__(self, sock: Any, *args: Any, until_s: float, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(cast("io.RawIOBase", _Reader(cast("Any", self.fp).detach(), sock, until_s)))
+        self.fp = _BoundedReader(cast("io.RawIOBase", _Reader(cast("Any", self.fp).detach(), sock, until_s)))
+
+
+class _BoundedReader(io.BufferedReader):
+    """Refuses to read up to the end: the answer may have none.
+
+    `http.client` does that for a chunk whose size is stated as -1.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            raise http.client.IncompleteRead(b"")
+        return super().read(size)
 
 
 class _Reader(io.RawIOBase):

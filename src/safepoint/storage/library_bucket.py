@@ -26,7 +26,6 @@ from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions, proxy_of
 from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
 from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of
-from safepoint.storage.s3.requests import FilePart, md5_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject, check_length
 
@@ -36,6 +35,7 @@ _NO_PROXY = "http://127.255.255.1:1"
 _SHORTEST_TRY_S = 0.25
 _NUM_STREAM_TRIES = 10
 _BLOCK_BYTES = 16 << 20
+_READ_BYTES = 1 << 20
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _T = TypeVar("_T")
@@ -158,34 +158,9 @@ class LibraryBucket:
         progress: Progress | None,
         deadline_s: float | None,
     ) -> None:
-        """See `Bucket`. Exception: for a file, `fence` is called before the upload begins, and not again later."""
-        if isinstance(source, Content):
-            self._upload_stream(key, source, fence, progress, deadline_s)
-            return
-        if fence is not None:
-            fence()
-        chunk = part_bytes_of(size_bytes, is_stream=False)
-        # If obstore receives a `Path`, it reads the file by itself, part by part.
-        self._call(
-            "PUT",
-            key,
-            lambda client: obstore.put(client, key, source, chunk_size=chunk),
-            deadline_s,
-            size_bytes=size_bytes,
-        )
-        self._read_back(key, md5_of(FilePart(source, 0, size_bytes)), size_bytes, deadline_s)
-        if progress is not None:
-            progress(size_bytes)
-
-    def _upload_stream(
-        self,
-        key: str,
-        content: Content,
-        fence: Callable[[], None] | None,
-        progress: Progress | None,
-        deadline_s: float | None,
-    ) -> None:
-        """Upload with obstore, which repeats requests itself here, because a stream cannot be started again."""
+        """See `Bucket`. obstore repeats requests itself here, because a stream cannot be started again."""
+        # A file too is a stream: if obstore read the file by itself, `fence` could not be called after the last part.
+        content = source if isinstance(source, Content) else _content_of(source, size_bytes)
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
         client = make_client(self._location, self._options, self._options.request_timeout_s, is_repeating=True)
@@ -295,6 +270,15 @@ class LibraryBucket:
             if rounded_s not in self._clients:
                 self._clients[rounded_s] = make_client(self._location, self._options, rounded_s)
             return self._clients[rounded_s]
+
+
+def _content_of(path: Path, size_bytes: int) -> Content:
+    def write_to(sink: Sink) -> None:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(_READ_BYTES):
+                sink(memoryview(block))
+
+    return Content(size_bytes=size_bytes, write_to=write_to)
 
 
 def from_obstore(error: Exception, what: str) -> StorageError:

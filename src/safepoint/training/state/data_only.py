@@ -17,18 +17,19 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
-from safepoint.errors import CheckpointError, printable
-from safepoint.foundation.bounded_json import read_regular
+from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
+from safepoint.errors import CheckpointError, SafepointError, printable
+from safepoint.foundation.bounded_json import read_object, read_regular
+from safepoint.training.state.loaded_values import finish, with_stand_ins
+from safepoint.training.state.rng import set_numpy_state
 from safepoint.training.state.temporary_attributes import temporarily
 
-_NUMPY: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), np._core.multiarray._reconstruct]  # pyright: ignore
-"""What the states of numpy's random number generators are made of."""
 _DEEPSPEED = {
     "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
     "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
@@ -37,7 +38,10 @@ _DEEPSPEED = {
 """The classes that the files of ZeRO name, by module. They only hold data: creating an instance does nothing else."""
 _NAME_A_FOLDER = ("latest", "latest_universal")
 """DeepSpeed's files that contain the name of a folder in the checkpoint."""
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+"""The files that name, for each weight, the file of the checkpoint that has it."""
 _MAX_NAME_BYTES = 4096
+_DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
 _PATH: Any = (str, os.PathLike)
 _NAME = re.compile(r"GLOBAL (\S+) w")
 """Finds, in the message of torch's error, the name of the function or class that was refused."""
@@ -69,6 +73,7 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
         CheckpointError: a file was refused. It is raised even if the framework caught it, or raised another error.
     """
     _check_named_folders(folder)
+    _check_named_files(folder)
     original: Callable[..., Any] = torch.load
     refused: list[CheckpointError] = []
 
@@ -84,13 +89,17 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
 
     def load_metadata(file: BinaryIO) -> Any:
         try:
-            return _Metadata(file, folder).load()
+            return _Metadata(file, folder).load_checked()
         except CheckpointError as error:
             refused.append(error)
             raise
 
     restricted = SimpleNamespace(**{**vars(pickle), "load": load_metadata})
-    with temporarily(torch, load=load), temporarily(filesystem, pickle=restricted):
+    with (
+        temporarily(torch, load=load),
+        temporarily(filesystem, pickle=restricted),
+        temporarily(np.random, set_state=set_numpy_state),
+    ):
         try:
             yield
         except BaseException as error:
@@ -117,6 +126,32 @@ def _check_named_folders(folder: str | os.PathLike[str]) -> None:
                 raise _refusal(path, named)
 
 
+def _check_named_files(folder: str | os.PathLike[str]) -> None:
+    """Refuse a checkpoint whose index names weights outside of the checkpoint, such as those of another model.
+
+    Raises:
+        CheckpointError: an index names such a file, or is no index.
+    """
+    for path in (Path(folder) / name for name in _INDICES):
+        if path.is_file():
+            try:
+                named: Any = read_object(path, max_bytes=MAX_MANIFEST_BYTES).get("weight_map")
+                names = set(cast("dict[str, Any]", named).values())
+            except (ValueError, TypeError, AttributeError) as error:
+                raise _refusal(path, "") from error
+            for name in names:
+                _check_path(path, name)
+
+
+def _check_path(where: str | os.PathLike[str], name: Any) -> None:
+    """Refuse the name of a file that leads out of the checkpoint."""
+    fault = path_fault(name) if isinstance(name, str) else "is no string"
+    if fault:
+        raise CheckpointError(
+            f"{os.fspath(where)} was not loaded: it names the file {name!r}, which {fault}", hint=_DELETE_IT
+        )
+
+
 def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
     """Whether the file is in the folder, before or after links in its path are followed.
 
@@ -130,26 +165,30 @@ def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
 
 
 def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> Any:
-    with torch.serialization.safe_globals(_allowed()):
-        try:
-            return load(file, **{"weights_only": True, **options})
-        except pickle.UnpicklingError as error:
-            name = _NAME.search(str(error))
-            raise _refusal(where, name[1] if name else "") from error
+    serialization: Any = torch.serialization
+    before = serialization.get_safe_globals()
+    serialization.clear_safe_globals()
+    try:
+        serialization.add_safe_globals(with_stand_ins([*before, *_classes()]))
+        return finish(load(file, **{"weights_only": True, **options}))
+    except (SafepointError, OSError, MemoryError):
+        raise
+    except Exception as error:  # hostile content may raise anything
+        name = _NAME.search(str(error))
+        raise _refusal(where, name[1] if name else "") from error
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(before)
 
 
-def _allowed() -> list[Any]:
-    """The functions and classes to allow besides torch's own, without those that the script has allowed itself."""
-    classes = [
+def _classes() -> list[Any]:
+    """The classes to allow besides torch's own, of the libraries that are loaded."""
+    return [
         getattr(sys.modules[module], name)
         for module, names in _DEEPSPEED.items()
         for name in names
         if module in sys.modules and hasattr(sys.modules[module], name)
     ]
-    # If a class were in both lists, torch would remove it from the script's list when the loading ends.
-    serialization: Any = torch.serialization
-    known = set(map(id, serialization.get_safe_globals()))
-    return [one for one in (*_NUMPY, *classes) if id(one) not in known]
 
 
 def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
@@ -162,8 +201,8 @@ def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
     what = f"it names {printable(name)}" if name else "it is damaged, or it holds more than data"
     return CheckpointError(
         f"{os.fspath(where)} was not loaded: {what}, and loading it could run code",
-        hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older one; "
-        "if your own script saves such objects, call torch.serialization.add_safe_globals([CLASS]) in the script",
+        hint=f"{_DELETE_IT}; if your own script saves such objects, call "
+        "torch.serialization.add_safe_globals([CLASS]) in the script",
     )
 
 
@@ -178,6 +217,18 @@ class _Metadata(pickle.Unpickler):
     def __init__(self, file: BinaryIO, folder: str | os.PathLike[str]) -> None:
         super().__init__(file)
         self._path = getattr(file, "name", folder)
+
+    def load_checked(self) -> Any:
+        """The metadata, whose files are all in the checkpoint.
+
+        Raises:
+            CheckpointError: it names another file, or something that is not allowed.
+        """
+        loaded: Any = self.load()
+        places: Any = getattr(loaded, "storage_data", None)
+        for place in cast("dict[Any, Any]", places).values() if isinstance(places, dict) else ():
+            _check_path(self._path, getattr(place, "relative_path", None))
+        return loaded
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         found = _IN_METADATA.get((module_name, global_name))

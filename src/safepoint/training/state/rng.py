@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from safepoint.errors import ConflictError
+from safepoint.errors import CheckpointError, ConflictError
 
 _PARTS = ("base_dataloader", "batch_sampler", "sampler")
 _GENERATORS = ("generator", "synchronized_generator")
@@ -30,13 +30,39 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Set the states that `capture_rng` has returned; the index of the CUDA device may have changed."""
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.random.set_rng_state(states["cpu"])
-    cuda = states.get("cuda")
-    if isinstance(cuda, torch.Tensor) and torch.cuda.is_available():
-        torch.cuda.set_rng_state(cuda)
+    """Set the states that `capture_rng` has returned; the index of the CUDA device may have changed.
+
+    Raises:
+        CheckpointError: the states are not such ones.
+    """
+    try:
+        random.setstate(states["python"])
+        set_numpy_state(states["numpy"])
+        torch.random.set_rng_state(states["cpu"])
+        cuda = states.get("cuda")
+        if isinstance(cuda, torch.Tensor) and torch.cuda.is_available():
+            torch.cuda.set_rng_state(cuda)
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint has invalid states of random number generators: {error}") from error
+
+
+_set_numpy_state: Any = np.random.set_state
+_NUM_KEYS = 624
+
+
+def set_numpy_state(state: Any) -> None:
+    """Call `np.random.set_state`, which does not check the position: numpy would read outside of its keys.
+
+    Raises:
+        CheckpointError: the position is not one of the keys'.
+        ValueError: the state is not that of numpy's generator.
+    """
+    position = state["state"]["pos"] if isinstance(state, dict) else state[2]
+    if type(position) is not int or not 0 <= position <= _NUM_KEYS:
+        raise CheckpointError(
+            f"the checkpoint has an invalid position of numpy's random numbers: {position!r}, and not 0 to {_NUM_KEYS}"
+        )
+    _set_numpy_state(state)
 
 
 def devices_left_out(tensors: Iterable[torch.Tensor]) -> list[str]:

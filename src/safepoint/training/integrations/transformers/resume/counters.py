@@ -60,7 +60,8 @@ def restore_callbacks(trainer: Any) -> None:
         if not trainer.args.restore_callback_states_from_checkpoint:
             for callback, record in zip(callbacks, newest, strict=False):
                 for attribute, value in record.get("attributes", {}).items():
-                    setattr(callback, attribute, value)
+                    if attribute in callback.state().get("attributes", {}):  # not a method, for example
+                        setattr(callback, attribute, value)
 
 
 def _stateful_callbacks(trainer: Any) -> list[Any]:
@@ -103,13 +104,14 @@ class TrlCounters:
         own = cast("dict[str, Any]", trainer.__dict__)
         if not _is_of_trl(trainer):
             return
-        for name, value in self.figures.items():
+        # Other names in a file of a checkpoint would replace any attribute of the trainer, also a method.
+        for name in (name for name in _FIGURES if name in self.figures):
             if isinstance(own.get(name), dict):
-                _restore_into(own[name], value)
+                _restore_into(own[name], self.figures[name])
             else:
-                own[name] = value
-        for name, value in self.cycle.items():
-            own[name] = _copied(value, trainer.args.device)
+                own[name] = self.figures[name]
+        for name in (name for name in _CYCLE if name in self.cycle):
+            own[name] = _copied(self.cycle[name], trainer.args.device)
         if trainer.model.training != self.is_training:
             trainer.model.train(self.is_training)
 

@@ -10,6 +10,7 @@
   reference of the first step.
 """
 
+import copy
 import json
 import logging
 import re
@@ -19,13 +20,16 @@ from typing import Any, cast
 
 import torch
 
-from safepoint.errors import ConflictError
+from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights
 from safepoint.training.state.data_only import load_data
 
 _log = logging.getLogger("safepoint")
 _SCALING = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora", "use_dora")
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+_DEFAULT = "default"
+"""PEFT's name for an adapter that the script has not named. It is in the folder of the checkpoint itself."""
 _REFERENCE = "safepoint_reference.pt"
 
 
@@ -44,7 +48,7 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     lost = lost_weights(model, missing)
     if not lost:
         return
-    if _is_converted(model):
+    if _is_converted(model) and not (folder / "adapter_config.json").exists():  # from_pretrained loads adapters too
         try:
             lost = lost_weights(model, _load_converted(model, folder))
         except Exception as error:  # noqa: BLE001  the error below names what is missing
@@ -98,7 +102,9 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
         widest = torch.float32
     _log.info("the weights of %s have other names than the model's: loading them with from_pretrained", folder.name)
     kind = cast("Any", type(model))
-    other, report = kind.from_pretrained(folder, dtype=widest, output_loading_info=True)
+    # With the model's own configuration: that of the checkpoint may name code, kernels or adapters to load.
+    own = copy.deepcopy(model.config)
+    other, report = kind.from_pretrained(folder, config=own, dtype=widest, output_loading_info=True)
     fresh: set[str] = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     state = {name: tensor for name, tensor in other.state_dict().items() if name not in fresh}
     return model.load_state_dict(state, strict=False).missing_keys
@@ -113,13 +119,22 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
         step: of the checkpoint.
 
     Raises:
-        ConflictError: an adapter has another scale, or is of another kind.
+        ConflictError: an adapter has another scale, or is of another kind, or the model does not have it.
     """
     configs: Any = getattr(model, "peft_config", None)
     if not isinstance(configs, dict):
         return
+    stored = _adapters_in(folder)
+    others = sorted(stored - configs.keys()) if stored - {_DEFAULT} else []
+    if others:  # the Trainer would add it to the model, with the settings that the checkpoint has for it
+        raise ConflictError(
+            f"the checkpoint of step {step} has an adapter {printable(others[0])}, which this run's model does not "
+            "have; training was not started",
+            hint="create the adapters as in the run that wrote the checkpoint, or start from the beginning with "
+            "--from-scratch",
+        )
     for name, config in cast("dict[str, Any]", configs).items():
-        file = (folder if name == "default" else folder / name) / "adapter_config.json"
+        file = (folder if name == _DEFAULT else folder / name) / "adapter_config.json"
         try:
             saved = read_object(file, constant=float)
         except (OSError, ValueError):
@@ -134,6 +149,13 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
                     hint="create the adapter as in the run that wrote the checkpoint, or start from the beginning "
                     "with --from-scratch",
                 )
+
+
+def _adapters_in(folder: Path) -> set[str]:
+    """The names of the adapters that the Trainer would load from a checkpoint: `default` from the folder itself, and
+    each other one from a folder in it."""
+    places = {_DEFAULT: folder, **{path.name: path for path in folder.iterdir()}}
+    return {name for name, place in places.items() if any((place / file).is_file() for file in _ADAPTERS)}
 
 
 class ReferenceModel:

@@ -9,12 +9,15 @@ The Trainer loads model, optimizer, scheduler, its own state and random number s
 - whether the run had already decided to end.
 """
 
+import contextlib
 import importlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
-from safepoint.errors import ConflictError
+from safepoint.errors import CheckpointError, ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import has_own_model_save
@@ -30,8 +33,12 @@ from safepoint.training.integrations.transformers.resume.trainer_state import De
 from safepoint.training.integrations.transformers.sharding.repartition import follow_accumulation
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_checkpoint_strategy
 from safepoint.training.start.copies import ResumePoint
+from safepoint.training.state.data_only import only_data
 from safepoint.training.state.rng import capture_rng, restore_rng
 from safepoint.training.state.temporary_attributes import Overrides
+
+
+_STATE = "trainer_state.json"
 
 
 class TrainerResume:
@@ -78,12 +85,13 @@ class TrainerResume:
 
     def _adapt_to(self, point: ResumePoint) -> None:
         context, manifest = self._context, point.manifest
-        if not (point.path / "trainer_state.json").is_file():
+        if not (point.path / _STATE).is_file():
             raise ConflictError(
                 f"{point.path.name} was not written by a Trainer: it has no trainer_state.json; training was not "
                 "started",
                 hint="give the Trainer its own output folder, or start from the beginning with --from-scratch",
             )
+        _check_state(point)
         check_checkpoint_strategy(self._trainer, manifest)
         check_adapter_settings(self._trainer.model, point.path, step=manifest.step)
         self._state = RankState.read(
@@ -134,6 +142,7 @@ class TrainerResume:
         if self._point is None:
             return DeferredWork()
         self.reference.read(self._point.path)
+        self._drop_other_best(self._point.path.parent)
         restore_callbacks(self._trainer)
         if self._state is None:
             return DeferredWork()
@@ -145,6 +154,23 @@ class TrainerResume:
         self._begins_in_epoch = bool(self._epoch_rng)
         self._trainer._load_rng_state(str(self._point.path))
         return self._state.pending
+
+    def _drop_other_best(self, folder: Path) -> None:
+        """Forget a best checkpoint that is not one of this run's: the training would end with its weights.
+
+        Args:
+            folder: the folder of the checkpoint that the run resumes from.
+        """
+        state = self._trainer.state
+        best: Any = state.best_model_checkpoint
+        own = {os.path.realpath(place) for place in (folder, self._trainer.args.output_dir)}
+        if best and os.path.dirname(os.path.realpath(best)) not in own:
+            self._context.log.warning(
+                "the checkpoint says that %s is the best one, which is not in the output folder: it is not used, and "
+                "the best one is chosen among new ones",
+                printable(str(best)),
+            )
+            state.best_model_checkpoint = state.best_metric = state.best_global_step = None
 
     def deferred_work_done(self) -> None:
         """Copy the random number states after the deferred work. The first step starts with these states."""
@@ -186,14 +212,15 @@ class TrainerResume:
         elif self._state is not None and self._state.rng:
             restore_rng(self._state.rng)
         else:
-            original(checkpoint)
+            with only_data(checkpoint) if checkpoint is not None else contextlib.nullcontext():
+                original(checkpoint)
 
     def _initial_position(self, original: Callable[..., Any], *args: Any) -> tuple[int, int]:
         original(*args)
         assert self._point is not None
         manifest = self._point.manifest
         if self.geometry.num_samples is None:
-            saved = read_object(self._point.path / "trainer_state.json", max_bytes=MAX_MANIFEST_BYTES, constant=float)
+            saved = read_object(self._point.path / _STATE, max_bytes=MAX_MANIFEST_BYTES, constant=float)
             passes, micro_batches = self.geometry.position_in_stream(
                 saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
             )
@@ -211,3 +238,20 @@ class TrainerResume:
             return
         self.data.begin_epoch(train_dataloader)
         original(train_dataloader=train_dataloader, **kwargs)
+
+
+def _check_state(point: ResumePoint) -> None:
+    """Check the Trainer's state, which the Trainer itself reads without a check.
+
+    Raises:
+        CheckpointError: it is no JSON object, or is of another step.
+    """
+    path = point.path / _STATE
+    try:
+        step: Any = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float).get("global_step")
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; training was not started") from error
+    if step != point.manifest.step:
+        raise CheckpointError(
+            f"{path} is of step {step!r}, and the checkpoint of step {point.manifest.step}; training was not started"
+        )

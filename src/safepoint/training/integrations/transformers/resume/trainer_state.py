@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from safepoint.errors import CheckpointError
 from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrlCounters
 from safepoint.training.state.base_model import frozen_buffers
 from safepoint.training.state.plain_values import is_plain, load_plain
@@ -167,11 +168,14 @@ class RankState:
 
     @classmethod
     def _read(cls, path: Path) -> "RankState":
-        record: dict[str, Any] = {"rng": {}, **load_plain(path)}
-        record["loss"] = LossTotals(**record["loss"])
-        record["pending"] = DeferredWork(**record["pending"])
-        record["counted"] = TrlCounters(**record.get("counted", {}))
-        return cls(**{name: record[name] for name in cls.__slots__ if name in record})
+        try:
+            record: dict[str, Any] = {"rng": {}, **load_plain(path)}
+            record["loss"] = LossTotals(**record["loss"])
+            record["pending"] = DeferredWork(**record["pending"])
+            record["counted"] = TrlCounters(**record.get("counted", {}))
+            return cls(**{name: record[name] for name in cls.__slots__ if name in record})
+        except (TypeError, LookupError, AttributeError) as error:
+            raise CheckpointError(f"{path} is not the state of a rank: {error!r}") from error
 
 
 def _values_of(one: RankState | LossTotals | DeferredWork) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""What `torch.load` may return from a checkpoint that anyone may have written.
+
+`weights_only=True` restricts which functions a pickle calls, but not what it calls them with. Two things are left:
+
+- numpy's arrays and types take a state from the pickle, and do not check it: a type that is larger than it says makes
+  numpy read and write outside of the array. So stand-ins take the place of numpy's functions while a pickle is read,
+  and `finish` makes the arrays afterwards.
+- A container may be in itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
+  value would never end. `finish` refuses it.
+"""
+
+import re
+from typing import Any, cast
+
+import numpy as np
+
+_KIND = re.compile(r"[biufc][0-9]{1,2}")
+_MOST_VALUES = 1 << 27
+"""The most values in a file, where a container that is in several places counts once for each of them."""
+
+
+class _SavedType:
+    """Stands for a `numpy.dtype`: a type of numbers."""
+
+    def __init__(self, text: str, *_: Any) -> None:
+        if not _KIND.fullmatch(text):
+            raise ValueError("an array is not made of numbers")
+        self.dtype = np.dtype(text)
+
+    def __setstate__(self, state: Any) -> None:
+        self.dtype = self.dtype.newbyteorder(state[1])  # the rest says nothing more about a type of numbers
+
+
+class _SavedArray:
+    """Stands for a `numpy.ndarray`."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, is_fortran, data = state
+        array = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if is_fortran else "C")
+        self.array = array.copy(order="K")
+
+
+def _reconstruct(*_: Any) -> _SavedArray:
+    return _SavedArray()
+
+
+def _scalar(kind: _SavedType, data: bytes) -> Any:
+    return np.frombuffer(data, kind.dtype)[0]
+
+
+_STAND_INS: dict[str, Any] = {
+    "numpy.dtype": _SavedType,
+    "numpy.ndarray": _SavedArray,
+    **{f"numpy.{core}.multiarray._reconstruct": _reconstruct for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},
+}
+
+
+def with_stand_ins(allowed: list[Any]) -> list[Any]:
+    """What a pickle may name, with stand-ins for numpy's functions and classes; see `torch.serialization.safe_globals`.
+
+    Args:
+        allowed: what it may name besides.
+    """
+    others = [one for one in allowed if _name_of(one) not in _STAND_INS and not _is_type_of_numpy(one)]
+    return [*others, *((function, name) for name, function in _STAND_INS.items())]
+
+
+def _name_of(allowed: Any) -> str:
+    return allowed[1] if isinstance(allowed, tuple) else f"{allowed.__module__}.{allowed.__qualname__}"
+
+
+def _is_type_of_numpy(allowed: Any) -> bool:
+    return isinstance(allowed, type) and issubclass(allowed, np.dtype)
+
+
+def finish(loaded: Any) -> Any:
+    """Put numpy's arrays into the place of their stand-ins.
+
+    Args:
+        loaded: what `torch.load` has returned. Its lists and dictionaries are changed in place.
+
+    Raises:
+        ValueError: a container is in itself, or there are too many values.
+        RecursionError: containers are nested too deep.
+    """
+    return _Finisher().visit(loaded)[0]
+
+
+class _Finisher:
+    def __init__(self) -> None:
+        self._done: dict[int, tuple[Any, Any, int]] = {}
+        """The id of a container → the container itself, so that the id stays its own; its replacement; its size."""
+
+    def visit(self, value: Any) -> tuple[Any, int]:
+        """The replacement of a value, and the number of values in it."""
+        if isinstance(value, _SavedArray):
+            return value.array, 1
+        if type(value) is not tuple and not isinstance(value, dict | list):
+            return value, 1
+        if id(value) not in self._done:
+            self._done[id(value)] = value, None, 0
+            self._done[id(value)] = (value, *self._finished(cast("Any", value)))
+        _, replacement, size = self._done[id(value)]
+        if not size:
+            raise ValueError("a container is in itself")
+        if size > _MOST_VALUES:
+            raise ValueError(f"there are more than {_MOST_VALUES} values")
+        return replacement, size
+
+    def _finished(self, container: Any) -> tuple[Any, int]:
+        pairs: list[tuple[Any, Any]] = list(container.items() if isinstance(container, dict) else enumerate(container))
+        found = [self.visit(inner) for _, inner in pairs]
+        changed = {key: new for (key, old), (new, _) in zip(pairs, found, strict=True) if new is not old}
+        size = 1 + sum(size for _, size in found)
+        if type(container) is tuple:
+            return (tuple(new for new, _ in found) if changed else container), size
+        for key, new in changed.items():
+            container[key] = new
+        return container, size

@@ -1,0 +1,168 @@
+"""Pickles that call only what is allowed, with values that are not: nothing crashes, and nothing runs without end."""
+
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from safepoint.errors import CheckpointError
+from safepoint.training.state.data_only import load_data, only_data
+from safepoint.training.state.rng import capture_rng, restore_rng
+
+
+def _name(module: str, name: str) -> bytes:
+    return pickle.GLOBAL + f"{module}\n{name}\n".encode()
+
+
+def _text(text: str) -> bytes:
+    return pickle.BINUNICODE + struct.pack("<I", len(text)) + text.encode()
+
+
+def _number(number: int) -> bytes:
+    return pickle.LONG1 + b"\x08" + struct.pack("<q", number)
+
+
+def _tuple(*items: bytes) -> bytes:
+    return pickle.MARK + b"".join(items) + pickle.TUPLE
+
+
+def _call(function: bytes, *arguments: bytes) -> bytes:
+    return function + _tuple(*arguments) + pickle.REDUCE
+
+
+def _bytes(data: bytes) -> bytes:
+    return _call(_name("_codecs", "encode"), _text(data.decode("latin-1")), _text("latin1"))
+
+
+_TYPE = _name("numpy", "dtype")
+
+
+def _type(text: str) -> bytes:
+    return _call(_TYPE, _text(text), pickle.NEWFALSE, pickle.NEWTRUE)
+
+
+def _array(kind: bytes, data: bytes, shape: bytes) -> bytes:
+    made = _call(
+        _name("numpy._core.multiarray", "_reconstruct"), _name("numpy", "ndarray"), _tuple(_number(0)), _bytes(b"b")
+    )
+    return made + _tuple(_number(1), shape, kind, pickle.NEWFALSE, data) + pickle.BUILD
+
+
+def _state(*, inner: bytes = pickle.NONE, fields: bytes = pickle.NONE, size: int = -1, flags: int = 0) -> bytes:
+    """The state of a type."""
+    none = pickle.NONE if fields == pickle.NONE else _tuple(_text("a"))
+    numbers = (_number(size), _number(-1), _number(flags))
+    return _tuple(_number(3), _text("<"), inner, none, fields, *numbers) + pickle.BUILD
+
+
+def _one_u4(state: bytes) -> bytes:
+    return _array(_type("u4") + state, _bytes(b"\0" * 4), _tuple(_number(1)))
+
+
+_FILES = {
+    "a type of a billion numbers": _one_u4(_state(inner=_tuple(_type("u4"), _tuple(_number(1 << 30))))),
+    "a type of a billion bytes": _one_u4(_state(size=1 << 30)),
+    "a type of a reference": _one_u4(_state(size=8, flags=63)),
+    "references in bytes": _array(_type("O"), _bytes(b"A" * 32), _tuple(_number(4))),
+    "references in a buffer": _name("numpy", "ndarray")
+    + _tuple(_tuple(_number(4)), _type("O"), _bytes(b"A" * 32))
+    + pickle.NEWOBJ,
+    "an array without its bytes": _array(_type("u4"), _bytes(b"\0" * 4), _tuple(_number(1 << 40))),
+    "a terabyte": _name("numpy", "ndarray") + _tuple(_tuple(_number(1 << 40)), _type("u1")) + pickle.NEWOBJ,
+    "a type of fields": _type("u4,O"),
+    "a list in itself": pickle.EMPTY_LIST + pickle.BINPUT + b"\1" + pickle.BINGET + b"\1" + pickle.APPEND,
+}
+
+
+def _write(path: Path, content: bytes) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", pickle.PROTO + b"\2" + content + pickle.STOP)
+        archive.writestr("archive/byteorder", "little")
+        archive.writestr("archive/version", "3\n")
+
+
+_USE = """
+import sys
+from safepoint.errors import CheckpointError
+from safepoint.training.state.data_only import load_data
+for path in sys.argv[1:]:
+    try:
+        value = load_data(path)
+        print(value, value.sum(), flush=True)
+    except CheckpointError as error:
+        print("refused", flush=True)
+"""
+
+
+def test_arrays_and_types_of_numpy(tmp_path: Path) -> None:
+    """In a process of its own, which must not crash. The state of a type of numbers says nothing but their order."""
+    paths: list[str] = []
+    for number, content in enumerate(_FILES.values()):
+        paths.append(str(tmp_path / f"{number}.pt"))
+        _write(Path(paths[-1]), content)
+    done = subprocess.run([sys.executable, "-c", _USE, *paths], capture_output=True, text=True, check=False)
+    said = dict(zip(_FILES, done.stdout.splitlines(), strict=False))
+    assert said == {name: "[0] 0" if name.startswith("a type of a") else "refused" for name in _FILES}, done
+    assert done.returncode == 0, done
+
+
+def _shared(levels: int) -> Any:
+    value: Any = [1]
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"a": (value,)}])
+def test_few_lists_that_stand_for_many_values(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+    """An optimizer copies each of them when it loads its state."""
+    torch.save(wrap(_shared(60)), tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="a.pt"):
+        load_data(tmp_path / "a.pt")
+    torch.save(wrap(_shared(10)), tmp_path / "a.pt")
+    assert load_data(tmp_path / "a.pt") == wrap(_shared(10))
+
+
+@pytest.mark.parametrize("position", [1 << 40, 625, -1, 0.5, None])
+def test_a_position_outside_of_the_random_numbers(position: Any, tmp_path: Path) -> None:
+    """Of Safepoint's own states, and of those that a framework restores."""
+    good = capture_rng()
+    name, keys, _, *rest = good["numpy"]
+    state = {**good, "numpy": (name, keys, position, *rest)}
+    with pytest.raises(CheckpointError, match="random number"):
+        restore_rng(state)
+    with pytest.raises(CheckpointError, match="random number"), only_data(tmp_path):
+        np.random.set_state(state["numpy"])
+    restore_rng(good)
+
+
+def test_what_frameworks_save_is_loaded_as_before(tmp_path: Path) -> None:
+    """Also where the script, or the Trainer, has allowed numpy's own classes."""
+    arrays = [
+        np.arange(12).astype(kind).reshape(3, 4) for kind in ("u4", ">u4", "i8", "f4", "f8", "u1", "c8", "bool")
+    ]
+    arrays += [np.zeros(0, "u4"), np.asfortranarray(arrays[0]), np.array(5.0)]
+    shared = arrays[0]
+    saved = {"numpy": np.random.get_state(), "arrays": arrays, "again": [shared, (shared, 1)], "number": 5}
+    torch.save(saved, tmp_path / "a.pt")
+    allowed: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), type(np.dtype(np.float64))]
+    for one in ([], allowed):
+        with torch.serialization.safe_globals(one):
+            before = set(torch.serialization.get_safe_globals())
+            loaded = load_data(tmp_path / "a.pt")
+            assert set(torch.serialization.get_safe_globals()) == before
+        for old, new in zip(arrays, loaded["arrays"], strict=True):
+            assert type(new) is np.ndarray
+            assert (new.dtype, new.flags.f_contiguous) == (old.dtype, old.flags.f_contiguous)
+            assert np.array_equal(old, new)
+            assert new.flags.writeable
+        assert loaded["again"][0] is loaded["again"][1][0]
+        np.random.set_state(loaded["numpy"])
