@@ -114,7 +114,11 @@ def test_the_configuration_of_the_checkpoint_is_not_used(tmp_path: Path) -> None
     missing = [name for name, _ in model.named_parameters() if "experts" in name]
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     saved = json.loads((tmp_path / "config.json").read_text())
-    hostile = {**saved, "attn_implementation": "theirs/kernel", "quantization_config": {"quant_method": "bitsandbytes"}}
+    hostile = {
+        **saved,
+        "attn_implementation": "theirs/kernel",
+        "quantization_config": {"quant_method": "bitsandbytes"},
+    }
     (tmp_path / "config.json").write_text(json.dumps(hostile))
     for name in missing:
         model.get_parameter(name).data.zero_()

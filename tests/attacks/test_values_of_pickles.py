@@ -125,7 +125,7 @@ def _shared(levels: int) -> Any:
 def test_few_lists_that_stand_for_many_values(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
     """An optimizer copies each of them when it loads its state."""
     torch.save(wrap(_shared(60)), tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="a.pt"):
+    with pytest.raises(CheckpointError, match="was not loaded"):
         load_data(tmp_path / "a.pt")
     torch.save(wrap(_shared(10)), tmp_path / "a.pt")
     assert load_data(tmp_path / "a.pt") == wrap(_shared(10))

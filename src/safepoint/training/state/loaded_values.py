@@ -57,7 +57,7 @@ _STAND_INS: dict[str, Any] = {
 
 
 def with_stand_ins(allowed: list[Any]) -> list[Any]:
-    """What a pickle may name, with stand-ins for numpy's functions and classes; see `torch.serialization.safe_globals`.
+    """What a pickle may name, for `torch.serialization.add_safe_globals`, with stand-ins for what is numpy's.
 
     Args:
         allowed: what it may name besides.
@@ -109,7 +109,9 @@ class _Finisher:
         return replacement, size
 
     def _finished(self, container: Any) -> tuple[Any, int]:
-        pairs: list[tuple[Any, Any]] = list(container.items() if isinstance(container, dict) else enumerate(container))
+        pairs: list[tuple[Any, Any]] = list(
+            container.items() if isinstance(container, dict) else enumerate(container)
+        )
         found = [self.visit(inner) for _, inner in pairs]
         changed = {key: new for (key, old), (new, _) in zip(pairs, found, strict=True) if new is not old}
         size = 1 + sum(size for _, size in found)

@@ -60,7 +60,7 @@ def set_numpy_state(state: Any) -> None:
     position = state["state"]["pos"] if isinstance(state, dict) else state[2]
     if type(position) is not int or not 0 <= position <= _NUM_KEYS:
         raise CheckpointError(
-            f"the checkpoint has an invalid position of numpy's random numbers: {position!r}, and not 0 to {_NUM_KEYS}"
+            f"the checkpoint's position in numpy's random numbers is {position!r}, and must be 0 to {_NUM_KEYS}"
         )
     _set_numpy_state(state)
 

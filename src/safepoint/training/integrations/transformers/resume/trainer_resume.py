@@ -37,7 +37,6 @@ from safepoint.training.state.data_only import only_data
 from safepoint.training.state.rng import capture_rng, restore_rng
 from safepoint.training.state.temporary_attributes import Overrides
 
-
 _STATE = "trainer_state.json"
 
 
