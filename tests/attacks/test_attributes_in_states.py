@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -108,7 +108,7 @@ def test_the_configuration_of_the_checkpoint_is_not_used(tmp_path: Path) -> None
     from transformers import MixtralConfig, MixtralForCausalLM
 
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=2, vocab_size=16)
+    config = MixtralConfig(**cast("Any", sizes), num_key_value_heads=2, num_local_experts=2, vocab_size=16)
     model: Any = MixtralForCausalLM(config)
     model.save_pretrained(tmp_path)
     missing = [name for name, _ in model.named_parameters() if "experts" in name]

@@ -99,7 +99,7 @@ def test_names_in_partitions_of_zero(place: str, name: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/other/model.safetensors", "a/../../b", "", 5])
 def test_an_index_of_weights(name: Any, index: str, tmp_path: Path) -> None:
-    """A framework joins each name with the checkpoint's path, and the training goes on with the weights of that file."""
+    """A framework joins each name with the path of the checkpoint, and loads the weights of that file."""
     (tmp_path / index).write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": name}}))
     with pytest.raises(CheckpointError, match="names the file"), only_data(tmp_path):
         pass

@@ -67,7 +67,9 @@ def with_stand_ins(allowed: list[Any]) -> list[Any]:
 
 
 def _name_of(allowed: Any) -> str:
-    return allowed[1] if isinstance(allowed, tuple) else f"{allowed.__module__}.{allowed.__qualname__}"
+    if isinstance(allowed, tuple):
+        return str(cast("tuple[Any, str]", allowed)[1])
+    return f"{allowed.__module__}.{allowed.__qualname__}"
 
 
 def _is_type_of_numpy(allowed: Any) -> bool:
@@ -98,10 +100,11 @@ class _Finisher:
             return value.array, 1
         if type(value) is not tuple and not isinstance(value, dict | list):
             return value, 1
-        if id(value) not in self._done:
-            self._done[id(value)] = value, None, 0
-            self._done[id(value)] = (value, *self._finished(cast("Any", value)))
-        _, replacement, size = self._done[id(value)]
+        container = cast("Any", value)
+        if id(container) not in self._done:
+            self._done[id(container)] = container, None, 0
+            self._done[id(container)] = container, *self._finished(container)
+        _, replacement, size = self._done[id(container)]
         if not size:
             raise ValueError("a container is in itself")
         if size > _MOST_VALUES:
@@ -109,14 +112,15 @@ class _Finisher:
         return replacement, size
 
     def _finished(self, container: Any) -> tuple[Any, int]:
+        is_dict = isinstance(container, dict)
         pairs: list[tuple[Any, Any]] = list(
-            container.items() if isinstance(container, dict) else enumerate(container)
+            container.items() if hasattr(container, "items") else enumerate(container)
         )
         found = [self.visit(inner) for _, inner in pairs]
-        changed = {key: new for (key, old), (new, _) in zip(pairs, found, strict=True) if new is not old}
         size = 1 + sum(size for _, size in found)
-        if type(container) is tuple:
-            return (tuple(new for new, _ in found) if changed else container), size
+        changed = {key: new for (key, old), (new, _) in zip(pairs, found, strict=True) if new is not old}
+        if changed and type(container) is tuple:
+            return tuple(new for new, _ in found), size
         for key, new in changed.items():
             container[key] = new
         return container, size

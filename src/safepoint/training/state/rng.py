@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ def set_numpy_state(state: Any) -> None:
         CheckpointError: the position is not one of the keys'.
         ValueError: the state is not that of numpy's generator.
     """
-    position = state["state"]["pos"] if isinstance(state, dict) else state[2]
+    position: Any = cast("Any", state)["state"]["pos"] if isinstance(state, dict) else state[2]
     if type(position) is not int or not 0 <= position <= _NUM_KEYS:
         raise CheckpointError(
             f"the checkpoint's position in numpy's random numbers is {position!r}, and must be 0 to {_NUM_KEYS}"

@@ -15,6 +15,7 @@ from lightning.pytorch.plugins import CheckpointIO
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.training.plain.state.parts import Parts
+from safepoint.training.state.loaded_values import finish
 from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
@@ -168,7 +169,8 @@ class DirectCheckpointIO(CheckpointIO):
         """
         try:
             checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
-        except pickle.UnpicklingError as error:
+            checkpoint = finish(checkpoint) if weights_only is not False else checkpoint
+        except (pickle.UnpicklingError, ValueError, RecursionError) as error:
             if weights_only is False:
                 raise
             raise UsageError(
