@@ -8,10 +8,15 @@ from typing import Any, cast
 import pytest
 import torch
 
+from safepoint.checkpoint.format.digest import digest_file
+from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import CheckpointError, ConflictError
 from safepoint.training.integrations.transformers.resume.counters import TrlCounters, restore_callbacks
 from safepoint.training.integrations.transformers.resume.loaded_model import check_adapter_settings, complete_load
+from safepoint.training.integrations.transformers.resume.trainer_resume import _check_state
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
+from safepoint.training.start.copies import ResumePoint
+from tests.support.checkpoints import describe
 
 
 class Online:
@@ -70,6 +75,21 @@ def test_a_state_of_another_shape(content: Any, tmp_path: Path) -> None:
     torch.save(content, path)
     with pytest.raises(CheckpointError, match="is not the state of a rank"):
         RankState.read(tmp_path, rank=0, ranks_before=1, world_size=1)
+
+
+@pytest.mark.parametrize(
+    "content", ['{"global_step": 1000000000}', "{}", "5", '{"a":' * 60_000, '{"global_step": "4"}']
+)
+def test_a_state_of_another_step(content: str, tmp_path: Path) -> None:
+    """The training would end at once, and commit a checkpoint of that step."""
+    (tmp_path / "trainer_state.json").write_text(content)
+    point = ResumePoint(
+        path=tmp_path, manifest=describe(4)((FileEntry.of("a", digest_file(tmp_path / "trainer_state.json")),))
+    )
+    with pytest.raises(CheckpointError, match="training was not started"):
+        _check_state(point)
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 4, "log_history": [{"loss": NaN}]}')
+    _check_state(point)
 
 
 # ---- adapters and configurations -------------------------------------------------------------------------------

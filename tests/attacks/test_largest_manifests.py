@@ -20,7 +20,7 @@ from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.remote.verified_upload import upload_record
 from safepoint.checkpoint.tools.inventory import Inventory
-from safepoint.errors import SaveError
+from safepoint.errors import ManifestError, SaveError
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
 from tests.support.checkpoints import commit as commit_small
@@ -159,3 +159,32 @@ def test_the_part_of_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert NodePart.from_bytes(part.to_bytes()) == part
     assert not (working / MANIFEST_NAME).exists()
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"1.5", b"-0"])
+def test_more_values_than_a_record_has(value: bytes) -> None:
+    """64 MiB of empty lists would take 3 GB of memory."""
+    data = b'{"a":[' + (value + b",") * 1_000_000 + value + b"]}"
+    with pytest.raises(ManifestError, match="more values"):
+        Manifest.from_bytes(data)
+
+
+def test_strings_are_no_values() -> None:
+    """Neither in names, nor in a string that does not end."""
+    files = tuple(dataclasses.replace(_entry(number), path=f"{number:05}" + '[{,"' * 50) for number in range(6000))
+    manifest = dataclasses.replace(_largest(1 << 20), files=files)
+    assert len(manifest.to_bytes()) > 1 << 20
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    with pytest.raises(ManifestError, match="not JSON"):
+        Manifest.from_bytes(b'{"a":"' + b'\\"' * 1_000_000)
+
+
+def test_files_below_files() -> None:
+    """They are found whatever stands between them in the order of their names."""
+    manifest = _largest(1 << 20)
+    for paths in (["a", "a/b"], ["a", "a-b", "a/b"], ["a/b", "a/b!", "a/b/c/d"]):
+        files = tuple(dataclasses.replace(_entry(0), path=path) for path in paths)
+        with pytest.raises(ValueError, match="is below another file"):
+            dataclasses.replace(manifest, files=files)
+    files = tuple(dataclasses.replace(_entry(0), path=path) for path in ("a", "a-b", "ab/c"))
+    assert dataclasses.replace(manifest, files=files).files == files

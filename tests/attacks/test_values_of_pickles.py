@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from safepoint.errors import CheckpointError
+from safepoint.errors import CheckpointError, UsageError
 from safepoint.training.state.data_only import load_data, only_data
 from safepoint.training.state.rng import capture_rng, restore_rng
 
@@ -129,6 +129,16 @@ def test_few_lists_that_stand_for_many_values(wrap: Callable[[Any], Any], tmp_pa
         load_data(tmp_path / "a.pt")
     torch.save(wrap(_shared(10)), tmp_path / "a.pt")
     assert load_data(tmp_path / "a.pt") == wrap(_shared(10))
+
+
+def test_the_state_of_lightning(tmp_path: Path) -> None:
+    """It is read without numpy's arrays, but as deep."""
+    pytest.importorskip("lightning")
+    from safepoint.training.integrations.lightning.lightning_parts import DirectCheckpointIO
+
+    torch.save({"callbacks": _shared(60)}, tmp_path / "lightning.ckpt")
+    with pytest.raises(UsageError, match="was not loaded"):
+        DirectCheckpointIO().load_checkpoint(tmp_path / "lightning.ckpt")
 
 
 @pytest.mark.parametrize("position", [1 << 40, 625, -1, 0.5, None])
