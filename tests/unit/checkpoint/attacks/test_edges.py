@@ -93,7 +93,6 @@ def raw(field: str) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "infinity in an unknown field": (raw("1e999"), "malformed"),
     "infinity as a constant": (raw("Infinity"), "not a number"),
     "a list nested ten thousand deep": (raw("[" * 10_000 + "]" * 10_000), "not JSON"),
     "an object nested ten thousand deep": (raw('{"a":' * 10_000 + "0" + "}" * 10_000), "not JSON"),
