@@ -112,8 +112,8 @@ class _Finisher:
         return replacement, size
 
     def _finished(self, container: Any) -> tuple[Any, int]:
-        is_dict = issubclass(type(container), dict)
-        pairs: list[tuple[Any, Any]] = list(container.items() if is_dict else enumerate(container))
+        keys: Any = container.keys() if issubclass(type(container), dict) else range(len(container))
+        pairs = [(key, container[key]) for key in keys]
         found = [self.visit(inner) for _, inner in pairs]
         size = 1 + sum(size for _, size in found)
         changed = {key: new for (key, old), (new, _) in zip(pairs, found, strict=True) if new is not old}
