@@ -94,13 +94,23 @@ def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
     return code
 
 
+def explain(error: Exception) -> tuple[ExitCode, SafepointError] | None:
+    """The exit code and the message for an error with a cause outside Safepoint's code; None for any other."""
+    if isinstance(error, SafepointError):
+        # If a store or a cluster refuses the identity, a command ends with this code; a training ends with 13.
+        return ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code, error
+    if isinstance(error, OSError) and error.errno in _OUTSIDE_FAULTS:
+        where = printable(str(error.filename or "a file"))
+        return ExitCode.STORAGE, SafepointError(f"{where}: {error.strerror}; the command was not completed")
+    return None
+
+
 def _report_error(error: Exception, invocation: Invocation) -> int:
     """Report the exception that has ended the command, and return the exit code."""
     code, as_json = ExitCode.FAILED, invocation.asks_for_json
-    if isinstance(error, SafepointError):
-        # If a store or a cluster refuses the identity, a command ends with this code; a training ends with 13.
-        code = ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code
-        explained = SafepointError(_with_origin(error.message, invocation), hint=error.hint)
+    known = explain(error)
+    if isinstance(error, SafepointError) and known is not None:
+        code, explained = known[0], SafepointError(_with_origin(error.message, invocation), hint=error.hint)
     elif isinstance(error, typer.TyperException):
         code = error.exit_code
         if not as_json and (show := getattr(error, "show", None)) is not None:
@@ -117,9 +127,8 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     elif isinstance(error, OSError) and not _can_be_written():
         _forget_unwritten()
         explained = SafepointError(f"the answer cannot be written to stdout: {error.strerror}")
-    elif isinstance(error, OSError) and error.errno in _OUTSIDE_FAULTS:
-        code, where = ExitCode.STORAGE, printable(str(error.filename or "a file"))
-        explained = SafepointError(f"{where}: {error.strerror}; the command was not completed")
+    elif known is not None:
+        code, explained = known
     else:
         sys.stderr.write(printable_lines("".join(traceback.format_exception(error))))
         if not as_json:

@@ -7,6 +7,7 @@ A command uses one set of keys for all stores: those in its environment, those o
 import contextlib
 import os
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
@@ -15,10 +16,30 @@ from safepoint.errors import NotFoundError, UsageError
 
 _JOB = "job:"
 _META = "safepoint.connection"
+CLUSTER_JOB = "safepoint.cluster-job"
+"""Under this key, the context of a command keeps the `ClusterStorage` of the job that it names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStorage:
+    """The cluster of a location, and the keys with which a pod there opens object stores.
+
+    Args:
+        on: the place.
+        namespace: the namespace; None for that of the place.
+        connection: the name of a Secret, or None.
+        env: further variables.
+    """
+
+    on: str
+    namespace: str | None
+    connection: str | None
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def _connect(context: typer.Context, name: str | None) -> str | None:
-    if name is not None and context.parent is not None:  # without a parent, Typer runs no command
+    is_local = context.params.get("on") in {None, "local"}  # on a cluster it is the name of a Secret
+    if name is not None and context.parent is not None and is_local:  # without a parent, Typer runs no command
         _use(context, name, {})
     return name
 
@@ -33,21 +54,47 @@ def find_place(context: typer.Context, text: str) -> str:
         ConflictError: several jobs match.
         UsageError: the command already uses other keys.
     """
-    if not text.startswith(_JOB):
+    if not text.startswith(_JOB) or context.parent is None:  # without a parent, Typer runs no command
         return text
-    from safepoint.jobs.local.local_jobs import LocalJobs
+    from safepoint.cli.cluster_options import open_jobs
+    from safepoint.jobs.model.records import JobRecord
 
     name, slash, rest = text.removeprefix(_JOB).partition("/")
-    with LocalJobs() as jobs:
+    on, namespace = context.params.get("on"), context.params.get("namespace")
+    with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)
         output = jobs.output_of(job)
+        if not isinstance(job, JobRecord):
+            _note_cluster(context, jobs, job.name)
     if output is None:
         raise NotFoundError(
             f"job {job.name} has not reported its output location yet",
             hint="give the output location itself: its path or address",
         )
-    _use(context, job.spec.data_connection, job.spec.env)
+    if isinstance(job, JobRecord):
+        _use(context, job.spec.data_connection, job.spec.env)
     return f"{output}{slash}{rest}"
+
+
+def _note_cluster(context: typer.Context, jobs: object, name: str) -> None:
+    """Keep where the job of a cluster saves, for the command."""
+    from safepoint.foundation.configuration import Configuration
+    from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
+    from safepoint.jobs.cluster.helper.job_storage import storage_of
+
+    assert isinstance(jobs, ClusterJobs)
+    default = Configuration.of_user().default_place
+    on = context.params.get("on") or (default.name if default is not None else ".")
+    found = storage_of(jobs.observe(name).trainjob)
+    storage = ClusterStorage(
+        on=on, namespace=context.params.get("namespace"), connection=found.connection, env=found.env
+    )
+    before = context.meta.setdefault(CLUSTER_JOB, storage)
+    if before != storage:
+        raise UsageError(
+            "the two jobs need different object store keys, and a command can use only one set of them",
+            hint="name one of the two locations by its address",
+        )
 
 
 def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> None:
@@ -57,17 +104,24 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
             "the locations need different object store keys, and a command can use only one set of keys",
             hint="`job:NAME` has its own keys, so omit --connection; or first copy one location to a local folder",
         )
-    context.with_resource(_identity(name, env))
+    from safepoint.jobs.model.connections import keys_of
+
+    use_keys(context, {} if name is None else keys_of(name), env)
+
+
+def use_keys(context: typer.Context, keys: Mapping[str, str], env: Mapping[str, str]) -> None:
+    """Until the command has ended, set the keys of a connection, and `env`, in the environment."""
+    context.with_resource(_identity(keys, env))
 
 
 @contextlib.contextmanager
-def _identity(name: str | None, env: Mapping[str, str]) -> Generator[None]:
-    """Set the keys of the connection `name`, and `env`, in the environment until the command has ended."""
-    from safepoint.jobs.model.connections import keys_of, with_keys
+def _identity(keys: Mapping[str, str], env: Mapping[str, str]) -> Generator[None]:
+    """Set the keys of a connection, and `env`, in the environment until the command has ended."""
+    from safepoint.jobs.model.connections import with_keys
 
     before = dict(os.environ)
     try:
-        _replace_environment({**with_keys(before, {} if name is None else keys_of(name)), **env})
+        _replace_environment({**with_keys(before, keys), **env})
         yield
     finally:
         _replace_environment(before)
@@ -83,7 +137,8 @@ Connection = Annotated[
     typer.Option(
         "--connection",
         metavar="NAME",
-        help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml.",
+        help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml. With --on: those of "
+        "the Secret NAME.",
         callback=_connect,
     ),
 ]

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
+from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly, storage_of
 from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
@@ -22,7 +24,7 @@ from safepoint.sdk.initializers import initializer_of
 from safepoint.sdk.options import SetByOptions, apply_options
 from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import KubernetesBackend, constants, types
-from safepoint.sdk.values import TrainJob, event_of, states_of
+from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_in, checkpoint_of, event_of, states_of
 
 _SCRIPT, _AUTHORITIES = "train.py", "ca-bundle.pem"
 _log = logging.getLogger("safepoint")
@@ -44,7 +46,8 @@ class ClusterBackend(KubernetesBackend):
             connection = connect_with(config.client_configuration, namespace=self.namespace)
         else:
             connection = connect_to(config.context, namespace=self.namespace, file=config.config_file)
-        self._jobs = ClusterJobs(ClusterApi(connection))
+        self._api = ClusterApi(connection)
+        self._jobs = ClusterJobs(self._api)
 
     def train(
         self,
@@ -146,6 +149,24 @@ class ClusterBackend(KubernetesBackend):
         """Delete a job and wait until it is gone; its checkpoints stay."""
         with as_kubeflow_raises():
             self._jobs.delete(name)
+
+    def delete_with_checkpoints(self, name: str) -> None:
+        """Stop a job and delete it, its checkpoints and its final model."""
+        with as_kubeflow_raises():
+            self._jobs.delete(name, with_checkpoints=True)
+
+    def list_checkpoints(self, name: str) -> list[Checkpoint]:
+        """A job's checkpoints, newest first; the final model is the last item. Foreign checkpoints are left out."""
+        with as_kubeflow_raises():
+            storage = storage_of(self._jobs.observe(name).trainjob)
+            if storage.output is None:
+                return []
+            location = location_of(storage.output, name)
+            inventory = open_directly(self._api, storage, location)
+            if inventory is not None:
+                return [checkpoint_of(item) for item in inventory.items() if item.kind is not Kind.FOREIGN]
+            listed = list_in_pod(self._api, storage, location)
+            return [checkpoint_in(document) for document in listed if document["kind"] != Kind.FOREIGN]
 
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
         """Stop a job with a checkpoint, and wait until its pods are gone."""

@@ -1,11 +1,12 @@
 """Results of the client: Kubeflow's types, with additional fields."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from safepoint.checkpoint.tools.inventory import Item
+from safepoint.checkpoint.tools.inventory import Item, Kind
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.records.receipts import Receipt
 from safepoint.jobs.model.records import JobEvent, JobRecord, JobState
@@ -145,4 +146,18 @@ def checkpoint_of(item: Item) -> Checkpoint:
         size_bytes=item.size_bytes,
         num_files=item.num_files,
         is_complete=item.is_complete,
+    )
+
+
+def checkpoint_in(document: Mapping[str, Any]) -> Checkpoint:
+    """The same from a document of `safepoint checkpoints list --json`."""
+    return Checkpoint(
+        name=document["name"],
+        step=document["step"],
+        path=document["where"],
+        trigger=document["trigger"],
+        created=datetime.fromtimestamp(document["created_s"]).astimezone(),
+        size_bytes=document["bytes"],
+        num_files=document["files"],
+        is_complete=document["kind"] == Kind.CHECKPOINT and document["step"] is not None and not document["faults"],
     )

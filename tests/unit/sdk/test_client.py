@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,18 +223,19 @@ def test_options(client: TrainerClient, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a cluster's backend lacks is said."""
+    """The message names the method that a backend lacks."""
     monkeypatch.setattr(kubernetes_client.CoreV1Api, "read_namespaced_config_map", lambda *_, **__: None)
     configuration = kubernetes_client.Configuration(host="http://127.0.0.1:1")
     client = TrainerClient(kubeflow.KubernetesBackendConfig(namespace="here", client_configuration=configuration))
     monkeypatch.setattr(client.backend, "get_job", lambda name: f"job {name}")
     assert client.get_job("x") == "job x"  # type: ignore[comparison-overlap]
+    client.backend = SimpleNamespace()  # type: ignore[assignment]
     calls = (
         lambda: client.list_checkpoints("x"),
         lambda: client.delete_job("x", with_checkpoints=True),
     )
     for call in calls:
-        with pytest.raises(NotImplementedError, match="is not supported by ClusterBackend yet") as error:
+        with pytest.raises(NotImplementedError, match="is not supported by SimpleNamespace yet") as error:
             call()
         assert isinstance(error.value, SafepointError)
         assert error.value.exit_code == ExitCode.NOT_SUPPORTED

@@ -6,20 +6,29 @@ The answer goes to stdout: lines, or one JSON document with `--json`. Progress g
 import dataclasses
 import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from safepoint.checkpoint.format.catalog import step_of
-from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.retention import KeepBest, parse_policies
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools import export as exporting
-from safepoint.checkpoint.tools.difference import Change, compare
+from safepoint.checkpoint.tools.difference import compare
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, open_inventory
 from safepoint.checkpoint.tools.repair import repair
+from safepoint.cli.checkpoint_answers import (
+    OURS,
+    document_of,
+    fault_documents,
+    sentence_of,
+    show_reading,
+    state_of,
+    stray_lines,
+    text_of,
+)
+from safepoint.cli.claims.from_outside import with_clusters
 from safepoint.cli.output import print_answer, table
 from safepoint.cli.place import Connection, find_place
 from safepoint.errors import CheckpointError, NothingValidError, PartlyDoneError, UsageError, printable
@@ -42,21 +51,26 @@ _Place = Annotated[
     str,
     typer.Argument(
         metavar="LOCATION",
-        help="An output folder, s3://bucket/prefix or job:NAME. Append /checkpoint-20 or /final for one checkpoint.",
+        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME. Append /checkpoint-20 or /final "
+        "for one checkpoint.",
         callback=find_place,
     ),
 ]
 _OutputPlace = Annotated[
     str,
-    typer.Argument(metavar="LOCATION", help="An output folder, s3://bucket/prefix or job:NAME.", callback=find_place),
+    typer.Argument(
+        metavar="LOCATION",
+        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME.",
+        callback=find_place,
+    ),
 ]
-_OURS = (Kind.CHECKPOINT, Kind.PART)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command would change, but change nothing.")]
 
 
 @app.command("list")
+@with_clusters
 def list_(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
     """List the checkpoints of a location, newest first.
 
@@ -68,8 +82,8 @@ def list_(location: _Place, connection: Connection = None, as_json: _Json = Fals
     documents: list[dict[str, Any]] = []
     for item in items:
         faults = inventory.verify(item, progress=ProgressLine(f"reading {item.name}").update) if deep else item.faults
-        state = _state(item, faults, deep=deep)
-        documents.append({**_document(item, faults), "state": state})
+        state = state_of(item, faults, deep=deep)
+        documents.append({**document_of(item, faults), "state": state})
         rows.append(
             [
                 item.name,
@@ -85,6 +99,7 @@ def list_(location: _Place, connection: Connection = None, as_json: _Json = Fals
 
 
 @app.command()
+@with_clusters
 def show(location: _Place, connection: Connection = None, as_json: _Json = False) -> None:
     """Show the manifest and the files of a checkpoint.
 
@@ -92,13 +107,13 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
     """
     inventory, name = _open(location)
     item = _pick(inventory, name)
-    document = _document(item, item.faults)
-    lines = [f"{item.where}: {_state(item, item.faults, deep=False)}"]
+    document = document_of(item, item.faults)
+    lines = [f"{item.where}: {state_of(item, item.faults, deep=False)}"]
     if item.manifest is not None:
         record = json.loads(item.manifest.to_bytes())
         document["manifest"] = record
         lines += [
-            f"  {field}: {printable(_text(value))}"
+            f"  {field}: {printable(text_of(value))}"
             for field, value in record.items()
             if field not in {"files", "format", "manifest_digest"} and value != {}
         ]
@@ -106,11 +121,12 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
             ["  FILE", "SIZE", "DIGEST"],
             [[f"  {entry.path}", format_bytes(entry.size_bytes), entry.digest] for entry in item.manifest.files],
         )
-    lines += [f"  fault: {fault}" for fault in item.faults] + _stray_lines(item)
+    lines += [f"  fault: {fault}" for fault in item.faults] + stray_lines(item)
     print_answer(as_json, document, lines)
 
 
 @app.command()
+@with_clusters
 def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
     """Check one checkpoint or all of a location, and report faults.
 
@@ -119,7 +135,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
     inventory, name = _open(location)
     # A folder without a manifest counts as damaged only if the user names this folder.
     everything = [inventory.item(name)] if name else inventory.items()
-    items = [item for item in everything if name or item.kind in _OURS]
+    items = [item for item in everything if name or item.kind in OURS]
     if not items:
         others = f", only {plural(len(everything), 'folder')} that Safepoint did not write" if everything else ""
         raise NothingValidError(f"there is no checkpoint in {inventory.store.location}{others}")
@@ -129,9 +145,9 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
     for item in items:
         faults = inventory.verify(item, progress=ProgressLine(f"reading {item.name}").update) if deep else item.faults
         num_damaged += bool(faults)
-        documents.append({**_document(item, faults), "valid": not faults})
-        lines.append(f"{item.where}: {_state(item, faults, deep=deep)}")
-        lines += [f"  {fault}" for fault in faults] + _stray_lines(item)
+        documents.append({**document_of(item, faults), "valid": not faults})
+        lines.append(f"{item.where}: {state_of(item, faults, deep=deep)}")
+        lines += [f"  {fault}" for fault in faults] + stray_lines(item)
     lines += [f"{item.where}: {item.kind}" for item in everything if item not in items]
     print_answer(as_json, documents, lines)
     if num_damaged:
@@ -145,6 +161,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
 
 
 @app.command()
+@with_clusters
 def prune(
     location: _OutputPlace,
     keep: Annotated[
@@ -183,7 +200,7 @@ def prune(
             raise UsageError(
                 f"--keep {keep!r}: no checkpoint has the metric {policy.metric!r}; nothing was deleted", hint=there
             )
-    doomed = inventory.superseded(policies, progress=_show_reading)
+    doomed = inventory.superseded(policies, progress=show_reading)
     gone = doomed if dry_run else [item for item in doomed if inventory.delete(item)]
     size_bytes = sum(item.size_bytes for item in gone)
     document = {"deleted": [item.where for item in gone], "bytes": size_bytes, "dry_run": dry_run}
@@ -194,6 +211,7 @@ def prune(
 
 
 @app.command("copy")
+@with_clusters
 def copy(
     source: Annotated[
         str,
@@ -246,6 +264,7 @@ def copy(
 
 
 @app.command()
+@with_clusters
 def export(
     source: Annotated[
         str,
@@ -284,6 +303,7 @@ def export(
 
 
 @app.command()
+@with_clusters
 def diff(
     before: Annotated[
         str, typer.Argument(metavar="A", callback=find_place, help="A checkpoint, or a location for its newest one.")
@@ -306,13 +326,14 @@ def diff(
     lines = [f"from {old[1].where}", f"to   {new[1].where}"]
     for title, changes in (("settings", found.settings), ("files", found.files), ("tensors", found.tensors)):
         lines.append(f"{title}: {plural(len(changes), 'change')}" if changes else f"{title}: the same")
-        lines += [f"  {_sentence(change)}" for change in changes]
+        lines += [f"  {sentence_of(change)}" for change in changes]
     if not deep and any(change.name.endswith(".safetensors") for change in found.files):
         lines.append("tensors were not compared; use --deep")
     print_answer(as_json, document, lines)
 
 
 @app.command("repair")
+@with_clusters
 def repair_(
     location: _OutputPlace,
     connection: Connection = None,
@@ -347,7 +368,7 @@ def repair_(
             hint="give the location that contains it",
         )
     found = repair(
-        inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=_show_reading
+        inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=show_reading
     )
     is_gone = drop_damaged and not dry_run
     document = {
@@ -356,7 +377,7 @@ def repair_(
         "foreign": [item.where for item in found.foreign],
         "newer": [item.where for item in found.newer],
         "strays": list(found.strays),
-        "damaged": [{"where": item.where, "faults": _faults(item.faults)} for item in found.damaged],
+        "damaged": [{"where": item.where, "faults": fault_documents(item.faults)} for item in found.damaged],
         "moved_to": found.moved_to,
         "leftovers": found.num_leftovers,
         "dry_run": dry_run,
@@ -389,7 +410,7 @@ def _pick(inventory: Inventory, name: str | None) -> Item:
     item = inventory.item(name)
     if name is None:
         newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())
-        incomplete = [f"{other.name} ({_state(other, other.faults, deep=False)})" for other in newer]
+        incomplete = [f"{other.name} ({state_of(other, other.faults, deep=False)})" for other in newer]
         if incomplete:
             console.set_up(0).warning("using %s; newer ones are not complete: %s", item.name, ", ".join(incomplete))
     return item
@@ -446,55 +467,3 @@ def _place(text: str) -> Location:
             f"{text} is inside a checkpoint, and writing there would damage it", hint="use another location"
         )
     return location
-
-
-def _state(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
-    if item.kind is not Kind.CHECKPOINT and (item.kind not in _OURS or not faults):
-        return item.kind
-    if faults:
-        return "damaged"
-    return "verified" if deep else "complete"
-
-
-def _document(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
-    manifest = item.manifest
-    return {
-        "name": item.name,
-        "where": item.where,
-        "step": manifest.step if manifest else None,
-        "created": manifest.created if manifest else None,
-        "trigger": str(manifest.trigger) if manifest else None,
-        "kind": item.kind,
-        "files": item.num_files,
-        "bytes": item.size_bytes,
-        "faults": _faults(faults),
-        "strays": list(item.strays),
-    }
-
-
-def _stray_lines(item: Item) -> list[str]:
-    return [f"  {printable(path)}: it is not in the manifest, and is ignored" for path in item.strays]
-
-
-def _show_reading(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
-    ProgressLine(f"reading {checkpoint}").update(done_bytes, total_bytes)
-
-
-def _faults(faults: Sequence[Fault]) -> list[dict[str, str]]:
-    return [{"file": fault.file, "reason": fault.reason} for fault in faults]
-
-
-def _sentence(change: Change) -> str:
-    name, before, after = printable(change.name), printable(change.before), printable(change.after)
-    if not before:
-        return f"+ {name}: {after}"
-    if not after:
-        return f"- {name}: {before}"
-    return f"{name}: {before} -> {after}" if before != after else f"{name}: {before}, other content"
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value)
-    items = cast("dict[str, Any]", value).items()
-    return ", ".join(f"{name} {item}" for name, item in items if item != "")

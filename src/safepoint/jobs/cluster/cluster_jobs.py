@@ -23,6 +23,8 @@ from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
 from safepoint.jobs.cluster.changes.successor import Plan, Successions, plans_among
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
+from safepoint.jobs.cluster.helper.code_upload import put_code
+from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
 from safepoint.jobs.cluster.manifests import Manifests, manifests_for
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
@@ -110,7 +112,10 @@ class ClusterJobs:
                 f"there is a job {spec.name} in namespace {self._api.namespace}; nothing was submitted",
                 hint="choose another name, or delete that job first",
             )
-        job = create_job(self._api, self.manifests(spec))
+        manifests = self.manifests(spec)
+        if manifests.code is not None:
+            put_code(self._api, spec, manifests.code)
+        job = create_job(self._api, manifests)
         return describe(Observed(trainjob=job), place=self.place)
 
     # ---- look -----------------------------------------------------------------------------------------------------
@@ -291,6 +296,7 @@ class ClusterJobs:
         """
         self._carry_on(name)
         seen = self.observe(name)
+        check_keeps_checkpoints(seen.trainjob)
         job = describe(seen, place=self.place)
         if job.state not in {JobState.SUSPENDED, JobState.SUSPENDING}:
             hint = "submit it again" if job.state.is_over else f"`safepoint logs -f {name}` shows its output"
@@ -398,12 +404,8 @@ class ClusterJobs:
             return False
 
     def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
-        """Delete a job and the objects that were made for it, and wait until they are gone; its checkpoints stay."""
-        if with_checkpoints:
-            raise ConflictError(
-                "--checkpoints is not supported with --on; nothing was done",
-                hint="delete the job, then its folder or bucket with your own tools",
-            )
+        """Delete a job and the objects that were made for it, and wait until they are gone; see `JobPlace.delete`."""
+        num_deleted = delete_checkpoints(self, self._api, name, timeout_s) if with_checkpoints else 0
         plan = self._successions.plan(name)
         if plan is not None:
             self._successions.drop(plan)
@@ -411,7 +413,7 @@ class ClusterJobs:
         if (found is None and plan is None) or is_plan(found or {}):
             raise self._unknown(name)
         if found is None:
-            return 0
+            return num_deleted
         self._api.delete("trainjobs", name, uid=uid_of(found))
         wait_until(
             lambda: is_gone(self._api, name, uid_of(found)),
@@ -419,7 +421,7 @@ class ClusterJobs:
             timeout_s,
             "`safepoint list` shows the job until it is deleted",
         )
-        return 0
+        return num_deleted
 
     def _unknown(self, name: str) -> NotFoundError:
         return NotFoundError(f"there is no job {name} in namespace {self._api.namespace} of cluster {self.place}")

@@ -29,6 +29,12 @@ _NEEDED = (
     ("events", "", ("list",), "the state of a job that does not start has no reason"),
     ("secrets", "", _MADE, "the pods of a job recognize each other by a secret in the output location instead"),
     (
+        "jobs",
+        "",
+        ("get", "create", "patch", "delete"),
+        "checkpoints in a claim can be neither read nor deleted from outside of the cluster",
+    ),
+    (
         "trainingruntimes",
         "",
         ("create", "patch", "delete"),

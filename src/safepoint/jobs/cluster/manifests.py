@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from safepoint.errors import UsageError
-from safepoint.jobs.cluster import pod_archive
+from safepoint.jobs.cluster import large_code, pod_archive
+from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
 from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, QUEUE_LABEL, RECORD, ClusterSpec
 from safepoint.settings.run_settings import RunSettings
@@ -113,10 +114,12 @@ class Manifests:
         trainjob: the TrainJob.
         before: the objects that must exist when the pods start, as pairs of kind and object. The TrainJob becomes
             their owner.
+        code: what must be in the output location when the pods start, or None.
     """
 
     trainjob: Object
     before: tuple[tuple[str, Object], ...]
+    code: LargeCode | None = None
 
     @property
     def documents(self) -> list[Object]:
@@ -146,7 +149,9 @@ def manifests_for(
     Raises:
         UsageError: the script and the code of the job are too large, or the runtime cannot train.
     """
-    before: list[tuple[str, Object]] = [("configmaps", _shipped(spec))]
+    archive = pod_archive.build_archive()
+    spec, code = large_code.split(spec, room_bytes=_MOST_SHIPPED_BYTES - len(archive))
+    before: list[tuple[str, Object]] = [("configmaps", _shipped(spec, archive))]
     runtime_reference = {"name": spec.runtime, "kind": str(at(runtime.document, "kind"))}
     grace_s = runtime.grace_s
     if spec.grace_s is not None and spec.grace_s != grace_s and with_runtime:
@@ -164,6 +169,8 @@ def manifests_for(
         "env": _environment(spec, grace_s, secret_keys, has_secret=has_secret),
         "numNodes": spec.num_nodes,
     }
+    if code is not None:
+        trainer["env"] += code.variables(CHECKPOINTS)
     if spec.image is not None:
         trainer["image"] = spec.image
     if spec.ranks_per_node is not None:
@@ -189,7 +196,7 @@ def manifests_for(
             **({} if spec.deadline_s is None else {"activeDeadlineSeconds": spec.deadline_s}),
         },
     }
-    return Manifests(trainjob=trainjob, before=tuple(before))
+    return Manifests(trainjob=trainjob, before=tuple(before), code=code)
 
 
 def _patch(replicated_job: str, pod: Object) -> Object:
@@ -242,9 +249,9 @@ def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
     }
 
 
-def _shipped(spec: ClusterSpec) -> Object:
+def _shipped(spec: ClusterSpec, archive: bytes) -> Object:
     """The config map with the archive of Safepoint, the script and the code."""
-    files = {pod_archive.NAME: pod_archive.build_archive(), **spec.files}
+    files = {pod_archive.NAME: archive, **spec.files}
     if spec.code is not None:
         files[_CODE] = spec.code
     size = sum(map(len, files.values()))

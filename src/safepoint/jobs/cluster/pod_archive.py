@@ -42,6 +42,18 @@ code = os.environ.pop("SAFEPOINT_CODE", "")
 if code:
     import zipfile
 
+    digest = os.environ.pop("SAFEPOINT_CODE_DIGEST", "")
+    if digest:
+        import io
+
+        from safepoint.checkpoint.remote.code import read_code
+        from safepoint.errors import SafepointError
+
+        try:
+            code = io.BytesIO(read_code(code, digest))
+        except SafepointError as error:
+            print(f"safepoint: error: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
     folder = new_folder("code")
     with zipfile.ZipFile(code) as files:
         files.extractall(folder)
@@ -60,7 +72,10 @@ if packages:
 sys.path[0] = archive
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (archive, os.environ.get("PYTHONPATH"), *folders)))
 
-from safepoint.cli.main import main
+if os.environ.pop("SAFEPOINT_HELPER", ""):
+    from safepoint.cli.claims.pod_side import main
+else:
+    from safepoint.cli.main import main
 
 main()
 """

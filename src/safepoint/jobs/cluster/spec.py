@@ -21,6 +21,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The label with the name of Kueue's queue that a TrainJob waits in."""
 JOB_LABEL = f"{DOMAIN}/job"
 """The label of a job's objects, with the name of the job."""
+REMOVAL = f"{DOMAIN}/checkpoints-are-deleted"
+"""The annotation of a job whose checkpoints are being deleted."""
 PLAN_LABEL = f"{DOMAIN}/successor-of"
 """The label of a TrainJob that keeps a plan, with the name of the plan's job; see `changes.successor`."""
 _GPU_NAMES = {"gpu": "nvidia.com/gpu"}
@@ -162,3 +164,10 @@ def read_record(text: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def removal_note(trainjob: Object) -> str:
+    """A sentence about a job whose checkpoints are being deleted; empty for any other."""
+    if REMOVAL not in texts(trainjob, "metadata", "annotations"):
+        return ""
+    return f"its checkpoints are being deleted; `safepoint delete {name_of(trainjob)} --checkpoints` finishes this"

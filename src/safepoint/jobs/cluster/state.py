@@ -15,7 +15,7 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, read_receipt
-from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record
+from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record, removal_note
 from safepoint.jobs.model.records import AttemptRecord, JobState, command_line
 from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
@@ -184,7 +184,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         place=place,
         namespace=str(at(job, "metadata", "namespace") or ""),
         state=state,
-        message=message[:_MOST_MESSAGE],
+        message=(removal_note(job) or message)[:_MOST_MESSAGE],
         created=_time(notes.get(CREATED, "")) or begun,
         command=command_line(program, is_module=bool(record.get("is_module"))) if program else "",
         num_nodes=num_nodes,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.tools.inventory import Inventory, Kind
-from safepoint.errors import ConflictError, UsageError
+from safepoint.checkpoint.tools.inventory import Inventory
+from safepoint.checkpoint.tools.removal import remove_all
+from safepoint.errors import UsageError
 from safepoint.jobs.local.attempt.launchers import launcher_environment
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.spec import JobSpec
@@ -74,19 +75,7 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
     stores = [open_store(place.remote, _options(place.remote, environ))] if place.remote is not None else []
     if folder.is_dir():
         stores.append(open_store(parse_location(str(folder))))
-    deleted: set[str] = set()
-    kept: set[str] = set()
-    for inventory in map(Inventory, stores):
-        for item in inventory.items():
-            if item.kind is not Kind.FOREIGN:
-                names = deleted if inventory.delete(item) else kept
-                names.add(item.name)
-    if kept:
-        raise ConflictError(
-            f"{', '.join(sorted(kept))} in {output} is being read and was not deleted; the others were deleted",
-            hint="the job still exists; delete it once more when no process reads the checkpoint",
-        )
-    return len(deleted)
+    return remove_all(map(Inventory, stores), output)
 
 
 def _environment(spec: JobSpec) -> dict[str, str]:

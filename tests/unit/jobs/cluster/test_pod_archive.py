@@ -1,5 +1,6 @@
 """Tests of safepoint.jobs.cluster.pod_archive."""
 
+import hashlib
 import io
 import os
 import subprocess
@@ -64,3 +65,19 @@ def test_code_is_unpacked_into_a_folder_of_its_own(tmp_path: Path) -> None:
     done = run(archive, "run", "main.py", folder=tmp_path, SAFEPOINT_CODE=str(code))
     assert done.returncode == 0, done.stderr
     assert "a `b` $HOME \\ c None" in done.stdout
+
+
+def test_code_with_another_digest_is_not_run(tmp_path: Path) -> None:
+    archive = tmp_path / pod_archive.NAME
+    archive.write_bytes(pod_archive.build_archive())
+    code = tmp_path / "code.zip"
+    with zipfile.ZipFile(code, "w") as files:
+        files.writestr("main.py", "print('it runs')")
+    digest = hashlib.sha256(code.read_bytes()).hexdigest()
+    done = run(archive, "run", "main.py", folder=tmp_path, SAFEPOINT_CODE=str(code), SAFEPOINT_CODE_DIGEST=digest)
+    assert (done.returncode, "it runs" in done.stdout) == (0, True), done.stderr
+    other = "0" * 64
+    done = run(archive, "run", "main.py", folder=tmp_path, SAFEPOINT_CODE=str(code), SAFEPOINT_CODE_DIGEST=other)
+    assert (done.returncode, done.stdout) == (14, "")
+    assert "has changed since it was submitted" in done.stderr
+    assert "Traceback" not in done.stderr

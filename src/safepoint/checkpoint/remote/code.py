@@ -1,0 +1,83 @@
+"""The code of a job beside its checkpoints, under its digest: put there before the job starts, read by its pods."""
+
+import hashlib
+
+from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError
+from safepoint.foundation import files
+from safepoint.storage.location import Location, parse_location
+from safepoint.storage.opening import open_store
+from safepoint.storage.store import Store
+
+COMMAND = "put-code"
+"""What a command outside of a cluster calls `write_code` in a pod."""
+PIECES = "/opt/safepoint-pieces"
+"""Where that pod has the pieces of the code, in files that are named by their number."""
+_MOST_BYTES = 64 << 20
+
+
+def read_code(text: str, digest: str) -> bytes:
+    """The code of a job.
+
+    Args:
+        text: its location.
+        digest: its SHA-256.
+
+    Raises:
+        StorageError: it cannot be read.
+        CheckpointError: its content has another digest; it is not used.
+    """
+    location = parse_location(text)
+    data = _read(open_store(location.parent), location)
+    if data is None:
+        raise StorageError(
+            f"the code of the job is not in {text}; nothing was trained", hint="submit the job once more"
+        )
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise CheckpointError(
+            f"the code of the job in {text} has changed since it was submitted; nothing was trained",
+            hint="delete this file, and submit the job once more",
+        )
+    return data
+
+
+def write_code(location: Location, data: bytes, digest: str, store: Store | None = None) -> None:
+    """Put the code of a job into its output location, unless it is there.
+
+    Args:
+        location: where to; its name has the digest.
+        data: the code.
+        digest: its SHA-256.
+        store: of the folder or prefix of `location`; opened with the variables of this process when None.
+
+    Raises:
+        StorageError: it cannot be written.
+        CheckpointError: `data` has another digest.
+    """
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise CheckpointError("the code of the job was changed on its way; nothing was written", hint="try again")
+    store = open_store(location.parent) if store is None else store
+    found = _read(store, location)
+    if found is not None and hashlib.sha256(found).hexdigest() == digest:
+        return
+    if not store.location.is_folder:
+        store.write(location.name, data)
+        return
+    path = store.location.folder / location.name
+    try:
+        files.make_folder(path.parent)
+        files.write_atomic(path, data, durable=True)
+    except OSError as error:
+        raise StorageError(
+            f"the code of the job cannot be written to {location}: {error.strerror}; nothing was submitted",
+            hint="check the free space of the claim, and who may write to the folder",
+        ) from error
+
+
+def _read(store: Store, location: Location) -> bytes | None:
+    """The object; None if there is none."""
+    try:
+        if any(item.size_bytes > _MOST_BYTES for item in store.list(location.name)):
+            raise StorageError(f"{location} has more than {_MOST_BYTES:,} bytes; it was not read")
+        return bytes(store.read(location.name))
+    except ObjectNotFoundError:
+        return None

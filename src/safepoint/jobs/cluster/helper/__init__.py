@@ -1,0 +1,1 @@
+"""Helpers: short-lived Kubernetes Jobs, whose pod mounts claims and runs one command of Safepoint."""

@@ -1,0 +1,90 @@
+"""Deletes the checkpoints of a job on a cluster, before the job itself is deleted.
+
+The job is stopped first, and marked. Whenever the command is killed, the job still exists; the mark says that some of
+its checkpoints may be gone, and the same command finishes.
+"""
+
+import contextlib
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from safepoint.errors import ConflictError, WaitTimeoutError
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.helper.job_storage import location_of, remove_checkpoints
+from safepoint.jobs.cluster.objects import Object, name_of
+from safepoint.jobs.cluster.spec import removal_note
+from safepoint.jobs.cluster.state import ClusterJob, Observed
+from safepoint.jobs.model.records import JobState
+from safepoint.storage.location import parse_location
+
+
+class _Jobs(Protocol):
+    """What is needed of `ClusterJobs`."""
+
+    def job(self, name: str) -> ClusterJob: ...
+
+    def jobs(self) -> Collection[ClusterJob]: ...
+
+    def observe(self, name: str) -> Observed: ...
+
+    def suspend(self, name: str, *, timeout_s: float | None = None) -> ClusterJob: ...
+
+
+def delete_checkpoints(jobs: _Jobs, api: ClusterApi, name: str, timeout_s: float | None) -> int:
+    """Stop a job, and delete its checkpoints; returns their number.
+
+    Raises:
+        ConflictError: its output location is unknown, or another job uses it.
+        WaitTimeoutError: it has not stopped in time; nothing was deleted.
+        SafepointError: its checkpoints cannot be deleted; the job is stopped, and still exists.
+    """
+    job = jobs.job(name)
+    others = {one.name: one.output for one in jobs.jobs() if one.name != name and not one.state.is_over}
+    check_alone(name, job.output, others)
+    if job.state is JobState.DELETING:
+        raise ConflictError(f"job {name} is being deleted already; its checkpoints stay")
+    if not job.state.is_over:
+        try:
+            jobs.suspend(name, timeout_s=timeout_s)
+        except WaitTimeoutError as error:
+            raise WaitTimeoutError(
+                f"{error.message}; nothing was deleted",
+                hint="the job is being stopped but still exists; when it has stopped, delete it once more",
+            ) from error
+    return remove_checkpoints(api, jobs.observe(name).trainjob)
+
+
+def check_alone(name: str, output: str | None, others: Mapping[str, str | None]) -> None:
+    """Check that the checkpoints of a job may be deleted.
+
+    Args:
+        name: the job.
+        output: its output location.
+        others: the output locations of all other jobs that have not ended, by name.
+
+    Raises:
+        ConflictError: the output location is unknown, or one of the others uses it.
+    """
+    alone = f"delete {name} and keep its checkpoints: `safepoint delete {name}`"
+    if output is None:
+        raise ConflictError(
+            f"the output location of job {name} is unknown, because Safepoint did not submit it; nothing was deleted",
+            hint=alone,
+        )
+    location = location_of(output, name)
+    using: list[str] = []
+    for other, its in others.items():
+        with contextlib.suppress(ValueError):
+            if its is not None and parse_location(its) == location:
+                using.append(other)
+    if using:
+        raise ConflictError(
+            f"job {', '.join(sorted(using))} also uses the checkpoints in {output}; nothing was deleted",
+            hint=f"delete that job first, or {alone}",
+        )
+
+
+def check_keeps_checkpoints(trainjob: Object) -> None:
+    """Raise ConflictError for a job whose checkpoints were being deleted when the command was killed."""
+    if note := removal_note(trainjob):
+        raise ConflictError(f"job {name_of(trainjob)} cannot be resumed: {note}")

@@ -1,0 +1,146 @@
+"""Where a job of a cluster saves, with which keys; deletes and lists what it has saved."""
+
+import base64
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from safepoint.checkpoint.tools.inventory import Inventory
+from safepoint.checkpoint.tools.removal import COMMAND, remove_all
+from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError, UsageError
+from safepoint.foundation.events.answer_frames import Part
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.helper.helper import HelperError, run_helper
+from safepoint.jobs.cluster.helper.helper_objects import HelperRequest
+from safepoint.jobs.cluster.objects import Object, at, name_of, texts
+from safepoint.jobs.cluster.spec import RECORD, REMOVAL, read_record
+from safepoint.jobs.model.connections import with_keys
+from safepoint.storage.location import Location, parse_location
+from safepoint.storage.opening import open_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStorage:
+    """Where a job saves.
+
+    Args:
+        output: its output location; None if it is not known.
+        connection: the Secret with the keys of the object store, or None.
+        env: the variables of the job.
+    """
+
+    output: str | None
+    connection: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def storage_of(trainjob: Object) -> JobStorage:
+    """Where a job saves, as its record says."""
+    record = read_record(texts(trainjob, "metadata", "annotations").get(RECORD))
+    output, connection = at(record, "settings", "SAFEPOINT_OUTPUT_DIR"), at(record, "connection")
+    return JobStorage(
+        output=output if isinstance(output, str) else None,
+        connection=connection if isinstance(connection, str) else None,
+        env={str(name): str(text) for name, text in texts(record, "env").items()},
+    )
+
+
+def secret_values(api: ClusterApi, name: str) -> dict[str, str]:
+    """The variables in a connection's Secret.
+
+    Raises:
+        NotFoundError: there is no such Secret.
+        AccessDeniedError: you may not read it.
+        UsageError: a value is no text.
+    """
+    found = api.find("secrets", name)
+    if found is None:
+        raise NotFoundError(
+            f"there is no Secret {name} in namespace {api.namespace}; nothing was done",
+            hint="`kubectl get secrets` lists the Secrets",
+        )
+    values: dict[str, str] = {}
+    for key, text in texts(found, "data").items():
+        try:
+            values[str(key)] = base64.b64decode(str(text), validate=True).decode()
+        except ValueError as error:  # a value is never shown: it may be a key
+            raise UsageError(f"the value of {key} in Secret {name} is not text; nothing was done") from error
+    return values
+
+
+def location_of(output: str, job: str) -> Location:
+    """The output location of a job.
+
+    Raises:
+        ConflictError: it is unknown, or a folder of its pods.
+    """
+    try:
+        location = parse_location(output)
+    except ValueError as error:
+        raise ConflictError(f"the output location of job {job} is not valid: {error}; nothing was done") from error
+    if location.is_folder:
+        raise ConflictError(
+            f"job {job} saves to {output}, a folder of its own pods, which is gone with them; nothing was done"
+        )
+    return location
+
+
+def remove_checkpoints(api: ClusterApi, trainjob: Object) -> int:
+    """Delete all checkpoints of a job that does not run. The job is marked until it is deleted.
+
+    Returns:
+        The number of deleted checkpoints.
+    """
+    name, storage = name_of(trainjob), storage_of(trainjob)
+    location = location_of(storage.output or "", name)
+    api.patch("trainjobs", name, {"metadata": {"annotations": {REMOVAL: "true"}}})
+    inventory = open_directly(api, storage, location)
+    if inventory is not None:
+        return remove_all([inventory], str(location))
+    answer = ask(api, (COMMAND, str(location)), location, storage, is_read_only=False)
+    return int(answer["deleted"])
+
+
+def open_directly(api: ClusterApi, storage: JobStorage, location: Location) -> Inventory | None:
+    """The checkpoints in an object store, with the keys of the job; None where only a pod reaches them.
+
+    That is a claim, a Secret that you may not read, or a certificate that only the pods have.
+    """
+    if location.claim is not None:
+        return None
+    try:
+        keys = {} if storage.connection is None else secret_values(api, storage.connection)
+        return Inventory(open_store(location, environ={**with_keys(os.environ, keys), **storage.env}))
+    except (AccessDeniedError, ValueError):
+        return None
+
+
+def list_in_pod(api: ClusterApi, storage: JobStorage, location: Location) -> list[dict[str, Any]]:
+    """What `safepoint checkpoints list --json` prints in a pod; empty if there is no such folder yet."""
+    try:
+        listed: Any = ask(
+            api, ("checkpoints", "list", "--json", "--", str(location)), location, storage, is_read_only=True
+        )
+    except HelperError as error:
+        if "there is no folder" in error.message:
+            return []
+        raise
+    return cast("list[dict[str, Any]]", listed)
+
+
+def ask(
+    api: ClusterApi, arguments: Sequence[str], location: Location, storage: JobStorage, *, is_read_only: bool
+) -> Any:
+    """Run a command in a pod that has the claim or the keys of a job; returns the JSON that it prints."""
+    answer: list[str] = []
+    request = HelperRequest(
+        arguments=tuple(arguments),
+        claims=() if location.claim is None else (location.claim,),
+        is_read_only=is_read_only,
+        connection=storage.connection,
+        env=storage.env,
+    )
+    run_helper(api, request, lambda part, text: answer.append(text) if part is Part.STDOUT else None)
+    return json.loads("".join(answer))

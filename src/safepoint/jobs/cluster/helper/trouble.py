@@ -1,0 +1,157 @@
+"""Why the pod of a helper does not start, or has ended without an answer. Pure; no requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from safepoint.errors import ConflictError, SafepointError, WaitTimeoutError
+from safepoint.jobs.cluster.helper.helper_objects import CONTAINER
+from safepoint.jobs.cluster.objects import Object, at, condition, event_time, items, name_of, number
+
+_PULL = {"ErrImagePull", "ImagePullBackOff"}
+_NEVER = {
+    "ErrImageNeverPull": "image {image} is not on the node",
+    "InvalidImageName": "image {image} has an invalid name",
+    "CreateContainerConfigError": "the container cannot be created",
+    "CreateContainerError": "the container cannot be created",
+    "RunContainerError": "the container cannot be started",
+}
+_VOLUMES = {"FailedMount", "FailedAttachVolume", "FailedBinding", "ProvisioningFailed"}
+_NOTHING = "nothing was done"
+_OWN_IMAGE = "give --image IMAGE, an image with Python, PyTorch, xxhash and typer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why there is no answer yet.
+
+    Args:
+        error: for the caller.
+        patience_s: how long it may pass by itself; then the helper is given up.
+    """
+
+    error: SafepointError
+    patience_s: float
+
+
+def trouble_of(job: Object, pod: Object | None, events: Sequence[Object], *, image: str) -> Trouble | None:
+    """Why the pod does not run yet; None if nothing is known to be wrong.
+
+    Args:
+        job: the helper's Job.
+        pod: its pod; None before there is one.
+        events: about both, as far as they may be read.
+        image: of the pod.
+    """
+    if condition(job, "Failed") is not None and pod is None:
+        return Trouble(error=_ended_early(job), patience_s=0)
+    if pod is None:
+        return _without_pod(job, events)
+    waiting = at(_status(pod), "state", "waiting")
+    reason, message = str(at(waiting, "reason") or ""), str(at(waiting, "message") or "")
+    if reason in _PULL:
+        error = ConflictError(f"image {image} cannot be pulled: {message or reason}; {_NOTHING}", hint=_OWN_IMAGE)
+        return Trouble(error=error, patience_s=0 if reason == "ImagePullBackOff" else 20)
+    if reason in _NEVER:
+        what = _NEVER[reason].format(image=image)
+        return Trouble(error=ConflictError(f"{what}: {message or reason}; {_NOTHING}", hint=_OWN_IMAGE), patience_s=5)
+    for item in items(pod, "status", "conditions"):
+        is_refused = at(item, "type") == "PodScheduled" and at(item, "status") == "False"
+        if is_refused and at(item, "reason") == "Unschedulable":
+            return Trouble(error=_unschedulable(str(at(item, "message") or "").rstrip(".")), patience_s=20)
+    return _without_volume(pod, events)
+
+
+def _without_volume(pod: Object, events: Sequence[Object]) -> Trouble | None:
+    found = _last(events, _VOLUMES, name_of(pod))
+    # The config map is created after the Job that it belongs to.
+    if found is None or "configmap" in str(at(found, "message")):
+        return None
+    error = ConflictError(f"a volume cannot be mounted: {at(found, 'message')}; {_NOTHING}")
+    return Trouble(error=error, patience_s=60)
+
+
+def _without_pod(job: Object, events: Sequence[Object]) -> Trouble | None:
+    if at(job, "spec", "suspend") is True:
+        error = ConflictError(
+            f"Job {name_of(job)} is suspended before it starts: a queue holds it; {_NOTHING}",
+            hint="ask the cluster's administrator to let Jobs without a queue run, or read the claim from a pod",
+        )
+        return Trouble(error=error, patience_s=15)
+    found = _last(events, {"FailedCreate"}, name_of(job))
+    if found is None:
+        return None
+    message = str(at(found, "message") or "")
+    if "exceeded quota" in message:
+        error = ConflictError(
+            f"a quota of the namespace is used up: {message}; {_NOTHING}", hint="free some of it, or ask for more"
+        )
+    else:
+        error = ConflictError(f"the cluster refuses the pod: {message}; {_NOTHING}")
+    return Trouble(error=error, patience_s=2)
+
+
+def _unschedulable(message: str) -> SafepointError:
+    return ConflictError(
+        f"no node has room for the pod: {message}; {_NOTHING}", hint="try again later, or give less --memory"
+    )
+
+
+def _ended_early(job: Object) -> SafepointError:
+    reason = at(condition(job, "Failed"), "reason")
+    if reason == "DeadlineExceeded":
+        return WaitTimeoutError("the pod's deadline passed before it started; nothing was done", hint="try again")
+    return ConflictError(f"the pod was ended before it started: {reason}; {_NOTHING}", hint="try again")
+
+
+def ending_without_answer(
+    job: Object | None, pod: Object | None, said: Sequence[str], *, memory: str
+) -> SafepointError:
+    """The error for a pod that is gone, or has ended before its answer was complete.
+
+    Args:
+        job: the helper's Job; None if it is gone.
+        pod: its pod; None if it is gone.
+        said: the last lines of its log that are no part of an answer.
+        memory: the limit of its memory.
+    """
+    ended = at(_status(pod), "state", "terminated")
+    reason = str(at(ended, "reason") or at(pod, "status", "reason") or at(condition(job, "Failed"), "reason") or "")
+    rest = "the command was not completed"
+    if reason == "OOMKilled":
+        return ConflictError(f"the pod needed more memory than {memory}; {rest}", hint="give more with --memory")
+    if reason == "DeadlineExceeded":
+        return WaitTimeoutError(
+            f"the pod's deadline passed; {rest}", hint="try again; a pod ends when its command does"
+        )
+    if said:
+        hint = _OWN_IMAGE if "No module named" in said[-1] or "not found" in said[-1] else None
+        code = number(ended, "exitCode")
+        return ConflictError(f"the pod ended with exit code {code}: {said[-1][:400]}; {rest}", hint=hint)
+    message = str(at(ended, "message") or at(pod, "status", "message") or "")
+    if pod is None:
+        return ConflictError(f"the pod was deleted; {rest}", hint="try again")
+    what = ": ".join(filter(None, (reason, message))) or "without a reason"
+    return ConflictError(
+        f"the pod ended without an answer ({what}); {rest}", hint=_OWN_IMAGE if message else "try again"
+    )
+
+
+def has_started(pod: Object) -> bool:
+    """Whether its container runs or has run."""
+    state = at(_status(pod), "state")
+    return at(state, "running") is not None or at(state, "terminated") is not None
+
+
+def is_over(pod: Object) -> bool:
+    """Whether the pod has ended."""
+    return at(pod, "status", "phase") in {"Succeeded", "Failed"}
+
+
+def _status(pod: Object | None) -> Object:
+    found = [item for item in items(pod, "status", "containerStatuses") if at(item, "name") == CONTAINER]
+    return found[0] if found else {}
+
+
+def _last(events: Sequence[Object], reasons: set[str], name: str) -> Object | None:
+    found = [item for item in events if at(item, "reason") in reasons and at(item, "involvedObject", "name") == name]
+    return max(found, key=event_time, default=None)

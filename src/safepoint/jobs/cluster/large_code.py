@@ -1,0 +1,75 @@
+"""Code that is too large for a config map: it lies in the output location of the job, under its digest. Pure."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+from safepoint.errors import UsageError
+from safepoint.jobs.cluster.objects import Object
+from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.storage.location import Location, parse_location
+
+FOLDER = ".safepoint/code"
+"""Below the output location."""
+MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeCode:
+    """The code of a job, outside of its config map.
+
+    Args:
+        data: the zip.
+        output: the output location of the job.
+        digest: the SHA-256 of `data`. A pod compares it before it unpacks the code.
+    """
+
+    data: bytes = field(repr=False)
+    output: Location
+    digest: str
+
+    @property
+    def location(self) -> Location:
+        """Where it lies."""
+        return self.output.child(f"{FOLDER}/{self.digest}.zip")
+
+    def variables(self, claim_folder: str) -> list[Object]:
+        """The variables by which a pod finds it.
+
+        Args:
+            claim_folder: where the pod mounts the claim of the output location.
+        """
+        location = self.location
+        where = str(location) if location.claim is None else f"{claim_folder}/{location.path}"
+        chosen = {"SAFEPOINT_CODE": where, "SAFEPOINT_CODE_DIGEST": self.digest}
+        return [{"name": name, "value": text} for name, text in chosen.items()]
+
+
+def split(spec: ClusterSpec, *, room_bytes: int) -> tuple[ClusterSpec, LargeCode | None]:
+    """The job without its code, and the code, if that does not fit into a config map; otherwise the job as it is.
+
+    Args:
+        spec: the job.
+        room_bytes: what a config map has room for, beside the archive of Safepoint.
+
+    Raises:
+        UsageError: the code is too large, or the job has no output location that all its pods share.
+    """
+    code = spec.code
+    if code is None or sum(map(len, spec.files.values())) + len(code) <= room_bytes:
+        return spec, None
+    output = spec.settings.output_dir
+    location = None if output is None else parse_location(output)
+    if location is None or location.is_folder:
+        raise UsageError(
+            f"the job's code has {len(code):,} bytes, and a config map has room for {room_bytes:,}; "
+            "nothing was submitted",
+            hint="save to a claim or an object store with --output-dir, where the code can be put too; or leave data "
+            "out of the folder",
+        )
+    if len(code) > MOST_BYTES:
+        raise UsageError(
+            f"the job's code has {len(code):,} bytes, and {MOST_BYTES:,} are sent at most; nothing was submitted",
+            hint="leave data out of the folder, or put the code into the image",
+        )
+    digest = hashlib.sha256(code).hexdigest()
+    return replace(spec, code=None), LargeCode(data=code, output=location, digest=digest)

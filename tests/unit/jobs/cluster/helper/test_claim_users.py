@@ -1,0 +1,118 @@
+"""Tests of safepoint.jobs.cluster.helper.claim_users."""
+
+from typing import Any
+
+import pytest
+
+from safepoint.errors import ConflictError, NotFoundError
+from safepoint.jobs.cluster.helper.claim_users import find_basis
+from safepoint.jobs.cluster.helper.helper_objects import HelperRequest, PodBasis
+from tests.support.cluster.workspace import runtime
+
+REQUEST = HelperRequest(arguments=("x",), claims=("ckpt",), is_read_only=True)
+
+
+class Namespace:
+    """The objects of a namespace, in place of its API server."""
+
+    namespace = "team"
+
+    def __init__(self, **kinds: list[Any]) -> None:
+        self.kinds = kinds
+        self.connection = type("Connection", (), {"name": "test"})
+
+    def objects(self, kind: str, **selectors: str) -> list[Any]:
+        return self.kinds.get(kind, [])
+
+    def find(self, kind: str, name: str) -> Any:
+        return next((item for item in self.objects(kind) if item["metadata"]["name"] == name), None)
+
+
+def claim(*modes: str, phase: str = "Bound", **metadata: str) -> Any:
+    return {
+        "metadata": {"name": "ckpt", **metadata},
+        "spec": {"accessModes": list(modes)},
+        "status": {"phase": phase},
+    }
+
+
+def pod(node: str, phase: str = "Running", claim: str = "ckpt") -> Any:
+    volume = {"name": "a", "persistentVolumeClaim": {"claimName": claim}}
+    taints = [{"key": node, "operator": "Exists"}]
+    spec = {"nodeName": node, "volumes": [volume], "tolerations": taints}
+    return {"metadata": {"name": f"on-{node}"}, "spec": spec, "status": {"phase": phase}}
+
+
+def job(name: str, created: str, **spec: Any) -> Any:
+    volume = {"name": "a", "persistentVolumeClaim": {"claimName": "ckpt"}}
+    patch = {"trainingRuntimeSpec": {"template": {"spec": {"volumes": [volume]}}}}
+    return {
+        "metadata": {"name": name, "creationTimestamp": created},
+        "spec": {"runtimeRef": {"name": "torch-distributed"}, "runtimePatches": [patch], **spec},
+    }
+
+
+def basis(*, request: HelperRequest = REQUEST, **kinds: list[Any]) -> PodBasis:
+    given: dict[str, Any] = {
+        "persistentvolumeclaims": [claim("ReadWriteMany")],
+        "clustertrainingruntimes": [runtime()],
+        **kinds,
+    }
+    api: Any = Namespace(**given)
+    return find_basis(api, request)
+
+
+def test_a_claim_that_one_node_mounts_is_read_on_that_node() -> None:
+    once = [claim("ReadWriteOnce")]
+    found = basis(persistentvolumeclaims=once, pods=[pod("b", "Succeeded"), pod("c", claim="other"), pod("a")])
+    assert found.node == "a"
+    assert found.tolerations == [{"key": "a", "operator": "Exists"}]
+    assert basis(persistentvolumeclaims=once).node is None
+    assert basis(pods=[pod("a")]).node is None  # any node may mount it
+
+
+def test_a_claim_that_one_pod_mounts_is_in_use() -> None:
+    with pytest.raises(ConflictError, match="pod on-a uses it"):
+        basis(persistentvolumeclaims=[claim("ReadWriteOncePod")], pods=[pod("a")])
+    assert basis(persistentvolumeclaims=[claim("ReadWriteOncePod")]).node is None
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (claim("ReadWriteOnce", phase="Pending"), "it has no volume yet"),
+        (claim("ReadWriteOnce", phase="Lost"), "has lost its volume"),
+        (claim("ReadWriteOnce", deletionTimestamp="2026"), "is being deleted"),
+    ],
+)
+def test_a_claim_that_cannot_be_mounted(found: Any, words: str) -> None:
+    with pytest.raises(ConflictError, match=words):
+        basis(persistentvolumeclaims=[found])
+
+
+def test_there_is_no_such_claim() -> None:
+    with pytest.raises(NotFoundError, match="there is no claim ckpt in namespace team"):
+        basis(persistentvolumeclaims=[])
+
+
+def test_the_image_is_that_of_the_newest_job_with_the_claim() -> None:
+    jobs = [job("old", "2026-01-01T00:00:00Z", trainer={"image": "old:1"}), job("new", "2026-01-02T00:00:00Z")]
+    jobs[1]["spec"]["trainer"] = {"image": "new:1"}
+    found = basis(trainjobs=jobs)
+    assert (found.image, found.origin) == ("new:1", "job new")
+    pods = runtime()["spec"]["template"]["spec"]["replicatedJobs"]
+    pods[0]["template"]["spec"]["template"]["spec"]["containers"][0]["image"] = "made:1"
+    jobset = {"metadata": {"name": "new"}, "spec": {"replicatedJobs": pods}}
+    assert basis(trainjobs=jobs, jobsets=[jobset]).image == "made:1"
+    chosen = HelperRequest(arguments=("x",), claims=("ckpt",), is_read_only=True, image="mine:1")
+    assert basis(trainjobs=jobs, request=chosen).image == "mine:1"
+
+
+def test_without_a_job_the_image_is_that_of_a_runtime() -> None:
+    assert basis().origin == "runtime torch-distributed"
+    other = runtime("custom")
+    assert basis(clustertrainingruntimes=[other]).origin == "runtime custom"
+    with pytest.raises(NotFoundError, match="--image"):
+        basis(clustertrainingruntimes=[])
+    chosen = HelperRequest(arguments=("x",), claims=("ckpt",), is_read_only=True, image="mine:1")
+    assert basis(clustertrainingruntimes=[], request=chosen).image == "mine:1"
