@@ -3,6 +3,7 @@
 The server speaks HTTP on loopback. It stands for one that someone else runs, or that answers for a proxy between.
 """
 
+import contextlib
 import http.server
 import io
 import json
@@ -10,6 +11,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+import traceback
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +22,7 @@ import pytest
 
 pytest.importorskip("lightkube")
 
-from safepoint.cli import output
+from safepoint.cli import job_answers, output
 from safepoint.cli.on_cluster import zip_of
 from safepoint.errors import NotFoundError, SafepointError, StorageError, TransientError, UsageError
 from safepoint.jobs.cluster import api as cluster_api
@@ -27,8 +30,10 @@ from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.submission import repair
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to
+from safepoint.jobs.cluster.login import token_program
 from safepoint.jobs.cluster.pod_archive import build_archive
 from safepoint.jobs.cluster.spec import ClusterSpec, plan_name
+from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.model.connections import keys_of
 
 Answer = Callable[["Handler"], None]
@@ -44,7 +49,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     answer: Answer
 
     def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length") or 0))
+        data = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.body: Any = json.loads(data or b"{}")
         self.seen.append((self.command, self.path, dict(self.headers)))
         try:
             type(self).answer(self)
@@ -241,7 +247,7 @@ class TestNames:
 class TestNeighbours:
     """Someone else who may write to the namespace."""
 
-    @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "9" * 400, [], {}, None, "x"])
+    @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "1e308", "-1", "9" * 400, [], {}, None, "x"])
     def test_numbers_of_one_job_do_not_hide_the_others(self, value: Any, api: ClusterApi, server: Server) -> None:
         names = ("currentStep", "totalSteps", "currentEpoch", "totalEpochs", "estimatedRemainingSeconds")
         status = {**dict.fromkeys(names, value), "trainMetrics": {"loss": value, "safeStep": value, "attempt": value}}
@@ -249,10 +255,12 @@ class TestNeighbours:
         metrics = [{"name": name, "value": value} for name in (*names, "safeStep", "attempt")]
         posted["status"] = {"trainerStatus": {"metrics": metrics, "estimatedRemainingSeconds": value}}
         annotated = job("annotated", **{"trainer.opendatahub.io/trainerStatus": json.dumps(status)})
-        server.answers(lists(trainjobs=[job("good"), posted, annotated]))
+        huge = job("huge", **{"trainer.opendatahub.io/trainerStatus": json.dumps({**status, "totalSteps": 1})})
+        server.answers(lists(trainjobs=[job("good"), posted, annotated, huge]))
         found = ClusterJobs(api).jobs()
-        assert sorted(one.name for one in found) == ["annotated", "good", "posted"]
+        assert sorted(one.name for one in found) == ["annotated", "good", "huge", "posted"]
         assert all(one.progress is None or isinstance(one.progress.step, int) for one in found)
+        assert all(job_answers.row(one, one.progress) for one in found)
 
     def test_a_config_map_does_not_create_a_job(self, api: ClusterApi, server: Server) -> None:
         """Its writer may create no TrainJobs, and the user who lists the jobs may."""
@@ -279,7 +287,18 @@ class TestNeighbours:
             jobs.job("planted")
         assert {method for method, _, _ in server.handler.seen} == {"GET"}
 
-    @pytest.mark.parametrize("successor", [[], "x", 1, {}, {"metadata": []}, {"metadata": {"name": "j"}, "spec": 1}])
+    @pytest.mark.parametrize(
+        "successor",
+        [
+            *([], "x", 1, {}, {"metadata": []}, {"metadata": {"name": "j"}, "spec": 1}),
+            *(
+                {"metadata": {"name": "j", "annotations": {f"safepoint.dev/{note}": value}}, "spec": {}}
+                for note in ("job", "nodes", "history", "safe-step")
+                for value in (5, [], {"a": 1})
+            ),
+            {"metadata": {"name": "j", "labels": {"kueue.x-k8s.io/queue-name": 5}}, "spec": {}},
+        ],
+    )
     def test_a_plan_of_another_shape_does_nothing(self, successor: Any, api: ClusterApi, server: Server) -> None:
         content = json.dumps({"old": "gone", "nodes": 2, "actor": "x", "successor": successor})
         plan = job(plan_name("j"), **{ANNOTATION: content})
@@ -396,9 +415,11 @@ class TestWhatIsSent:
             {"packages": ("https://me:SECRET@host/a.whl",)},
             {"package_indexes": ("https://me:SECRET@host/simple",)},
             {"packages": ("--index-url=https://host",)},
+            {"env": {"AZURE_STORAGE_SAS_TOKEN": "SECRET"}},
+            {"env": {"azure_storage_account_key": "SECRET"}},
         ],
     )
-    def test_passwords_of_package_indexes(self, given: dict[str, Any]) -> None:
+    def test_passwords_of_package_indexes_and_keys(self, given: dict[str, Any]) -> None:
         """The job would have them in its annotation and in its variables."""
         with pytest.raises(UsageError) as caught:
             ClusterSpec(name="a", program=("train.py",), **given)
@@ -436,3 +457,119 @@ def test_connections_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(UsageError, match="another user"):
         keys_of("minio")
+
+
+class TestWithoutEnd:
+    """Each read of the connection ends in time, and the answer does not."""
+
+    @pytest.fixture(autouse=True)
+    def _limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cluster_api, "_EXCHANGE_S", 1.0)
+        monkeypatch.setattr(cluster_api, "_LIST_S", 1.0)
+
+    @pytest.mark.parametrize(
+        ("begin", "again"),
+        [
+            (b"HTTP/1.1 200 OK\r\nx: ", b"a"),
+            (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+            (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n", b"t: x\r\n"),
+        ],
+        ids=["headers", "interim answers", "trailers"],
+    )
+    def test_what_is_around_the_body(self, begin: bytes, again: bytes, server: Server, tmp_path: Path) -> None:
+        def drip(request: Handler) -> None:
+            request.wfile.write(begin)
+            while True:
+                request.wfile.write(again)
+                time.sleep(0.05)
+
+        server.answers(drip)
+        with (
+            ClusterApi(connect_to("c", file=kubeconfig(tmp_path, server.url)), within_s=0) as api,
+            pytest.raises(TransientError, match="did not answer within"),
+        ):
+            api.objects("trainjobs")
+
+    def test_empty_pages(self, server: Server, tmp_path: Path) -> None:
+        server.answers(lambda request: request.send({"items": [], "metadata": {"continue": "more"}}))
+        with (
+            ClusterApi(connect_to("c", file=kubeconfig(tmp_path, server.url)), within_s=0) as api,
+            pytest.raises(TransientError, match="took more than"),
+        ):
+            api.objects("trainjobs")
+
+    def test_a_watch_that_ends_at_once_is_not_opened_all_the_time(self, api: ClusterApi, server: Server) -> None:
+        everything = lists()
+
+        def answer(request: Handler) -> None:
+            request.send(b"") if "watch=true" in request.path else everything(request)
+
+        server.answers(answer)
+        with JobWatch(api) as watch:
+            time.sleep(1)
+            watch.jobs()
+        assert len(server.handler.seen) < 20
+
+
+class TestLogins:
+    """No message shows what logs in, and no program for it is waited for without end."""
+
+    @pytest.mark.parametrize("line", ["token: PRIVATE: x", "token: *PRIVATE", "token: !PRIVATE x", 'token: "PRIVATE'])
+    def test_a_kubeconfig_that_is_no_yaml(self, line: str, tmp_path: Path) -> None:
+        path = tmp_path / "config"
+        path.write_text(f"users:\n- name: u\n  user:\n    {line}\n")
+        with pytest.raises(UsageError) as caught:
+            connect_to(file=path)
+        assert "line 4" in str(caught.value) or "line 5" in str(caught.value)
+        assert "PRIVATE" not in "".join(traceback.format_exception(caught.value))
+
+    @pytest.mark.parametrize("of_file", [True, False])
+    def test_a_token_that_no_header_can_have(self, of_file: bool, server: Server, tmp_path: Path) -> None:
+        server.answers(lists())
+        (tmp_path / "token").write_text("PRIVATE\nx")
+        user = {"tokenFile": str(tmp_path / "token")} if of_file else {"token": "PRIVATE\nx"}
+        path = kubeconfig(tmp_path, server.url, user)
+        with ClusterApi(connect_to("c", file=path), within_s=0) as api:
+            with pytest.raises(SafepointError) as caught:
+                api.objects("trainjobs")
+            assert "PRIVATE" not in str(caught.value)
+            with pytest.raises(SafepointError) as caught, contextlib.closing(api.watch("pods")) as watch:
+                next(watch)
+            assert "PRIVATE" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("script", "expected"),
+        [
+            ("sleep 600", "gave no token within"),
+            ("exec head -c 900000000 /dev/zero", "printed more than"),
+            ("printf '%0100000d' 0 | tr 0 '['", "nested too deep"),
+            ('echo \'{"status": {"token": "PRIVATE\\\\nx"}}\'', "no valid token"),
+            ('echo \'{"status": {"token": ["PRIVATE"]}}\'', "no valid token"),
+        ],
+        ids=["silent", "endless", "deep", "lines", "list"],
+    )
+    @pytest.mark.timeout(30)
+    def test_a_program(
+        self, script: str, expected: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(token_program, "_WITHIN_S", 1.0)
+        server.answers(lists())
+        with (
+            ClusterApi(connect_to("c", file=self._with_program(tmp_path, server, script))) as api,
+            pytest.raises(SafepointError, match=expected) as caught,
+        ):
+            api.objects("trainjobs")
+        assert "PRIVATE" not in str(caught.value)
+        assert server.handler.seen == []
+
+    @pytest.mark.timeout(30)
+    def test_a_program_that_leaves_a_process_behind(self, server: Server, tmp_path: Path) -> None:
+        server.answers(lists())
+        script = 'sleep 60 & echo "{\\"status\\": {\\"token\\": \\"T\\"}}"'
+        with ClusterApi(connect_to("c", file=self._with_program(tmp_path, server, script))) as api:
+            assert api.objects("trainjobs") == []
+        assert server.handler.seen[0][2]["Authorization"] == "Bearer T"
+
+    def _with_program(self, folder: Path, server: Server, script: str) -> Path:
+        login = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
+        return kubeconfig(folder, server.url, {"exec": login})

@@ -12,14 +12,13 @@ found), the table, the key, the value, and what to do. `safepoint.cli` knows whi
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from safepoint.errors import UsageError, printable
-from safepoint.foundation.environment import home_folder, is_planted
+from safepoint.foundation.environment import home_folder, open_trusted
 from safepoint.foundation.units import nearest
 
 PROJECT_FILE = "safepoint.toml"
@@ -323,12 +322,7 @@ def _walk(
 
 def _read(path: Path) -> str | None:
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _unreadable(path, "it is not a file")
-            if is_planted(path):
-                why = "it, or a folder above it, belongs to another user in a folder that everyone may write to"
-                raise _unreadable(path, why)
+        with open_trusted(path) as file:
             data = file.read(_MOST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -344,11 +338,6 @@ def _read(path: Path) -> str | None:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _unreadable(path, f"line {line} is not UTF-8") from error
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; without O_NONBLOCK, opening a pipe would wait for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _unreadable(path: Path, why: str) -> UsageError:

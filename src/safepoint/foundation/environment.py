@@ -1,5 +1,6 @@
 """Where this process runs: its place among its peers, its node, its current folder, and the modules it can import."""
 
+import errno
 import os
 import stat
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import BinaryIO
 
 from safepoint.errors import StorageError, UsageError
 
@@ -118,23 +120,76 @@ def temporary_folder() -> str:
         ) from error
 
 
-def is_planted(path: str | os.PathLike[str]) -> bool:
+def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
     """Whether `path`, or a folder above it, belongs to another user and lies in a folder that everyone may write to.
 
     The rule is that of the kernel's `protected_symlinks`: in a sticky folder that everyone may write to, such as
     /tmp, a file or folder is accepted only if it belongs to this user, to root, or to the owner of the sticky folder.
+
+    Args:
+        path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.
+        opened: a descriptor of it. If `path` is another file by now, it counts as planted: its owner may have moved
+            it away, so that its owner cannot be seen.
     """
     path = os.path.abspath(path)
-    return any(_is_planted(one) for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents))
+    found = [one for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents)]
+    if opened is None:
+        return any(map(_is_planted, found))
+    try:
+        # In this order: what was accepted cannot be moved away by another user any more.
+        return any(map(_is_of_stranger, found)) or not os.path.samestat(os.stat(path), os.fstat(opened))
+    except OSError:
+        return True
 
 
 def _is_planted(path: str | os.PathLike[str]) -> bool:
     try:
-        owner, folder = os.lstat(path).st_uid, os.stat(os.path.dirname(path))
+        return _is_of_stranger(path)
     except OSError:
         return False
+
+
+def _is_of_stranger(path: str | os.PathLike[str]) -> bool:
+    owner, folder = os.lstat(path).st_uid, os.stat(os.path.dirname(path))
     is_for_all = folder.st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
     return is_for_all and owner not in {os.geteuid(), 0, folder.st_uid}
+
+
+class PlantedError(PermissionError):
+    """Another user may have put a file where everyone may write."""
+
+
+def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file that may name programs to run, or keys. Links are followed.
+
+    Raises:
+        PlantedError: another user may have put it there.
+        OSError: it cannot be opened, or is not a file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
+    file = os.fdopen(descriptor, "rb")
+    fault: OSError | None = None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        fault = OSError(errno.EINVAL, "it is not a file", os.fspath(path))
+    elif is_planted(path, descriptor):
+        why = "it, or a folder above it, belongs to another user in a folder that everyone may write to"
+        fault = PlantedError(errno.EPERM, why, os.fspath(path))
+    if fault is not None:
+        file.close()
+        raise fault
+    return file
+
+
+def is_planted_folder(path: str | os.PathLike[str]) -> bool:
+    """The same for a folder that exists; one that is missing counts as planted."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        return is_planted(path, descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def is_importable(module: str, folder: str) -> bool:

@@ -5,6 +5,7 @@ inherit, so that processes which have left their parent are found too.
 """
 
 import contextlib
+import fcntl
 import os
 import signal
 import weakref
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 _PROC = Path("/proc")
+_OWNER_OF_NAMESPACE = 0xB701
+"""NS_GET_USERNS, see ioctl_ns(2)."""
 JOB_VARIABLE = "SAFEPOINT_JOB_DIR"
 """Holds the job's folder in all its processes."""
 
@@ -88,6 +91,35 @@ def user_of(pid: int) -> int | None:
             if line.startswith("Uid:"):
                 return int(line.split()[1])
     return None
+
+
+def is_this_user(user: int) -> bool:
+    """Whether the user that the kernel reports for a socket is certainly this one.
+
+    In a user namespace, the kernel reports all users that the namespace does not know as one. If this process has the
+    number of that one, it cannot be distinguished from them, unless its network belongs to its namespace.
+    """
+    return user == os.geteuid() and (user != _unknown_user() or _has_own_network())
+
+
+def _unknown_user() -> int:
+    try:
+        return int((_PROC / "sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return 65534
+
+
+def _has_own_network() -> bool:
+    descriptors: list[int] = []
+    try:
+        descriptors.append(os.open(_PROC / "self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+        descriptors.append(fcntl.ioctl(descriptors[0], _OWNER_OF_NAMESPACE))
+        return os.path.samestat(os.fstat(descriptors[1]), os.stat(_PROC / "self/ns/user"))
+    except OSError:  # the owner is a namespace around this one
+        return False
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def kill(pids: Iterable[int]) -> None:

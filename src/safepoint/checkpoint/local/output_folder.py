@@ -21,7 +21,7 @@ from safepoint.checkpoint.local.retention import Candidate, Policy, select_super
 from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError, printable
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.environment import host_name, is_planted
+from safepoint.foundation.environment import host_name, is_planted, is_planted_folder
 
 
 class OutputFolder:
@@ -58,16 +58,19 @@ class OutputFolder:
                 f"the output folder {self.root} has the name of a checkpoint; nothing was written",
                 hint=f"name the folder that contains it: {self.root.parent}",
             )
-        if is_planted(self.root):
+        is_strange = is_planted(self.root)
+        if not is_strange:
+            try:
+                files.make_folder(self.root)
+            except OSError as error:
+                raise self._unusable(error, consequence) from error
+            is_strange = is_planted_folder(self.root)  # again: another user may have made it a moment before
+        if is_strange:
             raise StorageError(
                 f"the output folder {self.root}, or a folder above it, belongs to another user and is in a folder "
                 f"that everyone may write to{consequence or '; nothing was changed'}",
                 hint="name another folder",
             )
-        try:
-            files.make_folder(self.root)
-        except OSError as error:
-            raise self._unusable(error, consequence) from error
 
     def _unusable(self, error: OSError, consequence: str = "") -> StorageError:
         is_file = isinstance(error, NotADirectoryError | FileExistsError)

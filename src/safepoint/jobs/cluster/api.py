@@ -9,13 +9,15 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import httpx2
-from lightkube.config.client_adapter import ConnectionParams
+from lightkube.config.client_adapter import ConnectionParams, ExecAuth
 from lightkube.core.exceptions import ConfigError
 
 from safepoint.errors import AccessDeniedError, NotFoundError, StorageError, TransientError, UsageError
 from safepoint.foundation import clock
+from safepoint.foundation.bounded import Work
 from safepoint.jobs.cluster.connection import Connection
-from safepoint.jobs.cluster.failures import BusyError, GoneError, refusal, unreachable
+from safepoint.jobs.cluster.failures import BusyError, GoneError, reason_of, refusal, unreachable
+from safepoint.jobs.cluster.login.token_program import TokenProgram
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, number
 
 _T = TypeVar("_T")
@@ -29,6 +31,9 @@ _MOST_EXPIRED = 5
 """How often a list that consists of several pages starts over because the API server has dropped its next page."""
 _MOST_ANSWER_BYTES = 64 << 20
 _MOST_LINE_BYTES = 16 << 20
+_EXCHANGE_S = 300.0
+"""How long a request and its answer may take, with the program that gives the token, which may ask a person."""
+_LIST_S = 600.0
 _ANSWER_S = 120.0
 """The time limit for a whole answer. The limit for each read does not stop a server that sends byte after byte."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
@@ -76,6 +81,9 @@ class ClusterApi:
             options: Any = parameters.httpx_params(connection.config)
         except (ConfigError, OSError) as error:  # such as a certificate that cannot be read
             raise UsageError(f"the connection to {connection.name} is not valid: {error}") from error
+        user = connection.config.user
+        if isinstance(options["auth"], ExecAuth) and user is not None and user.exec is not None:
+            options["auth"] = TokenProgram(user.exec)  # it does not wait for ever
         self._client = httpx2.Client(**options)
         self._lock = threading.Lock()
         self.num_requests = 0
@@ -135,8 +143,10 @@ class ClusterApi:
         """The objects as `objects` returns them, and the version from which a watch continues."""
         headers = {} if has_content else {"accept": _NAMES_ONLY}
         found: list[Object] = []
-        marker, num_expired = "", 0
+        marker, num_expired, until_s = "", 0, clock.monotonic_s() + _LIST_S
         while len(found) <= _MOST_OBJECTS:
+            if clock.monotonic_s() > until_s:  # pages may be empty
+                raise TransientError(f"the list of {kind} of {self.connection.name} took more than {_LIST_S:g} s")
             given: dict[str, str] = {
                 "limit": str(_PAGE),
                 "labelSelector": labels,
@@ -331,13 +341,27 @@ class ClusterApi:
         what = f"GET {path}"
         timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
         self.num_requests += 1
+        request = self._client.stream("GET", path, params=query, timeout=timeout, headers=_PLAIN)
         try:
-            with self._client.stream("GET", path, params=query, timeout=timeout, headers=_PLAIN) as response:
+            with contextlib.ExitStack() as stack:
+                response = self._in_time(lambda: stack.enter_context(request))
                 if response.status_code >= 300:
-                    raise refusal(response.status_code, _document(_content(response)), what)
+                    data = self._in_time(lambda: _content(response))
+                    raise refusal(response.status_code, _document(data), what)
                 yield _lines(response.iter_raw())
         except (httpx2.HTTPError, OSError) as error:
-            raise TransientError(f"the connection to {self.connection.name} broke: {error}") from error
+            raise TransientError(f"the connection to {self.connection.name} broke: {reason_of(error)}") from error
+
+    def _in_time(self, task: Callable[[], _T]) -> _T:
+        """What `task` returns. The timeout for each read is not enough: it begins again with every byte.
+
+        Raises:
+            TransientError: it takes too long.
+        """
+        found = Work(task).result(_EXCHANGE_S)
+        if found is None:
+            raise TransientError(f"cluster {self.connection.name} did not answer within {_EXCHANGE_S:g} s")
+        return found
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
@@ -363,12 +387,16 @@ class ClusterApi:
     ) -> Object:
         what = f"{method} {path.partition('/namespaces/')[2] or path}"
 
-        def send() -> Object:
-            self.num_requests += 1
+        def exchange() -> tuple[httpx2.Response, bytes]:
             given = {"content-type": "application/json", "accept": "application/json", **_PLAIN, **(headers or {})}
             content = None if body is None else json.dumps(body).encode()
             with self._client.stream(method, path, params=query, content=content, headers=given) as response:
-                document = _document(_content(response))
+                return response, _content(response)
+
+        def send() -> Object:
+            self.num_requests += 1
+            response, data = self._in_time(exchange)
+            document = _document(data)
             if response.status_code >= 300:
                 raise refusal(response.status_code, document, what, after_s=response.headers.get("retry-after"))
             return document

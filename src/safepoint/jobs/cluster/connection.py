@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from safepoint.errors import NotFoundError, UnsupportedError, UsageError
-from safepoint.foundation.environment import is_planted
+from safepoint.foundation.environment import PlantedError, open_trusted
 from safepoint.jobs.cluster.objects import at, items, texts
 
 try:
@@ -29,6 +29,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_V1 = "client.authentication.k8s.io/v1"
 _EXEC_KNOWN = "client.authentication.k8s.io/v1beta1"
 _DEFAULT_NAMESPACE = "default"
+_MOST_BYTES = 16 << 20
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -119,7 +120,12 @@ def _connection(name: str, config: SingleConfig | None, namespace: str | None) -
             user=User(),
             fname=config.fname,
         )
-    server = urlsplit(config.cluster.server)
+    try:
+        server = urlsplit(config.cluster.server)
+    except ValueError as error:
+        raise UsageError(
+            f"server of {name} is not an address: {error}", hint="correct it in the kubeconfig"
+        ) from error
     if server.scheme != "https" and server.hostname not in _LOCAL and config.user != User():
         raise UsageError(
             f"{name} has an address with {server.scheme}:, so your login would be unencrypted; nothing was sent",
@@ -145,21 +151,21 @@ def _read(files: list[Path]) -> KubeConfig:
     merged: dict[str, Any] = {"clusters": [], "contexts": [], "users": []}
     first = None
     for file in files:
-        if not file.is_file():
+        text = _text_of(file)
+        if text is None:
             continue
-        if is_planted(file):  # a kubeconfig can name a program to run for the token
-            raise UsageError(
-                f"kubeconfig {file} belongs to another user, in a folder that everyone may write to; it was not read",
-                hint="set KUBECONFIG to a file of your own",
-            )
         first = first or file
         try:
-            document: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-            raise UsageError(f"the kubeconfig {file} cannot be read: {error}") from error
-        if not isinstance(document, dict):
-            raise UsageError(f"the file {file} is not a kubeconfig")
-        _merge(merged, cast("dict[str, Any]", document), file)
+            document: Any = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError) as error:
+            # The parser's message and its error quote the file, which may have a token there.
+            mark: Any = getattr(error, "problem_mark", None)
+            where = "position unknown" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
+            raise UsageError(f"the kubeconfig {file} is not valid YAML: {where}; nothing was sent") from None
+        try:
+            _merge(merged, document, file)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"the file {file} is not a kubeconfig; nothing was sent") from error
     if first is None:
         names = " or ".join(map(str, files))
         raise NotFoundError(f"there is no kubeconfig {names}", hint="log in to your cluster, or set KUBECONFIG")
@@ -169,15 +175,34 @@ def _read(files: list[Path]) -> KubeConfig:
         raise UsageError(f"the kubeconfig {first} is not valid: {error}") from error
 
 
-def _merge(merged: dict[str, Any], document: dict[str, Any], file: Path) -> None:
+def _text_of(file: Path) -> str | None:
+    """The text of a kubeconfig; None if there is no such file."""
+    if not file.is_file():
+        return None
+    try:
+        with open_trusted(file) as stream:
+            data = stream.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise UsageError(f"the kubeconfig {file} has more than {_MOST_BYTES:,} bytes; it was not used")
+        return data.decode("utf-8")
+    except PlantedError as error:  # a kubeconfig can name a program to run for the token
+        raise UsageError(
+            f"kubeconfig {file} was not used: {error.strerror}", hint="set KUBECONFIG to a file of your own"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the kubeconfig {file} cannot be read: {error}") from error
+
+
+def _merge(merged: dict[str, Any], document: Any, file: Path) -> None:
     current = document.get("current-context")
     merged["current-context"] = (
         merged.get("current-context") or (current if isinstance(current, str) else None) or None
     )
     for kind in ("clusters", "contexts", "users"):
-        known = {str(item["name"]) for item in merged[kind]}
+        known = {item["name"] for item in merged[kind]}
         for item in items(document, kind):
-            if at(item, "name") not in {None, *known}:
+            name = at(item, "name")
+            if isinstance(name, str) and name not in known:
                 merged[kind].append(_with_absolute_paths(item, kind.removesuffix("s"), file.parent))
 
 

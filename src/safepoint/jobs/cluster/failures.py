@@ -4,6 +4,8 @@ import contextlib
 import re
 from typing import Any
 
+import httpx2
+
 from safepoint.errors import (
     AccessDeniedError,
     ConflictError,
@@ -46,9 +48,16 @@ _KINDS: dict[int, type[SafepointError]] = {
 }
 
 
+def reason_of(error: Exception) -> str:
+    """Why a request failed, without what it contained."""
+    if isinstance(error, httpx2.LocalProtocolError):  # its text quotes the header
+        return "the login has characters that a request cannot contain"
+    return str(error) or type(error).__name__
+
+
 def unreachable(name: str, error: Exception) -> SafepointError:
     """The exception to raise when cluster `name` did not answer, because of `error`."""
-    reason = str(error) or type(error).__name__
+    reason = reason_of(error)
     if "certificate verify failed" in reason.lower():
         return StorageError(
             f"the certificate of cluster {name} is not trusted: {reason}",

@@ -2,7 +2,6 @@
 
 import base64
 import copy
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -151,22 +150,23 @@ def manifests_for(
     """
     archive = pod_archive.build_archive()
     spec, code = large_code.split(spec, room_bytes=_MOST_SHIPPED_BYTES - len(archive))
-    before: list[tuple[str, Object]] = [("configmaps", _shipped(spec, archive))]
+    files = _files(spec, archive)
+    before: list[tuple[str, Object]] = [("configmaps", _shipped(spec.name, files))]
     runtime_reference = {"name": spec.runtime, "kind": str(at(runtime.document, "kind"))}
     grace_s = runtime.grace_s
     if spec.grace_s is not None and spec.grace_s != grace_s and with_runtime:
         grace_s = spec.grace_s
         before.append(("trainingruntimes", _own_runtime(spec, runtime)))
         runtime_reference = {"name": name_of(before[-1][1]), "kind": "TrainingRuntime"}
-    has_secret = spec.num_nodes > 1 and with_secret
-    if has_secret:
-        before.append(("secrets", _secret(spec.name)))
+    secret = _secret(spec.name) if spec.num_nodes > 1 and with_secret else None
+    if secret is not None:
+        before.append(("secrets", secret))
     initializer = _initializer(spec, runtime)
     before += (("secrets", _initializer_secret(spec, what)) for what in spec.initializer_secrets)
-    volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), has_secret=has_secret)
+    volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), secret)
     trainer: Object = {
-        "command": ["python3", POD_SIDE, "run", *_program(spec)],
-        "env": _environment(spec, grace_s, secret_keys, has_secret=has_secret),
+        "command": [*pod_archive.command_of(SHIPPED_TO, files), "run", *_program(spec)],
+        "env": _environment(spec, grace_s, secret_keys, has_secret=secret is not None),
         "numNodes": spec.num_nodes,
     }
     if code is not None:
@@ -214,17 +214,17 @@ def add_secret(trainjob: Object) -> tuple[Object, Object]:
     Returns:
         A copy of the TrainJob that mounts the Secret; the Secret.
     """
-    changed, name = copy.deepcopy(trainjob), name_of(trainjob)
+    changed, secret = copy.deepcopy(trainjob), _secret(name_of(trainjob))
     entry = {"name": _SECRET_VARIABLE, "value": f"{_SECRET_PLACE}/{_SECRET_KEY}"}
     changed["spec"]["trainer"].setdefault("env", []).append(entry)
     own = [patch for patch in items(changed, "spec", "runtimePatches") if at(patch, "manager") == _MANAGER]
     for patch in own:
         for job in items(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs"):
             pod = job["template"]["spec"]["template"]["spec"]
-            volume, mount = _secret_volume(name)
+            volume, mount = _secret_volume(secret)
             pod["volumes"].append(volume)
             pod["containers"][0]["volumeMounts"].append(mount)
-    return changed, _secret(name)
+    return changed, secret
 
 
 def mounts_secret(trainjob: Object) -> bool:
@@ -249,8 +249,12 @@ def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
     }
 
 
-def _shipped(spec: ClusterSpec, archive: bytes) -> Object:
-    """The config map with the archive of Safepoint, the script and the code."""
+def _files(spec: ClusterSpec, archive: bytes) -> dict[str, bytes]:
+    """What the pods mount: the archive of Safepoint, the script and the code.
+
+    Raises:
+        UsageError: it is too large.
+    """
     files = {pod_archive.NAME: archive, **spec.files}
     if spec.code is not None:
         files[_CODE] = spec.code
@@ -262,26 +266,26 @@ def _shipped(spec: ClusterSpec, archive: bytes) -> Object:
             f"the job's code has {own:,} bytes, and a config map has room for {room:,}; nothing was submitted",
             hint="leave data out of the folder, or put the code into the image or on the claim",
         )
-    digest = hashlib.sha256()
-    for name, data in sorted(files.items()):
-        digest.update(f"{name} {len(data)} ".encode() + data)
+    return files
+
+
+def _shipped(job: str, files: Mapping[str, bytes]) -> Object:
+    digest = pod_archive.digest_of_files(files)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {
-            "name": f"{spec.name[:40].rstrip('-')}-{digest.hexdigest()[:12]}",
-            "labels": {JOB_LABEL: spec.name},
-        },
+        "metadata": {"name": f"{job[:40].rstrip('-')}-{digest[:12]}", "labels": {JOB_LABEL: job}},
         "immutable": True,
         "binaryData": {name: base64.b64encode(data).decode() for name, data in sorted(files.items())},
     }
 
 
-def _secret(name: str) -> Object:
+def _secret(job: str) -> Object:
+    """The Secret by which the pods recognize each other. Its name cannot be foreseen."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": f"{name}-nodes", "labels": {JOB_LABEL: name}},
+        "metadata": {"name": f"{job}-nodes-{secrets.token_hex(4)}", "labels": {JOB_LABEL: job}},
         "immutable": True,
         "stringData": {_SECRET_KEY: secrets.token_hex(32)},
     }
@@ -366,7 +370,7 @@ def _keys(spec: ClusterSpec, secret_keys: tuple[str, ...] | None) -> list[Object
 
 
 def _volumes(
-    spec: ClusterSpec, runtime: Runtime, config_map: str, *, has_secret: bool
+    spec: ClusterSpec, runtime: Runtime, config_map: str, secret: Object | None
 ) -> tuple[list[Object], list[Object]]:
     volumes: list[Object] = [{"name": _SHIPPED, "configMap": {"name": config_map}}]
     mounts: list[Object] = [{"name": _SHIPPED, "mountPath": SHIPPED_TO, "readOnly": True}]
@@ -385,8 +389,8 @@ def _volumes(
         add(_STORAGE, CHECKPOINTS, {"emptyDir": _limited(spec.staging_bytes)})
     add("safepoint-tmp", "/tmp", {"emptyDir": {}})  # the root file system of the container may be read-only
     add("safepoint-shm", "/dev/shm", {"emptyDir": {"medium": "Memory", **_limited(spec.shared_memory_bytes)}})
-    if has_secret:
-        volume, mount = _secret_volume(spec.name)
+    if secret is not None:
+        volume, mount = _secret_volume(secret)
         volumes.append(volume)
         mounts.append(mount)
     given = {at(volume, "name") for pod in runtime.pods_of(spec.patches) for volume in items(pod, "volumes")}
@@ -399,9 +403,9 @@ def _volumes(
     return volumes, mounts
 
 
-def _secret_volume(job: str) -> tuple[Object, Object]:
+def _secret_volume(secret: Object) -> tuple[Object, Object]:
     name = "safepoint-nodes"
-    volume = {"name": name, "secret": {"secretName": f"{job}-nodes", "defaultMode": 0o444}}
+    volume = {"name": name, "secret": {"secretName": name_of(secret), "defaultMode": 0o444}}
     return volume, {"name": name, "mountPath": _SECRET_PLACE, "readOnly": True}
 
 

@@ -32,6 +32,11 @@ def number(value: Any, *path: str) -> int:
     return found if isinstance(found, int) else 0
 
 
+def count_of(value: float | None) -> int | None:
+    """A number as a count that people can read and divide: anyone who may change the object can write any number."""
+    return None if value is None else int(min(max(value, 0.0), 1e15))
+
+
 def name_of(value: Any) -> str:
     """The name of an object."""
     return str(at(value, "metadata", "name") or "")

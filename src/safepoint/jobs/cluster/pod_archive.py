@@ -7,7 +7,7 @@ same bytes.
 import hashlib
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 
@@ -79,6 +79,48 @@ else:
 
 main()
 """
+
+
+# The command of a pod contains this program and the digest. So a person who can replace the config map, and cannot
+# change the job, cannot make its pods run something else.
+_CHECKED = """\
+import hashlib
+import os
+import runpy
+import sys
+
+place, expected = sys.argv[1:3]
+digest = hashlib.sha256()
+for name in sorted(os.listdir(place)):
+    if not name.startswith(".."):  # names of the kubelet
+        with open(os.path.join(place, name), "rb") as file:
+            data = file.read()
+        digest.update(f"{name} {len(data)} ".encode() + data)
+if digest.hexdigest() != expected:
+    sys.exit(f"safepoint: error: the config map at {place} has changed since the job was submitted; nothing was run")
+sys.argv[:] = [os.path.join(place, "safepoint.pyz"), *sys.argv[3:]]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def command_of(place: str, files: Mapping[str, bytes]) -> list[str]:
+    """The command of a pod that runs `safepoint`, to which the arguments are added.
+
+    The pod first compares the files with their digest in the command.
+
+    Args:
+        place: the folder where the files are mounted.
+        files: all files there, by name; one of them is the archive.
+    """
+    return ["python3", "-P", "-c", _CHECKED, place, digest_of_files(files)]
+
+
+def digest_of_files(files: Mapping[str, bytes]) -> str:
+    """The SHA-256 over the names and contents of files."""
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"{name} {len(data)} ".encode() + data)
+    return digest.hexdigest()
 
 
 def build_archive() -> bytes:

@@ -25,6 +25,11 @@ REMOVAL = f"{DOMAIN}/checkpoints-are-deleted"
 """The annotation of a job whose checkpoints are being deleted."""
 PLAN_LABEL = f"{DOMAIN}/successor-of"
 """The label of a TrainJob that keeps a plan, with the name of the plan's job; see `changes.successor`."""
+_OTHER_KEYS = {
+    *(f"AZURE_STORAGE_{kind}" for kind in ("ACCOUNT_KEY", "ACCESS_KEY", "MASTER_KEY", "CLIENT_SECRET", "TOKEN")),
+    *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET", "GOOGLE_SERVICE_ACCOUNT_KEY"),
+}
+"""The variables with keys for the object stores that obstore reaches."""
 _GPU_NAMES = {"gpu": "nvidia.com/gpu"}
 
 
@@ -106,7 +111,7 @@ class ClusterSpec:
             raise UsageError(
                 f"--priority-class {self.priority_class} has no effect without a queue", hint="give --queue too"
             )
-        keys = sorted(IDENTITY.intersection(self.env))
+        keys = sorted(name for name in self.env if name.upper() in IDENTITY | _OTHER_KEYS)
         if keys:
             raise UsageError(
                 f"env has {', '.join(keys)}, which all readers of the TrainJob could see; nothing was submitted",

@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 from safepoint.errors import StorageError
-from safepoint.foundation.environment import home_folder, is_planted
+from safepoint.foundation.environment import home_folder, is_planted_folder
 
 
 def state_folder() -> Path:
@@ -59,7 +59,7 @@ def make_private(folder: Path) -> Path:
             f"the state folder {folder} cannot be created: {error.strerror}",
             hint="set XDG_STATE_HOME to a folder that you can write",
         ) from error
-    if is_planted(folder):
+    if is_planted_folder(folder):
         raise StorageError(
             f"another user may have created the state folder {folder} or a folder above it, in a place where every "
             "user can write; the state folder was not used",

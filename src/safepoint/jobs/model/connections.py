@@ -23,7 +23,7 @@ from typing import Any
 
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation.configuration import user_file
-from safepoint.foundation.environment import is_planted
+from safepoint.foundation.environment import PlantedError, open_trusted
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _POSITION = re.compile(r"line \d+, column \d+|end of document")
@@ -104,18 +104,8 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
 def _read(path: Path) -> dict[str, Any]:
     """The content of the file; empty when it does not exist."""
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # without O_NONBLOCK, opening a pipe would wait
-        with open(descriptor, "rb") as file:
-            if is_planted(path):
-                raise UsageError(
-                    f"{path} belongs to another user, in a folder that everyone may write to; it was not used",
-                    hint="set XDG_CONFIG_HOME to a folder of your own",
-                )
+        with open_trusted(path) as file:
             mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                raise UsageError(f"{path} is not a file", hint="replace it with a file")
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise UsageError(
                     f"other users can read {path} (mode {stat.S_IMODE(mode):o}); it was not used",
@@ -124,6 +114,10 @@ def _read(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError:
         return {}
+    except PlantedError as error:
+        raise UsageError(
+            f"{path} was not used: {error.strerror}", hint="set XDG_CONFIG_HOME to a folder of your own"
+        ) from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8

@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 
-from safepoint.foundation.processes import close_in_children
+from safepoint.foundation.processes import close_in_children, is_this_user
 
 _HEADER = struct.Struct("<II")
 MAX_FRAME_BYTES = 64 << 20
@@ -189,5 +189,5 @@ def check_same_user(connected: socket.socket) -> None:
         raise PermissionError("the other side cannot be identified on this system")
     data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(data)
-    if user != os.getuid():
+    if not is_this_user(user):
         raise PermissionError(f"the other side belongs to user {user}")

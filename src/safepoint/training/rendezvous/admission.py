@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import os
 import secrets
 import struct
 from collections import Counter
 from collections.abc import Callable, Generator
 from enum import IntEnum
 
+from safepoint.foundation.processes import is_this_user
 from safepoint.training.rendezvous.socket_owner import owner_of
 
 _GREETING = b"safepoint rendezvous 1\n"
@@ -232,7 +232,7 @@ class SameUser:
             async with asyncio.timeout(patience_s):
                 while (owner := owner_of(theirs, ours)) is None:  # the program has not accepted the connection yet
                     await asyncio.sleep(_ACCEPTED_S)
-                if owner == os.geteuid():
+                if is_this_user(owner):
                     return reader, writer
         writer.close()
         raise RefusedError(f"the program at {host}:{port} belongs to another user, or does not answer")
@@ -241,4 +241,5 @@ class SameUser:
 def is_same_user(writer: asyncio.StreamWriter) -> bool:
     """Whether the client at the other end of a loopback connection is a process of this user."""
     client, server = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
-    return owner_of(client, server) == os.geteuid()
+    owner = owner_of(client, server)
+    return owner is not None and is_this_user(owner)

@@ -17,7 +17,7 @@ from pathlib import Path
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConditionError, StorageError, UsageError
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import read_regular
+from safepoint.foundation.bounded_json import open_regular, read_regular
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
@@ -105,8 +105,7 @@ def _in_folder(output: OutputFolder) -> bytes:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_hex(_NUM_BYTES).encode())
-        _check_private(path, _file_system(output.control))
-        return _read_whole(path)
+        return _read_private(path, _file_system(output.control))
     except OSError as error:
         raise StorageError(
             f"the job's secret in {path} cannot be used: {error.strerror}; no rank was started",
@@ -114,11 +113,10 @@ def _in_folder(output: OutputFolder) -> bytes:
         ) from error
 
 
-def _check_private(path: Path, file_system: str) -> None:
+def _check_private(status: os.stat_result, file_system: str) -> None:
     """Check that only this user can have written the secret, and can read it."""
     if file_system.startswith(_WITHOUT_MODES):
         return
-    status = path.lstat()
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise PermissionError(errno.EPERM, "other users can read it; delete it, or chmod 600")
     # On a file server, a file that root wrote may belong to `_SQUASHED`.
@@ -127,14 +125,18 @@ def _check_private(path: Path, file_system: str) -> None:
         raise PermissionError(errno.EPERM, f"it belongs to user {status.st_uid}, who may know it; delete it")
 
 
-def _read_whole(path: Path) -> bytes:
+def _read_private(path: Path, file_system: str) -> bytes:
     """The secret in `path`. If another node is still writing it, wait until it is complete."""
     give_up_s = clock.monotonic_s() + _WRITER_S
-    while len(value := read_regular(path, _MAX_BYTES)) != 2 * _NUM_BYTES:
+    while True:
+        with open_regular(path) as file:  # another user may replace it: the file that is read is the one to check
+            _check_private(os.fstat(file.fileno()), file_system)
+            value = file.read(_MAX_BYTES + 1)
+        if len(value) == 2 * _NUM_BYTES:
+            return value
         if clock.monotonic_s() > give_up_s:
             raise OSError(errno.EINVAL, "it is incomplete; delete it")
         clock.sleep(0.05)
-    return value
 
 
 def _file_system(folder: Path) -> str:

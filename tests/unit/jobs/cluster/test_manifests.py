@@ -38,8 +38,8 @@ def pod_patch(manifests: Manifests) -> Any:
 
 def test_no_shell_expands_arguments() -> None:
     command = trainer(made())["command"]
-    assert command[:2] == ["python3", "/opt/safepoint/safepoint.pyz"]
-    assert command[2:] == ["run", "/opt/safepoint/train.py", "--text", "a `b` $HOME \\ 'c'"]
+    assert (command[:3], command[4]) == (["python3", "-P", "-c"], "/opt/safepoint")
+    assert command[6:] == ["run", "/opt/safepoint/train.py", "--text", "a `b` $HOME \\ 'c'"]
 
 
 def test_ranks_are_a_number_of_the_trainjob_or_counted_in_the_pod() -> None:

@@ -1,9 +1,10 @@
 """Creates the objects of a job, and attaches or deletes those that a killed `submit` has left without an owner."""
 
+import base64
 import contextlib
 from collections.abc import Iterable
 
-from safepoint.errors import AccessDeniedError, SafepointError, TransientError
+from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, TransientError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
@@ -29,9 +30,10 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
     made: list[tuple[str, Object]] = []
     try:
         for kind, item in manifests.before:
-            # A killed submit may have made it. Its name contains a digest of its content, or the job's name.
-            with contextlib.suppress(AlreadyExistsError):
+            try:
                 made.append((kind, create(api, kind, item)))
+            except AlreadyExistsError:  # a killed submit may have made it
+                _check_content(item, api.get(kind, name_of(item)))
         job = create(api, "trainjobs", manifests.trainjob)
         made.append(("trainjobs", job))
         own(api, job, manifests.before)  # without an owner, these objects would stay when the job is deleted
@@ -59,7 +61,22 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
         found = api.find(kind, name_of(body))
         if found is None:
             raise
+        if kind != "trainjobs":
+            _check_content(body, found)
         return found
+
+
+def _check_content(wanted: Object, found: Object) -> None:
+    """Raise ConflictError if an object with the right name has another content: another person may have made it."""
+    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts(wanted, "stringData").items()}
+    content = {key: wanted[key] for key in wanted if key not in {"apiVersion", "kind", "metadata", "stringData"}}
+    content |= {"data": encoded} if encoded else {}
+    if any(found.get(key) != value for key, value in content.items()):
+        kind, name = wanted["kind"], name_of(wanted)
+        raise ConflictError(
+            f"the {kind} {name} exists already, with another content than that of this job; nothing was submitted",
+            hint="look who made it, and delete it, or submit the job under another name",
+        )
 
 
 def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> None:

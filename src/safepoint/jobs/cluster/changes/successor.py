@@ -245,7 +245,7 @@ def _plan(item: Object) -> Plan | None:
     try:
         data = json.loads(texts(item, "metadata", "annotations")[_CONTENT])
         successor = data["successor"]
-        if successor is not None and (name_of(successor) != job or not isinstance(at(successor, "spec"), dict)):
+        if successor is not None and not _is_trainjob(successor, job):
             return None
         return Plan(
             document=item,
@@ -257,3 +257,10 @@ def _plan(item: Object) -> Plan | None:
         )
     except (KeyError, TypeError, ValueError, RecursionError, OverflowError):
         return None
+
+
+def _is_trainjob(successor: Any, name: str) -> bool:
+    """Whether it has the types that the API server would insist on: nothing has checked the text of an annotation."""
+    notes = [*texts(successor, "metadata", "labels").values(), *texts(successor, "metadata", "annotations").values()]
+    is_noted = all(isinstance(text, str) for text in notes)  # pyright: ignore[reportUnnecessaryIsInstance]
+    return name_of(successor) == name and isinstance(at(successor, "spec"), dict) and is_noted

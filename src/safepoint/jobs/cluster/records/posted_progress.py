@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from safepoint.jobs.cluster.objects import Object, at, items, texts
+from safepoint.jobs.cluster.objects import Object, at, count_of, items, texts
 from safepoint.jobs.model.records import JobState
 from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS
@@ -48,9 +48,8 @@ _OWN = {
 def _progress(
     state: JobState, values: dict[str, float | None], *, remaining_s: float | None, updated: str
 ) -> Progress:
-    step, total = int(values.get("currentStep") or 0), int(values.get("totalSteps") or 0)
+    step, total = count_of(values.get("currentStep")) or 0, count_of(values.get("totalSteps")) or 0
     left = total - step
-    safe = values.get("safeStep")
     progress = Progress(
         time=updated,
         state=_STATES.get(state, State.TRAINING),
@@ -60,8 +59,8 @@ def _progress(
         num_epochs=values.get("totalEpochs") or 0.0,
         loss=values.get("loss"),
         train_metrics={name: value for name, value in values.items() if name not in _OWN},
-        attempt=int(values.get("attempt") or 0),
-        safe_step=None if safe is None else int(safe),
+        attempt=count_of(values.get("attempt")) or 0,
+        safe_step=count_of(values.get("safeStep")),
         safe_time=_utc(values.get(SAFE_TIME)),
         saves=SaveStatistics(expected_s=values.get(SAVE_SECONDS)),
     )

@@ -74,8 +74,10 @@ class JobWatch:
                 for what, item in self._changes(kind, version):
                     version = str(at(item, "metadata", "resourceVersion"))
                     self._note(kind, what, item)
+                self._is_over.wait(_AGAIN_S)
             except GoneError:
                 version = ""
+                self._is_over.wait(_AGAIN_S)
             except AccessDeniedError as error:
                 if kind != "workloads":  # without Workloads, the state of a job in a queue is incomplete
                     self._failure = error
