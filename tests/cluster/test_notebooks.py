@@ -137,7 +137,8 @@ def test_fsdp(notebook: Kernel, team: Workspace) -> None:
         path for path in (team.folder / "checkpoints/run").iterdir() if path.name.startswith("checkpoint-")
     ]
     assert all((path / "pytorch_model_fsdp_0").is_dir() for path in checkpoints)
-    assert {"model.safetensors", "tokenizer.json"} <= set(final_of(team))
+    # The Trainer itself writes no weights to other folders while the state is sharded.
+    assert "tokenizer.json" in final_of(team)
 
 
 @pytest.mark.long

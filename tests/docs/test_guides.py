@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
 QUICK = {"first-run"}
 """Run by `make test`; the others take longer."""
+ON_A_CLUSTER = {"cluster"}
+"""Run by `make test-cluster`: tests/cluster/test_guide.py."""
 NOT_EXECUTED: dict[str, int] = {}
 """How many blocks of a guide are marked as such; each has its reason there."""
 SERVER = "http://127.0.0.1:9000"
@@ -24,11 +26,17 @@ SERVER = "http://127.0.0.1:9000"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """The home of a new user with an empty folder; processes that run there end with the test."""
-    home = tmp_path / "home"
+    with new_user(tmp_path) as folder:
+        yield folder
+
+
+@contextmanager
+def new_user(root: Path) -> Iterator[Path]:
+    """An empty folder in the home of a new user; processes that run there end with the block."""
+    home = root / "home"
     folder = home / "work"
     folder.mkdir(parents=True)
-    with jobs_in(tmp_path):
+    with jobs_in(root):
         os.environ |= {
             "HOME": str(home),
             "XDG_CONFIG_HOME": str(home / ".config"),
@@ -42,6 +50,7 @@ def _guides() -> list[object]:
     return [
         pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.long)
         for path in sorted(GUIDES.glob("*.md"))
+        if path.stem not in ON_A_CLUSTER
     ]
 
 
@@ -51,6 +60,11 @@ def _guides() -> list[object]:
 def test_everything_in_a_guide_is_so(guide: Path, place: Path, request: pytest.FixtureRequest) -> None:
     """Write the files and type the commands; the next command shows an exit code other than 0."""
     server = request.getfixturevalue("moto").endpoint if SERVER in guide.read_text() else SERVER
+    follow(guide, place, server)
+
+
+def follow(guide: Path, place: Path, server: str = SERVER) -> None:
+    """Write the files of a guide and type its commands in a folder; `server` takes the place of its object store."""
     num_steps = 0
     with ExitStack() as stack:
         terminals: dict[str, Terminal] = {}

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def make_certificates(folder: Path) -> Path:
-    """Write `ca.pem` and `server.pem` into `folder`: a CA, and the key and certificate for 127.0.0.1."""
+def make_certificates(folder: Path, host: str = "127.0.0.1") -> Path:
+    """Write `ca.pem` and `server.pem` into `folder`: a CA, and the key and certificate for an address."""
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
     ca = _unsigned("CA", "CA", ca_key).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     server = _unsigned("server", "CA", key).add_extension(address, critical=False)
     pem, pkcs8, bare = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -23,7 +23,6 @@ def train_func():
         report_to="none",
         fsdp="full_shard auto_wrap",
         fsdp_config={
-            "version": 1,
             "activation_checkpointing": True,
             "sync_module_states": True,
             "use_orig_params": True,
