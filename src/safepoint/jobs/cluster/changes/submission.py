@@ -37,6 +37,8 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         job = create(api, "trainjobs", manifests.trainjob)
         made.append(("trainjobs", job))
         own(api, job, manifests.before)  # without an owner, these objects would stay when the job is deleted
+        if any(kind == "secrets" for kind, _ in manifests.before):
+            _own_secrets(api, job)
     except SafepointError as error:
         # Without an answer the job may exist, or may be created later. If the name exists, another submit may have
         # made a job that uses these objects. So they stay, and a later `repair` attaches or deletes them.
@@ -90,6 +92,13 @@ def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> N
     for kind, item in made:
         if [at(one, "uid") for one in items(item, "metadata", "ownerReferences")] != [uid_of(owner)]:
             api.patch(kind, name_of(item), {"metadata": {"ownerReferences": [reference]}})
+
+
+def _own_secrets(api: ClusterApi, job: Object) -> None:
+    """Make a TrainJob the owner of the Secret that a killed `submit` has left: each submit chooses another name."""
+    with contextlib.suppress(SafepointError):  # `repair` does it later
+        left = api.objects("secrets", labels=f"{JOB_LABEL}={name_of(job)}", has_content=False)
+        own(api, job, [("secrets", item) for item in left])
 
 
 def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
