@@ -129,8 +129,8 @@ def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither as keeper nor as rank."""
     key = new_keeper_key()
     with listen(key) as server:
-        user = os.getuid()
-        monkeypatch.setattr(os, "getuid", lambda: user + 1)
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
         with pytest.raises(PermissionError, match=f"belongs to user {user}"):
             connect(key)
         accepted, _ = server.accept()
