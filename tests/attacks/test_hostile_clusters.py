@@ -33,7 +33,9 @@ from safepoint.jobs.cluster.connection import connect_to
 from safepoint.jobs.cluster.login import token_program
 from safepoint.jobs.cluster.pod_archive import build_archive
 from safepoint.jobs.cluster.spec import ClusterSpec, plan_name
+from safepoint.jobs.cluster.transport import client as transport
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
+from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 from safepoint.jobs.model.connections import keys_of
 
 Answer = Callable[["Handler"], None]
@@ -135,7 +137,7 @@ class TestAnswers:
 
     def test_a_body_without_end(self, api: ClusterApi, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is read to the limit only, also when it is said to be compressed."""
-        monkeypatch.setattr(cluster_api, "_MOST_ANSWER_BYTES", 1 << 20)
+        monkeypatch.setattr(transport, "_MOST_ANSWER_BYTES", 1 << 20)
 
         def endless(request: Handler) -> None:
             request.send_response(200)
@@ -155,7 +157,7 @@ class TestAnswers:
 
     def test_a_body_that_drips(self, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server that sends a byte now and then does not hold the command for ever."""
-        monkeypatch.setattr(cluster_api, "_ANSWER_S", 0.3)
+        monkeypatch.setattr(transport, "_ANSWER_S", 0.3)
         connection = connect_to("c", file=kubeconfig(tmp_path, server.url))
         stop = threading.Event()
 
@@ -215,7 +217,7 @@ class TestAnswers:
 
     def test_a_line_without_end(self, api: ClusterApi, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is cut."""
-        monkeypatch.setattr(cluster_api, "_MOST_LINE_BYTES", 1000)
+        monkeypatch.setattr(transport, "_MOST_LINE_BYTES", 1000)
         server.answers(lambda request: request.send(b"x" * 500_000))
         longest = max(map(len, api.log("pod", "node")))
         assert longest < 200_000
@@ -464,7 +466,7 @@ class TestWithoutEnd:
 
     @pytest.fixture(autouse=True)
     def _limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cluster_api, "_EXCHANGE_S", 1.0)
+        monkeypatch.setattr(transport, "_EXCHANGE_S", 1.0)
         monkeypatch.setattr(cluster_api, "_LIST_S", 1.0)
 
     @pytest.mark.parametrize(
@@ -509,6 +511,60 @@ class TestWithoutEnd:
             time.sleep(1)
             watch.jobs()
         assert len(server.handler.seen) < 20
+
+
+class TestClosing:
+    """A thread that reads a stream, or sends a request later, gets an error of Safepoint and no other."""
+
+    NAMES = ("safepoint-trainjobs", "safepoint-pods", "safepoint-workloads")
+
+    def test_a_stream_that_another_thread_reads(self, server: Server, api: ClusterApi) -> None:
+        def never_ends(request: Handler) -> None:
+            request.send(b"", content_length=str(1 << 30))
+            time.sleep(30)
+
+        server.answers(never_ends)
+        failures: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                list(api.watch("pods"))
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+
+        threads = [threading.Thread(target=read) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        api.close()
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
+        assert len(failures) == 8
+        assert all(isinstance(error, SafepointError) for error in failures), failures
+
+    def test_requests_after_it(self, server: Server, api: ClusterApi) -> None:
+        server.answers(lists())
+        api.close()
+        for use in (lambda: api.get("pods", "a"), lambda: list(api.watch("pods")), lambda: list(api.log("a", "b"))):
+            with pytest.raises(StorageError, match="was closed"):
+                use()
+
+    @pytest.mark.parametrize("watch", [JobWatch, lambda api: PodEnds(api, "a")])
+    def test_the_threads_of_watches(
+        self, watch: Callable[[ClusterApi], Any], server: Server, api: ClusterApi
+    ) -> None:
+        server.answers(lambda request: request.send(b"") if "watch=true" in request.path else lists()(request))
+        earlier = set(threading.enumerate())
+        with watch(api):
+            time.sleep(0.5)
+            threads = [one for one in threading.enumerate() if one not in earlier and one.name in self.NAMES]
+            assert threads
+            api.close()
+            time.sleep(2)  # they send the next request
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
 
 
 class TestLogins:

@@ -12,7 +12,8 @@ COMMAND = "put-code"
 """What a command outside of a cluster calls `write_code` in a pod."""
 PIECES = "/opt/safepoint-pieces"
 """Where that pod has the pieces of the code, in files that are named by their number."""
-_MOST_BYTES = 64 << 20
+MOST_BYTES = 64 << 20
+"""How large the code of a job may be."""
 
 
 def read_code(text: str, digest: str) -> bytes:
@@ -76,8 +77,8 @@ def write_code(location: Location, data: bytes, digest: str, store: Store | None
 def _read(store: Store, location: Location) -> bytes | None:
     """The object; None if there is none."""
     try:
-        if any(item.size_bytes > _MOST_BYTES for item in store.list(location.name)):
-            raise StorageError(f"{location} has more than {_MOST_BYTES:,} bytes; it was not read")
+        if any(item.size_bytes > MOST_BYTES for item in store.list(location.name)):
+            raise StorageError(f"{location} has more than {MOST_BYTES:,} bytes; it was not read")
         return bytes(store.read(location.name))
     except ObjectNotFoundError:
         return None

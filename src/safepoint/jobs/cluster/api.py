@@ -1,41 +1,24 @@
-"""Sends requests to the API server of a cluster: plain JSON objects, bounded retries, exceptions of Safepoint."""
+"""Sends requests to the API server of a cluster: the objects of a namespace, rights, watches, logs."""
 
 import contextlib
-import json
-import random
 import re
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-import httpx2
-from lightkube.config.client_adapter import ConnectionParams, ExecAuth
-from lightkube.core.exceptions import ConfigError
-
-from safepoint.errors import AccessDeniedError, NotFoundError, StorageError, TransientError, UsageError
+from safepoint.errors import NotFoundError, StorageError, TransientError, UsageError
 from safepoint.foundation import clock
-from safepoint.foundation.bounded import Work
 from safepoint.jobs.cluster.connection import Connection
-from safepoint.jobs.cluster.failures import BusyError, GoneError, reason_of, refusal, unreachable
-from safepoint.jobs.cluster.login.token_program import TokenProgram
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, number
+from safepoint.jobs.cluster.transport.client import REQUEST_S, Client, document
+from safepoint.jobs.cluster.transport.failures import GoneError, refusal
 
-_T = TypeVar("_T")
-_CONNECT_S, _REQUEST_S = 5.0, 20.0
 WITHIN_S = 30.0
 """For how long a request is repeated while the server is busy or out of reach."""
-_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _PAGE = 500
 _MOST_OBJECTS = 100_000
 _MOST_EXPIRED = 5
 """How often a list that consists of several pages starts over because the API server has dropped its next page."""
-_MOST_ANSWER_BYTES = 64 << 20
-_MOST_LINE_BYTES = 16 << 20
-_EXCHANGE_S = 300.0
-"""How long a request and its answer may take, with the program that gives the token, which may ask a person."""
 _LIST_S = 600.0
-_ANSWER_S = 120.0
-"""The time limit for a whole answer. The limit for each read does not stop a server that sends byte after byte."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _GROUPS = {
@@ -51,7 +34,6 @@ _GROUPS = {
     "events": "api/v1",
 }
 _CORE = "api/v1"
-_PLAIN = {"accept-encoding": "identity"}
 _OF_CLUSTER = {
     "clustertrainingruntimes",
     "selfsubjectaccessreviews",
@@ -71,26 +53,16 @@ class ClusterApi:
 
     def __init__(self, connection: Connection, *, within_s: float = WITHIN_S) -> None:
         self.connection = connection
-        self._within_s = within_s
         self.namespace = connection.namespace
-        timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S)
-        is_encrypted = connection.config.cluster.server.startswith("https:")
-        try:
-            # Without encryption, a proxy could read the requests. The options of this class are of many types.
-            parameters: Any = ConnectionParams(timeout=timeout, trust_env=is_encrypted)
-            options: Any = parameters.httpx_params(connection.config)
-        except (ConfigError, OSError) as error:  # such as a certificate that cannot be read
-            raise UsageError(f"the connection to {connection.name} is not valid: {error}") from error
-        user = connection.config.user
-        if isinstance(options["auth"], ExecAuth) and user is not None and user.exec is not None:
-            options["auth"] = TokenProgram(user.exec)  # it does not wait for ever
-        self._client = httpx2.Client(**options)
-        self._lock = threading.Lock()
-        self.num_requests = 0
+        self._client = Client(connection, within_s=within_s)
+
+    @property
+    def num_requests(self) -> int:
         """How many requests were sent so far."""
+        return self._client.num_requests
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. A thread that reads a stream, or sends a request later, gets an error."""
         self._client.close()
 
     def __enter__(self) -> "ClusterApi":
@@ -113,7 +85,7 @@ class ClusterApi:
             AccessDeniedError: you may not read the object.
             TransientError: the cluster did not answer in time.
         """
-        return self._json("GET", self._path(kind, name))
+        return self._client.request("GET", self._path(kind, name))
 
     def find(self, kind: str, name: str) -> Object | None:
         """One object; None if it does not exist, or if the cluster does not know the kind."""
@@ -155,7 +127,7 @@ class ClusterApi:
             }
             query = {name: value for name, value in given.items() if value}
             try:
-                page: Any = self._json("GET", self._path(kind), query=query, headers=headers)
+                page: Any = self._client.request("GET", self._path(kind), query=query, headers=headers)
             except GoneError:  # the next page has expired: start over
                 num_expired += 1
                 if num_expired > _MOST_EXPIRED:
@@ -178,7 +150,7 @@ class ClusterApi:
             UnknownFieldError: the cluster does not know one of the fields of `body`. Nothing was created.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
-        return self._json("POST", self._path(kind), query=query, body=body)
+        return self._client.request("POST", self._path(kind), query=query, body=body)
 
     def patch(self, kind: str, name: str, body: Object) -> Object:
         """Merge `body` into an object; a None in `body` deletes the field.
@@ -189,7 +161,7 @@ class ClusterApi:
             ConflictError: the object has another version, or the cluster refuses the change.
         """
         headers = {"content-type": "application/merge-patch+json"}
-        return self._json("PATCH", self._path(kind, name), body=body, headers=headers)
+        return self._client.request("PATCH", self._path(kind, name), body=body, headers=headers)
 
     def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
         """Delete an object, if it exists. The cluster then deletes the objects that this object owns.
@@ -205,7 +177,7 @@ class ClusterApi:
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         with contextlib.suppress(NotFoundError):
-            self._json("DELETE", self._path(kind, name), body=body)
+            self._client.request("DELETE", self._path(kind, name), body=body)
 
     def may(self, verb: str, kind: str, *, subresource: str = "") -> bool:
         """Whether this identity may do `verb` with objects of a kind in the namespace."""
@@ -253,7 +225,7 @@ class ClusterApi:
 
     def read(self, path: str) -> Object:
         """The document at a path of the API server, such as `/version`."""
-        return self._json("GET", path)
+        return self._client.request("GET", path)
 
     # ---- streams --------------------------------------------------------------------------------------------------
 
@@ -275,9 +247,9 @@ class ClusterApi:
             "allowWatchBookmarks": "true",
             **({"labelSelector": labels} if labels else {}),
         }
-        with self._stream(self._path(kind), query, read_s=timeout_s + 10) as lines:
+        with self._client.lines(self._path(kind), query, read_s=timeout_s + 10) as lines:
             for line in lines:
-                event = _document(line)
+                event = document(line)
                 what, item = str(at(event, "type")), at(event, "object")
                 if what == "ERROR" or not isinstance(item, dict):
                     status = cast(Object, item) if isinstance(item, dict) else {}
@@ -303,7 +275,9 @@ class ClusterApi:
         """
         given: dict[str, Any] = {"container": container, "follow": follow, "previous": previous, "tailLines": tail}
         query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
-        with self._stream(f"{self._path('pods', pod)}/log", query, read_s=None if follow else _REQUEST_S) as lines:
+        with self._client.lines(
+            f"{self._path('pods', pod)}/log", query, read_s=None if follow else REQUEST_S
+        ) as lines:
             yield from (line.decode(errors="replace") for line in lines)
 
     @contextlib.contextmanager
@@ -322,48 +296,11 @@ class ClusterApi:
             AccessDeniedError: you may not do this.
             StorageError: the cluster, or a proxy before it, lets no WebSocket through.
         """
-        path = f"{self._path('pods', pod)}/exec"
         query = {"container": container, "stdout": "true", "stderr": "true", "command": list(command)}
-        timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S)
-        self.num_requests += 1
-        try:
-            with self._client.stream(
-                "GET", path, params=query, timeout=timeout, headers={**_PLAIN, **headers}
-            ) as response:
-                if response.status_code != 101:
-                    raise refusal(response.status_code, _document(_content(response)), f"GET {path}")
-                yield response.extensions["network_stream"]
-        except (httpx2.HTTPError, OSError) as error:
-            raise TransientError(f"the connection to {self.connection.name} broke: {error}") from error
+        with self._client.upgraded(f"{self._path('pods', pod)}/exec", query, headers=headers) as stream:
+            yield stream
 
-    @contextlib.contextmanager
-    def _stream(self, path: str, query: Mapping[str, str], *, read_s: float | None) -> Generator[Iterator[bytes]]:
-        what = f"GET {path}"
-        timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
-        self.num_requests += 1
-        request = self._client.stream("GET", path, params=query, timeout=timeout, headers=_PLAIN)
-        try:
-            with contextlib.ExitStack() as stack:
-                response = self._in_time(lambda: stack.enter_context(request))
-                if response.status_code >= 300:
-                    data = self._in_time(lambda: _content(response))
-                    raise refusal(response.status_code, _document(data), what)
-                yield _lines(response.iter_raw())
-        except (httpx2.HTTPError, OSError) as error:
-            raise TransientError(f"the connection to {self.connection.name} broke: {reason_of(error)}") from error
-
-    def _in_time(self, task: Callable[[], _T]) -> _T:
-        """What `task` returns. The timeout for each read is not enough: it begins again with every byte.
-
-        Raises:
-            TransientError: it takes too long.
-        """
-        found = Work(task).result(_EXCHANGE_S)
-        if found is None:
-            raise TransientError(f"cluster {self.connection.name} did not answer within {_EXCHANGE_S:g} s")
-        return found
-
-    # ---- requests -------------------------------------------------------------------------------------------------
+    # ---- paths ----------------------------------------------------------------------------------------------------
 
     def check_name(self, name: str) -> None:
         """Raise UsageError for a name that could make the path of a request lead to another object."""
@@ -375,101 +312,3 @@ class ClusterApi:
             self.check_name(text)
         namespace = "" if kind in _OF_CLUSTER else f"/namespaces/{self.namespace}"
         return f"/{_GROUPS.get(kind, _CORE)}{namespace}/{kind}" + (f"/{name}" if name else "")
-
-    def _json(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Object | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Object:
-        what = f"{method} {path.partition('/namespaces/')[2] or path}"
-
-        def exchange() -> tuple[httpx2.Response, bytes]:
-            given = {"content-type": "application/json", "accept": "application/json", **_PLAIN, **(headers or {})}
-            content = None if body is None else json.dumps(body).encode()
-            with self._client.stream(method, path, params=query, content=content, headers=given) as response:
-                return response, _content(response)
-
-        def send() -> Object:
-            self.num_requests += 1
-            response, data = self._in_time(exchange)
-            document = _document(data)
-            if response.status_code >= 300:
-                raise refusal(response.status_code, document, what, after_s=response.headers.get("retry-after"))
-            return document
-
-        return self._patiently(send, is_safe=method != "POST")
-
-    def _patiently(self, send: Callable[[], _T], *, is_safe: bool) -> _T:
-        """Repeat a request while the server is busy or out of reach.
-
-        Args:
-            send: sends the request once.
-            is_safe: whether the request may be sent again when its answer was lost.
-        """
-        begun_s, name = clock.monotonic_s(), self.connection.name
-        for shortest_s in (*_PAUSES_S, *[_PAUSES_S[-1]] * 100):
-            asked_s = 0.0
-            try:
-                return send()
-            except (ConfigError, KeyError, TypeError, ValueError) as error:
-                raise AccessDeniedError(
-                    f"the program that gives your token for {name} failed: {type(error).__name__}: {error}",
-                    hint="log in to the cluster again",
-                ) from error
-            except (httpx2.HTTPError, OSError) as error:
-                is_unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
-                failure = unreachable(name, error)
-                if not (is_safe or is_unsent) or "CERTIFICATE" in str(error).upper():
-                    raise failure from error
-            except GoneError:
-                raise
-            except TransientError as error:
-                failure, asked_s = error, error.pause_s if isinstance(error, BusyError) else 0.0
-            pause_s = max(shortest_s, asked_s)
-            if clock.monotonic_s() + pause_s - begun_s > self._within_s:
-                raise failure
-            clock.sleep(pause_s * random.uniform(0.8, 1.2))
-        raise AssertionError
-
-
-def _content(response: httpx2.Response) -> bytes:
-    """The body of an answer, as it was sent: a small compressed body could expand to more than the memory.
-
-    Raises:
-        StorageError: the body is too large.
-        TransientError: the body takes too long.
-    """
-    data, give_up_s = bytearray(), clock.monotonic_s() + _ANSWER_S
-    for block in response.iter_raw():
-        data += block
-        if len(data) > _MOST_ANSWER_BYTES:
-            raise StorageError(f"the cluster's answer has more than {_MOST_ANSWER_BYTES:,} bytes; it was not read")
-        if clock.monotonic_s() > give_up_s:
-            raise TransientError(f"the cluster's answer took more than {_ANSWER_S:g} s")
-    return bytes(data)
-
-
-def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The lines of a stream. A line that is too long is split into several."""
-    rest = b""
-    for block in blocks:
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-        if len(rest) > _MOST_LINE_BYTES:
-            yield rest
-            rest = b""
-    if rest:
-        yield rest
-
-
-def _document(data: bytes) -> Object:
-    """The JSON object in an answer; empty if the answer is none, such as the HTML page of a proxy."""
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(data)
-        if isinstance(found, dict):
-            return cast(Object, found)
-    return {}

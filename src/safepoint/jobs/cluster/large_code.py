@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass, field, replace
 
+from safepoint.checkpoint.remote.code import MOST_BYTES
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.objects import Object
 from safepoint.jobs.cluster.spec import ClusterSpec
@@ -10,7 +11,6 @@ from safepoint.storage.location import Location, parse_location
 
 FOLDER = ".safepoint/code"
 """Below the output location."""
-MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

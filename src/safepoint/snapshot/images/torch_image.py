@@ -16,6 +16,8 @@ from safepoint.snapshot.images.image import Image, Piece, is_plain
 from safepoint.snapshot.images.torch_archive import PICKLE_BEGIN, PICKLE_END, StorageRecords, lay_out
 
 _PROTOCOL = 2
+_KEPT_BYTES = 16 << 20
+"""An image with a larger pickle is composed at each save. The pickle of 100,000 tensors is smaller."""
 _typed_storage: Any = torch.storage.TypedStorage
 _torch: Any = torch
 _rebuild: Any = _torch._utils._rebuild_tensor_v2
@@ -302,18 +304,21 @@ class TorchImages:
                 if entry.num_bytes
             )
         self._entries = storages.entries
-        if self._image is None or pickled != self._pickled:
-            layout = lay_out(self._records, PICKLE_BEGIN + pickled + PICKLE_END)
-            self._pickled = pickled
-            self._image = Image(
-                path=self.path,
-                size_bytes=layout.size_bytes,
-                literals=layout.literals,
-                fixed=self._records.literals,
-                pieces=self._pieces,
-                archives=(layout.archive,),
-            )
-        return self._image
+        if self._image is not None and pickled == self._pickled:
+            return self._image
+        layout = lay_out(self._records, PICKLE_BEGIN + pickled + PICKLE_END)
+        image = Image(
+            path=self.path,
+            size_bytes=layout.size_bytes,
+            literals=layout.literals,
+            fixed=self._records.literals,
+            pieces=self._pieces,
+            archives=(layout.archive,),
+        )
+        # A large pickle has data that is not in tensors. It is not kept twice more between saves.
+        is_kept = len(pickled) <= _KEPT_BYTES
+        self._pickled, self._image = (pickled, image) if is_kept else (b"", None)
+        return image
 
     def _pickle(self, value: Any, storages: _Storages) -> bytes:
         if type(value) is not dict or not all(type(key) is str for key in cast("dict[Any, Any]", value)):

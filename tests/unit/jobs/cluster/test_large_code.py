@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from safepoint.checkpoint.remote.code import MOST_BYTES
 from safepoint.errors import UsageError
-from safepoint.jobs.cluster.large_code import MOST_BYTES
 from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
 from safepoint.jobs.cluster.spec import ClusterSpec
 from safepoint.settings.run_settings import RunSettings

@@ -7,8 +7,8 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob, form_for
-from safepoint.jobs.cluster.failures import refusal
 from safepoint.jobs.cluster.spec import QUEUE_LABEL
+from safepoint.jobs.cluster.transport.failures import refusal
 
 
 class Cluster:

@@ -384,3 +384,16 @@ def test_more_records_than_sixteen_bits_count(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         assert len(archive.namelist()) == 0xFFFF + 5
     assert torch._C.PyTorchFileReader(str(path)).has_record("data/65534")
+
+
+def test_an_image_is_kept_unless_its_pickle_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one would take memory between saves."""
+    images, value = TorchImages("state.pt"), {"weight": torch.ones(3), "text": "x" * 100}
+    assert images.compose(value) is images.compose(value)
+    monkeypatch.setattr("safepoint.snapshot.images.torch_image._KEPT_BYTES", 99)
+    value["text"] = "y" * 100
+    first = images.compose(value)
+    assert images.compose(value) is not first
+    assert images.compose(value) == first
+    assert images._image is None
+    assert images._pickled == b""

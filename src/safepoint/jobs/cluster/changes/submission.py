@@ -8,11 +8,11 @@ from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, T
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
-from safepoint.jobs.cluster.failures import AlreadyExistsError
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.spec import JOB_LABEL
 from safepoint.jobs.cluster.state import JOBSET_LABEL
+from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
 
 _MADE_FOR_JOBS = ("configmaps", "secrets", "trainingruntimes")
 _ORPHAN_S = 600

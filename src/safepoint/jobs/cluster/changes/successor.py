@@ -26,7 +26,6 @@ from safepoint.errors import AccessDeniedError, ConflictError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.submission import create, made_for, own
-from safepoint.jobs.cluster.failures import AlreadyExistsError
 from safepoint.jobs.cluster.manifests import add_secret, mounts_secret
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
@@ -40,6 +39,7 @@ from safepoint.jobs.cluster.state import (
     ClusterJob,
     attempts_before,
 )
+from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
 from safepoint.jobs.model.records import AttemptRecord, this_user
 
 _PLAN = f"{DOMAIN}/plan"

@@ -9,9 +9,9 @@ from typing import Any
 
 from safepoint.errors import AccessDeniedError, UsageError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.failures import AlreadyExistsError, UnknownFieldError
 from safepoint.jobs.cluster.objects import Object, at, items, texts
 from safepoint.jobs.cluster.spec import QUEUE_LABEL
+from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, UnknownFieldError
 
 _PATCHES, _OVERRIDES = "spec.runtimePatches", "spec.podTemplateOverrides"
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from safepoint.errors import AccessDeniedError, SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.failures import GoneError
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts
 from safepoint.jobs.cluster.spec import is_plan
 from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed
+from safepoint.jobs.cluster.transport.failures import GoneError
 
 _KINDS = ("trainjobs", "pods", "workloads")
 _AGAIN_S, _OPEN_S = 1.0, 240.0
