@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,12 +66,13 @@ def open_jobs(
             on = default.name
         elif default is not None and name is not None:
             on = _place_of(name, default.name)
-    if on is None or on == THIS_MACHINE:
+    cluster = cluster_of(on)
+    if cluster is None:
         refuse_without_cluster(namespace)
         with LocalJobs() as jobs:
             yield jobs
     else:
-        with connected(on, namespace, within_s=within_s) as jobs:
+        with connected(cluster, namespace, within_s=within_s) as jobs:
             yield jobs
 
 
@@ -141,6 +142,11 @@ def cluster_api(on: str, namespace: str | None, *, within_s: float | None = None
     return ClusterApi(connection, within_s=WITHIN_S if within_s is None else within_s)
 
 
+def cluster_of(on: str | None) -> str | None:
+    """The cluster that `--on` names; None for this machine."""
+    return None if on == THIS_MACHINE else on
+
+
 def options_of(on: str | None, namespace: str | None) -> str:
     """` --on … --namespace …`, to append to a command that the answer suggests; empty if neither option was given."""
     given = (("--on", on), ("--namespace", namespace))
@@ -172,12 +178,26 @@ class SubmitOptions:
 
 def refuse_without_cluster(namespace: str | None, options: SubmitOptions | None = None) -> None:
     """Raise UsageError if `namespace` or one of `options` is set: they have an effect on a cluster only."""
-    given = (
-        [] if options is None else [item.name for item in dataclasses.fields(options) if getattr(options, item.name)]
-    )
-    names = [name.removeprefix("is_").replace("_", "-") for name in (["namespace"] if namespace else []) + given]
-    if names:
-        raise UsageError(
-            f"{', '.join(f'--{name}' for name in names)} has no effect on this machine",
-            hint="name a cluster with --on, or omit the option",
-        )
+    values: dict[str, object] = {"--namespace": namespace}
+    for item in dataclasses.fields(SubmitOptions) if options is not None else ():
+        value = getattr(options, item.name)
+        name = item.name.removeprefix("is_").replace("_", "-")
+        values[f"--{name}"] = None if value == item.default else value
+    _refuse(values, "on this machine", hint="name a cluster with --on, or omit the option")
+
+
+def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "leave it out") -> None:
+    """Raise UsageError for the options whose values are not None: they have an effect on this machine only."""
+    _refuse(options, f"with --on {on}", hint=hint)
+
+
+def _refuse(options: Mapping[str, object], where: str, *, hint: str) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"{', '.join(given)} has no effect {where}", hint=hint)
+
+
+def given_options(context: typer.Context) -> frozenset[str]:
+    """The names of the parameters that the command line, a variable or a file sets, also to their default values."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(name for name, source in sources.items() if source is not None and source.name != "DEFAULT")

@@ -15,7 +15,7 @@ from safepoint.errors import UsageError
 from safepoint.jobs.cluster.objects import Object
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, ClusterSpec, kubernetes_resources
 from safepoint.jobs.model.spec import name_from, names_of_secrets
-from safepoint.settings.run_settings import RunSettings
+from safepoint.settings.run_settings import RunSettings, variable
 
 
 def spec_of(
@@ -23,6 +23,7 @@ def spec_of(
     options: SubmitOptions,
     settings: RunSettings,
     *,
+    given: frozenset[str],
     name: str | None,
     is_module: bool,
     num_nodes: int,
@@ -35,6 +36,13 @@ def spec_of(
 ) -> ClusterSpec:
     """The specification of the job that `submit --on` makes of its options.
 
+    Args:
+        program: the script or module, and its arguments.
+        options: the options that have an effect on a cluster only.
+        settings: the options of the run.
+        given: the names of the options that are set, also to their default values; see `given_options`.
+        name: see `ClusterSpec`, as for all arguments below.
+
     Raises:
         UsageError: the script or the folder of `--code` cannot be read, or an option is invalid.
     """
@@ -45,7 +53,6 @@ def spec_of(
         files[Path(script).name] = _read(Path(script))
         script = Path(script).name
     asked = {"cpu": cpu, "gpu": gpu, "memory": options.memory}
-    own_grace = settings.grace_s != RunSettings().grace_s
     return ClusterSpec(
         name=name_from(Path(program[0]).stem, secrets.token_hex(2)) if name is None else name,
         program=(script, *arguments),
@@ -63,7 +70,8 @@ def spec_of(
         image=options.image,
         queue=options.queue,
         priority_class=options.priority_class,
-        grace_s=round(settings.grace_s) if own_grace else None,
+        given=frozenset(map(variable, given)),
+        grace_s=round(settings.grace_s) if "grace" in given else None,
         max_restarts=max_restarts,
     )
 

@@ -6,7 +6,9 @@ import pytest
 
 from safepoint.errors import ExitCode, UsageError
 from safepoint.foundation.configuration import ClusterPlace, Configuration, user_file
+from safepoint.jobs.cluster.manifests import Runtime, manifests_for
 from safepoint.jobs.cluster.spec import ClusterSpec
+from tests.support.cluster.workspace import runtime
 from tests.support.commands import safepoint
 
 
@@ -152,3 +154,69 @@ def test_jobs_of_this_machine_are_listed_when_the_default_place_cannot_be_reache
     assert "there is no kubeconfig" in safepoint("status", "x").stderr
     assert "there is no kubeconfig" in safepoint("list", "--on", "a").stderr
     assert safepoint("list", "--on", "local").stderr == ""
+
+
+@pytest.fixture
+def submitted(settings: Path, monkeypatch: pytest.MonkeyPatch) -> list[ClusterSpec]:
+    """The jobs that `submit --on` would create."""
+    Path("train.py").touch()
+    found: list[ClusterSpec] = []
+    monkeypatch.setattr("safepoint.cli.on_cluster.submit", lambda on, namespace, spec, **_: found.append(spec))
+    return found
+
+
+def test_a_priority_has_no_effect_on_a_cluster(submitted: list[ClusterSpec]) -> None:
+    done = safepoint("submit", "--on", "a", "--priority", "5", "train.py")
+    assert (done.code, submitted) == (ExitCode.USAGE, [])
+    assert "--priority has no effect with --on a — use --priority-class, with --queue" in done.stderr
+
+
+@pytest.mark.parametrize("options", [("--memory", ""), ("--queue", ""), ("--dry-run",)])
+def test_an_option_for_clusters_has_no_effect_on_this_machine(settings: Path, options: tuple[str, ...]) -> None:
+    """Also an empty one."""
+    done = safepoint("submit", *options, "train.py")
+    assert done.code == ExitCode.USAGE
+    assert f"{options[0]} has no effect on this machine" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("submit", "train.py"), ("doctor",)])
+def test_local_is_this_machine_for_every_command(settings: Path, command: tuple[str, ...]) -> None:
+    """A table may name a cluster, and `--on local` overrides it."""
+    settings.write_text('[submit]\non = "a"\n[doctor]\non = "a"\n')
+    name, *arguments = command
+    done = safepoint(name, "--on", "local", "--namespace", "team", *arguments)
+    assert done.code == ExitCode.USAGE
+    assert "--namespace has no effect on this machine" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "table", "grace_s"),
+    [
+        ((), {}, "", None),
+        (("--grace", "30"), {}, "", 30),
+        ((), {"SAFEPOINT_GRACE": "30"}, "", 30),
+        ((), {}, "[run]\ngrace = 30\n", 30),
+    ],
+)
+def test_an_option_that_equals_its_default_is_given_all_the_same(
+    submitted: list[ClusterSpec],
+    settings: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    variables: dict[str, str],
+    table: str,
+    grace_s: int | None,
+) -> None:
+    """The runtime has a grace period of its own, and its pods may have variables of their own."""
+    settings.write_text(table)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    done = safepoint("submit", "--on", "a", *options, "--resume", "auto", "--verify-access", "train.py")
+    assert done.code == 0, done.stderr
+    (spec,) = submitted
+    assert spec.grace_s == grace_s
+    trainer = manifests_for(spec, Runtime(document=runtime())).trainjob["spec"]["trainer"]
+    sent = {entry["name"]: entry["value"] for entry in trainer["env"]}
+    assert sent["SAFEPOINT_GRACE"] == str(grace_s or 60)
+    assert (sent["SAFEPOINT_RESUME"], sent["SAFEPOINT_VERIFY_ACCESS"]) == ("auto", "1")
+    assert "SAFEPOINT_ON_UPLOAD_FAILURE" not in sent

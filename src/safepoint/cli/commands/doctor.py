@@ -7,14 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from safepoint.cli.cluster_options import Namespace, On, cluster_api, refuse_without_cluster
+from safepoint.cli.cluster_options import (
+    Namespace,
+    On,
+    cluster_api,
+    cluster_of,
+    refuse_on_cluster,
+    refuse_without_cluster,
+)
 from safepoint.cli.defaults import effective
 from safepoint.cli.lazy import LazyGroup
 from safepoint.cli.output import print_answer
 from safepoint.cli.place import Connection
 from safepoint.doctor.examination import examine
 from safepoint.doctor.finding import Finding, Status
-from safepoint.errors import SafepointError, UsageError
+from safepoint.errors import SafepointError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.units import plural
 from safepoint.settings.run_settings import RunSettings, place_output
@@ -61,13 +68,15 @@ def doctor(
     Exit codes: 0 no check failed; 1 a check failed.
     """
     is_plain = bool(os.environ.get("NO_COLOR") or os.environ.get("CI") or not sys.stdout.isatty())
-    if on is not None:
-        _refuse(
-            on, {"--output-dir": output_dir, "--local-dir": local_dir, "--grace": grace, "--connection": connection}
+    cluster = cluster_of(on)
+    if cluster is not None:
+        refuse_on_cluster(
+            cluster,
+            {"--output-dir": output_dir, "--local-dir": local_dir, "--grace": grace, "--connection": connection},
         )
         from safepoint.jobs.cluster.examination import examine_cluster  # its libraries take 0.2 s to import
 
-        with cluster_api(on, namespace) as api:
+        with cluster_api(cluster, namespace) as api:
             _answer(examine_cluster(api), is_placed=True, is_plain=is_plain, as_json=as_json)
         return
     refuse_without_cluster(namespace)
@@ -82,12 +91,6 @@ def doctor(
         place = place_output(settings.output_dir, local_dir=settings.local_dir)
     findings = examine(place, grace_s=settings.grace_s, margin_s=settings.margin_s)
     _answer(findings, is_placed=place is not None, is_plain=is_plain, as_json=as_json)
-
-
-def _refuse(on: str, options: dict[str, object]) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise UsageError(f"{', '.join(given)} has no effect with --on {on}", hint="leave it out")
 
 
 def _answer(findings: list[Finding], *, is_placed: bool, is_plain: bool, as_json: bool) -> None:

@@ -134,7 +134,8 @@ class RunOptions:
         typer.Option(
             metavar="SECONDS",
             envvar="SAFEPOINT_GRACE",
-            help="The platform's grace period: the time between SIGTERM and SIGKILL.",
+            help="The platform's grace period: the time between SIGTERM and SIGKILL. `submit --on` without this "
+            "option: that of the runtime.",
         ),
     ] = 30.0
     metrics_port: Annotated[

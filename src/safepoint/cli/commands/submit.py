@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from safepoint.cli.cluster_options import Namespace, On, SubmitOptions, refuse_without_cluster
+from safepoint.cli.cluster_options import (
+    Namespace,
+    On,
+    SubmitOptions,
+    cluster_of,
+    given_options,
+    refuse_on_cluster,
+    refuse_without_cluster,
+)
 from safepoint.cli.commands.run import check_resume
 from safepoint.cli.commands.run_options import RunOptions, with_options
 from safepoint.cli.job_answers import job_document
@@ -23,6 +31,7 @@ from safepoint.training.launcher.launch_plan import LaunchPlan
 
 @with_options
 def submit(
+    context: typer.Context,
     program: Annotated[
         list[str],
         typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script and its arguments."),
@@ -74,7 +83,11 @@ def submit(
     ] = None,
     priority: Annotated[
         int,
-        typer.Option(metavar="N", help="Jobs with a higher priority start first, and preempt jobs with a lower one."),
+        typer.Option(
+            metavar="N",
+            help="Jobs with a higher priority start first, and preempt jobs with a lower one. With --on, use "
+            "--priority-class instead.",
+        ),
     ] = 0,
     max_restarts: Annotated[
         int,
@@ -144,7 +157,8 @@ def submit(
     The job keeps running after this shell has ended. `status`, `watch`, `logs`, `suspend`, `resume`, `scale` and
     `delete` take its name.
     """
-    cluster = SubmitOptions(
+    on = cluster_of(on)
+    cluster_only = SubmitOptions(
         queue=queue,
         priority_class=priority_class,
         runtime=runtime,
@@ -160,10 +174,14 @@ def submit(
     if on is not None:
         from safepoint.cli import on_cluster
 
+        refuse_on_cluster(on, {"--priority": priority or None}, hint="use --priority-class, with --queue")
+        settings = options.settings()
+        console.set_up(settings.verbosity)
         spec = on_cluster.spec_of(
             program,
-            cluster,
-            options.settings(),
+            cluster_only,
+            settings,
+            given=given_options(context),
             name=name,
             is_module=module,
             num_nodes=nnodes,
@@ -176,7 +194,7 @@ def submit(
         )
         on_cluster.submit(on, namespace, spec, is_dry_run=dry_run, as_json=as_json or form == "json")
         return
-    refuse_without_cluster(namespace, cluster)
+    refuse_without_cluster(namespace, cluster_only)
     machine = count_slots()
     asked = _ranks(nproc_per_node)
     automatic = {"auto": machine.gpu or machine.cpu, "cpu": machine.cpu, "gpu": machine.gpu}

@@ -331,7 +331,9 @@ def _environment(
     spec: ClusterSpec, grace_s: int, secret_keys: tuple[str, ...] | None, *, has_secret: bool
 ) -> list[Object]:
     settings, defaults = spec.settings.to_environment(), RunSettings().to_environment()
-    chosen = {name: text for name, text in settings.items() if text and text != defaults[name]}
+    chosen = {
+        name: text for name, text in settings.items() if text and (text != defaults[name] or name in spec.given)
+    }
     chosen["SAFEPOINT_GRACE"] = str(grace_s)
     chosen["SAFEPOINT_MAX_RESTARTS"] = str(spec.max_restarts)
     location = parse_location(spec.settings.output_dir) if spec.settings.output_dir is not None else None

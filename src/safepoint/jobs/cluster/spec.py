@@ -48,7 +48,9 @@ class ClusterSpec:
         ranks_per_node: ranks in each pod; None leaves this to `ranks_from`, or else to the runtime.
         ranks_from: `cpu` or `gpu`: one rank for each that the pod finds; None for neither.
         resources: the resources of each pod, by the names that Kubernetes uses.
-        settings: the options of the run.
+        settings: the options of the run. The pods receive those that differ from the defaults.
+        given: variables of settings that the pods receive also when they equal the defaults, because a user has set
+            them. The runtime or the image may set other values.
         env: variables for the program, without secrets.
         connection: the name of a Secret with the keys of the object store, or None.
         runtime: the name of the TrainingRuntime or ClusterTrainingRuntime.
@@ -80,6 +82,7 @@ class ClusterSpec:
     ranks_from: str | None = None
     resources: Mapping[str, str] = field(default_factory=dict[str, str])
     settings: RunSettings = field(default_factory=RunSettings)
+    given: frozenset[str] = frozenset()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     connection: str | None = None
     runtime: str = DEFAULT_RUNTIME
@@ -142,7 +145,7 @@ def check_shared(output: str | None, num_nodes: int) -> None:
         )
 
 
-_NOT_RECORDED = {"files", "code", "initializer_secrets"}
+_NOT_RECORDED = {"files", "code", "given", "initializer_secrets"}
 
 
 def plan_name(job: str) -> str:
