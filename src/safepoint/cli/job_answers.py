@@ -110,9 +110,8 @@ def useful_commands(job: Job) -> list[str]:
     """The commands that a user may want next, for a job in this state."""
     if job.state.is_active:
         return [f"safepoint logs -f {job.name}", f"safepoint suspend {job.name}"]
-    if job.state is JobState.COMPLETE:
-        return [f"safepoint logs {job.name}", f"safepoint delete {job.name}"]
-    return [f"safepoint resume {job.name}", f"safepoint logs {job.name}", f"safepoint delete {job.name}"]
+    resume = [f"safepoint resume {job.name}"] if job.can_resume else []
+    return [*resume, f"safepoint logs {job.name}", f"safepoint delete {job.name}"]
 
 
 def job_document(jobs: JobPlace[Any], job: Job) -> dict[str, Any]:

@@ -147,6 +147,11 @@ class ClusterJob:
         return f"{self.place}, namespace {self.namespace}"
 
     @property
+    def can_resume(self) -> bool:
+        """Whether `resume` can continue it: it is suspended. One that has failed must be submitted again."""
+        return self.state is JobState.SUSPENDED
+
+    @property
     def settings(self) -> RunSettings:
         """The options of its run. Only `grace_s` is that of the job; the others have their defaults."""
         return RunSettings(grace_s=self.grace_s)

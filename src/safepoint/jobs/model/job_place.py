@@ -90,6 +90,11 @@ class Job(Summary, Protocol):
         ...
 
     @property
+    def can_resume(self) -> bool:
+        """Whether `resume` can continue it."""
+        ...
+
+    @property
     def settings(self) -> RunSettings:
         """The options of its run."""
         ...

@@ -122,6 +122,11 @@ class JobRecord:
         return self.wanted is not RequestedAction.RUN or self.target_nodes is not None
 
     @property
+    def can_resume(self) -> bool:
+        """Whether `resume` can continue it: it is suspended, or has failed."""
+        return self.state in {JobState.SUSPENDED, JobState.FAILED}
+
+    @property
     def was_saved(self) -> bool:
         """Whether its last attempt ended with a checkpoint. True for a job that never ran: it lost nothing."""
         return self.attempt == 0 or self.exit_code == ExitCode.INTERRUPTED_SAVED
