@@ -29,6 +29,8 @@ class PodEnds:
     def __init__(self, api: ClusterApi, name: str) -> None:
         self._api, self._name = api, name
         self._codes: dict[str, int] = {}
+        self._running: set[str] = set()
+        """The pods that run, and whose end the watch has not reported."""
         self._is_over = threading.Event()
         self._is_open = threading.Event()
         self.safe_step: int | None = None
@@ -46,9 +48,9 @@ class PodEnds:
         self._is_over.set()
 
     def wait_for_last(self) -> None:
-        """Wait up to three seconds until the watch has reported at least one pod that ended."""
+        """Wait up to three seconds until the watch has reported the ends of all pods, and at least one."""
         deadline_s = clock.monotonic_s() + _LAST_EVENTS_S
-        while not self._codes and clock.monotonic_s() < deadline_s:
+        while (self._running or not self._codes) and clock.monotonic_s() < deadline_s:
             clock.sleep(0.1)
 
     @property
@@ -61,19 +63,28 @@ class PodEnds:
     def _watch(self) -> None:
         while not self._is_over.is_set():
             with contextlib.suppress(SafepointError):
-                for _, pod in self._api.watch("pods", labels=f"{JOBSET_LABEL}={self._name}", timeout_s=60):
+                for what, pod in self._api.watch("pods", labels=f"{JOBSET_LABEL}={self._name}", timeout_s=60):
+                    self._note(pod, is_deleted=what == "DELETED")
                     self._is_open.set()
-                    self._note(pod)
                     if self._is_over.is_set():
                         return
             self._is_over.wait(_AGAIN_S)
 
-    def _note(self, pod: Object) -> None:
+    def _note(self, pod: Object, *, is_deleted: bool) -> None:
         if not is_training_pod(pod):
             return
-        ended = at(container_status(pod), "state", "terminated")
-        if at(ended, "startedAt") is None:  # when a pod is deleted, a container that never ran has an exit code too
+        name, state = name_of(pod), at(container_status(pod), "state")
+        if at(state, "running") is not None and not is_deleted:
+            self._codes.pop(name, None)  # its container has started again
+            self._running.add(name)
             return
+        ended = at(state, "terminated")
+        if at(ended, "startedAt") is not None:  # a container that never ran has an exit code too when it is deleted
+            self._note_end(pod, ended)
+        if ended is not None or is_deleted:
+            self._running.discard(name)
+
+    def _note_end(self, pod: Object, ended: Any) -> None:
         code = number(ended, "exitCode")
         self._codes[name_of(pod)] = code
         if node_of(pod) == 0 and code == ExitCode.INTERRUPTED_SAVED:
