@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import logging
 from collections.abc import Iterable
 
 from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, TransientError
@@ -14,6 +15,7 @@ from safepoint.jobs.cluster.spec import JOB_LABEL
 from safepoint.jobs.cluster.state import JOBSET_LABEL
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
 
+_log = logging.getLogger("safepoint")
 _MADE_FOR_JOBS = ("configmaps", "secrets", "trainingruntimes")
 _ORPHAN_S = 600
 """An object without an owner whose job does not exist is deleted when it is older than this many seconds."""
@@ -26,23 +28,34 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         AlreadyExistsError: there is a TrainJob of this name.
         AccessDeniedError: you may not create one of the objects, or may not make the TrainJob their owner.
         TransientError: the cluster did not answer: the TrainJob may exist, or the cluster may create it later.
+        KeyboardInterrupt: the user has interrupted this process. What was created is deleted, unless the request to
+            create the TrainJob was not answered.
     """
     made: list[tuple[str, Object]] = []
+    job: Object | None = None
+    is_requested = False
     try:
         for kind, item in manifests.before:
             try:
                 made.append((kind, create(api, kind, item)))
             except AlreadyExistsError:  # a killed submit may have made it
                 _check_content(item, api.get(kind, name_of(item)))
+        is_requested = True
         job = create(api, "trainjobs", manifests.trainjob)
         made.append(("trainjobs", job))
         own(api, job, manifests.before)  # without an owner, these objects would stay when the job is deleted
         if any(kind == "secrets" for kind, _ in manifests.before):
             _own_secrets(api, job)
-    except SafepointError as error:
+    except (SafepointError, KeyboardInterrupt) as error:
         # Without an answer the job may exist, or may be created later. If the name exists, another submit may have
         # made a job that uses these objects. So they stay, and a later `repair` attaches or deletes them.
-        if not isinstance(error, TransientError | AlreadyExistsError):
+        is_interrupted = isinstance(error, KeyboardInterrupt) and is_requested and job is None
+        if is_interrupted:
+            _log.warning(
+                "interrupted while job %s was submitted: it may exist; `safepoint list` shows whether it does",
+                name_of(manifests.trainjob),
+            )
+        if not is_interrupted and not isinstance(error, TransientError | AlreadyExistsError):
             for kind, item in reversed(made):
                 with contextlib.suppress(SafepointError):
                     api.delete(kind, name_of(item), uid=uid_of(item))
