@@ -10,11 +10,11 @@ import typer
 
 from safepoint.cli.cluster_options import SubmitOptions, connected, options_of
 from safepoint.cli.job_answers import job_document
-from safepoint.cli.output import print_answer, print_warning
+from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.objects import Object
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, ClusterSpec, kubernetes_resources
-from safepoint.jobs.model.spec import name_from, names_of_secrets
+from safepoint.jobs.model.spec import name_from
 from safepoint.settings.run_settings import RunSettings, variable
 
 
@@ -118,8 +118,6 @@ def submit(on: str, namespace: str | None, spec: ClusterSpec, *, is_dry_run: boo
         if is_dry_run:
             _print_objects(jobs.preview(spec), as_json=as_json)
             return
-        if doubtful := names_of_secrets(spec.env):
-            print_warning(f"--env has {', '.join(doubtful)}; its values can be read in the job: use a Secret")
         job = jobs.submit(spec)
         options = options_of(on, namespace)
         lines = [f"job {job.name} is {job.state} in namespace {job.namespace} of {job.place}"]

@@ -18,7 +18,7 @@ from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
-from safepoint.jobs.model.spec import name_from, names_of_secrets
+from safepoint.jobs.model.spec import name_from
 from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.initializers import initializer_of
 from safepoint.sdk.options import SetByOptions, apply_options
@@ -203,9 +203,6 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
     untyped: Any = trainer
     given: dict[str, Any] = untyped.env or {}
     env = {name: str(text) for name, text in given.items() if text is not None}
-    doubtful = names_of_secrets(env)
-    if doubtful:
-        _log.warning("env has %s, which all readers of the TrainJob can see: use a Secret", ", ".join(doubtful))
     function: Any = trainer.function
     files: dict[str, bytes] = {}
     if not isinstance(function, str):

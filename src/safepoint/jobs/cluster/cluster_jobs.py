@@ -7,7 +7,7 @@ continues a change of its number of nodes.
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from safepoint.errors import (
@@ -42,10 +42,12 @@ from safepoint.jobs.cluster.state import (
     node_of,
 )
 from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
+from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState
+from safepoint.jobs.model.spec import names_of_secrets
 from safepoint.progress.record import Progress
 
 _log = logging.getLogger("safepoint")
@@ -112,41 +114,35 @@ class ClusterJobs:
                 f"there is a job {spec.name} in namespace {self._api.namespace}; nothing was submitted",
                 hint="choose another name, or delete that job first",
             )
+        doubtful = names_of_secrets(spec.env)
+        if doubtful:
+            _log.warning("env has %s, which all readers of the TrainJob can see: use a Secret", ", ".join(doubtful))
         manifests = self.manifests(spec)
         if manifests.code is not None:
             put_code(self._api, spec, manifests.code)
-        job = create_job(self._api, manifests)
-        return describe(Observed(trainjob=job), place=self.place)
+        job = describe(Observed(trainjob=create_job(self._api, manifests)), place=self.place)
+        if spec.grace_s not in {None, job.grace_s}:
+            _log.warning(
+                "job %s has the grace period of its runtime, %g s, and not %d s: you may not create TrainingRuntimes",
+                job.name,
+                job.grace_s,
+                spec.grace_s,
+            )
+        return job
 
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first, from four lists: one request for each 500 objects of a list."""
+        """All jobs of the namespace, oldest first, from three lists: one request for each 500 objects of a list."""
         listed = self._api.objects("trainjobs")
         if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
-        plans = {plan.job: plan for plan in plans_among(listed)}
-        trainjobs = {name: plan.successor for name, plan in plans.items() if plan.successor is not None}
-        trainjobs |= {name_of(job): job for job in listed if not is_plan(job)}
-        jobsets = {name_of(item): item for item in self._api.objects("jobsets")}
-        pods: dict[str, list[Object]] = {}
-        for pod in self._api.objects("pods", labels=JOBSET_LABEL):
-            pods.setdefault(texts(pod, "metadata", "labels").get(JOBSET_LABEL, ""), []).append(pod)
-        workloads = {texts(item, "metadata", "labels").get(UID_LABEL): item for item in self._workloads("")}
-        found = [
-            describe(
-                Observed(
-                    trainjob=job,
-                    jobset=jobsets.get(name_of(job)),
-                    pods=pods.get(name_of(job), []),
-                    workload=workloads.get(uid_of(job)),
-                    target_nodes=_target(plans.get(name_of(job)), job),
-                ),
-                place=self.place,
-            )
-            for job in trainjobs.values()
-        ]
-        return sorted(found, key=lambda job: job.created)
+        pods = self._api.objects("pods", labels=JOBSET_LABEL)
+        return self._described(objects_of_jobs(listed, pods, self._workloads("")))
+
+    def _described(self, observed: Iterable[Observed]) -> list[ClusterJob]:
+        """The jobs that these objects describe, oldest first."""
+        return sorted((describe(seen, place=self.place) for seen in observed), key=lambda job: job.created)
 
     def summaries(self) -> list[ClusterJob]:
         """All jobs of the namespace, oldest first."""
@@ -167,7 +163,7 @@ class ClusterJobs:
             if plan is None or (plan := self._successions.plan(name)) is None or plan.successor is None:
                 raise
             seen = Observed(trainjob=plan.successor)
-        return describe(replace(seen, target_nodes=_target(plan, seen.trainjob)), place=self.place)
+        return describe(replace(seen, target_nodes=target_of(plan, seen.trainjob)), place=self.place)
 
     def progress_of(self, job: ClusterJob) -> Progress | None:
         """The progress that the job's pods have posted to the cluster; None if there is none."""
@@ -226,7 +222,7 @@ class ClusterJobs:
         found = self.jobs() if name is None else [self.job(name)]
         with JobWatch(self._api) as watch:
             while True:
-                found = [describe(seen, place=self.place) for seen in watch.jobs()]
+                found = self._described(watch.jobs())
                 if name is None:
                     found = [job for job in found if job.state.is_active or job.name in before]
                     before = {job.name for job in found if job.state.is_active}
@@ -239,10 +235,10 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """The events of a job and its present pods that the cluster still keeps, oldest first."""
+        """The events of a job that the cluster still keeps, oldest first, also those of its deleted pods."""
         seen = self.observe(name)
-        names = {name, *map(name_of, seen.pods), name_of(seen.workload)}
-        found = [item for item in self._api.objects("events") if at(item, "involvedObject", "name") in names]
+        created = describe(seen, place=self.place).created
+        found = events_of_job(seen, self._api.objects("events"), since=created)
         return [
             JobEvent(
                 time=event_time(item),
@@ -251,7 +247,7 @@ class ClusterJobs:
                 cause=str(at(item, "message") or ""),
                 detail={"object": str(at(item, "involvedObject", "name")), "count": at(item, "count") or 1},
             )
-            for item in sorted(found, key=event_time)
+            for item in found
         ]
 
     def logs(
@@ -453,8 +449,3 @@ class ClusterJobs:
                 expected = " or ".join(sorted(map(str, states)))
                 raise WaitTimeoutError(f"job {name} was not {expected} within {timeout_s:g} s; it is {job.state}")
             clock.sleep(poll_s)
-
-
-def _target(plan: Plan | None, job: Object) -> int | None:
-    """The number of nodes that a plan will give this job; None without a plan. A planned successor has no uid yet."""
-    return plan.num_nodes if plan is not None and uid_of(job) in {plan.old_uid, ""} else None

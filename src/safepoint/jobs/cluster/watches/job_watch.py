@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from safepoint.errors import AccessDeniedError, SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.objects import Object, at, name_of, texts
-from safepoint.jobs.cluster.spec import is_plan
-from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed
+from safepoint.jobs.cluster.objects import Object, at, name_of
+from safepoint.jobs.cluster.state import JOBSET_LABEL, Observed
 from safepoint.jobs.cluster.transport.failures import GoneError
+from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs
 
 _KINDS = ("trainjobs", "pods", "workloads")
 _AGAIN_S, _OPEN_S = 1.0, 240.0
@@ -47,7 +47,7 @@ class JobWatch:
         self._has_changed.clear()
 
     def jobs(self) -> list[Observed]:
-        """Each job with its TrainJob, its pods and its Workload, oldest job first.
+        """Each job with its TrainJob, its pods and its Workload.
 
         Raises:
             AccessDeniedError: you may not watch TrainJobs or pods.
@@ -56,15 +56,7 @@ class JobWatch:
             raise self._failure
         with self._lock:
             trainjobs, pods, workloads = (list(self._objects[kind].values()) for kind in _KINDS)
-        of_job: dict[str, list[Object]] = {}
-        for pod in pods:
-            of_job.setdefault(texts(pod, "metadata", "labels").get(JOBSET_LABEL, ""), []).append(pod)
-        by_uid = {texts(one, "metadata", "labels").get(UID_LABEL): one for one in workloads}
-        return [
-            Observed(trainjob=job, pods=of_job.get(name_of(job), []), workload=by_uid.get(at(job, "metadata", "uid")))
-            for job in sorted(trainjobs, key=lambda job: str(at(job, "metadata", "creationTimestamp")))
-            if not is_plan(job)
-        ]
+        return objects_of_jobs(trainjobs, pods, workloads)
 
     def _watch(self, kind: str) -> None:
         version = ""

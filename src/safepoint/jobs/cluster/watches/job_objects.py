@@ -1,0 +1,77 @@
+"""Finds the objects of each job among all objects of a namespace. Pure; no requests."""
+
+import re
+from collections.abc import Iterable
+
+from safepoint.jobs.cluster.changes.successor import Plan, plans_among
+from safepoint.jobs.cluster.objects import Object, at, event_time, items, name_of, texts, uid_of
+from safepoint.jobs.cluster.spec import is_plan
+from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed
+
+_REPLICATED_JOBS = ("node", "dataset-initializer", "model-initializer")
+_REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+_SECONDS = len("2026-01-01T00:00:00")
+
+
+def objects_of_jobs(
+    trainjobs: Iterable[Object], pods: Iterable[Object], workloads: Iterable[Object]
+) -> list[Observed]:
+    """The objects of each job. While `scale` replaces the TrainJob of a job, its plan has the new TrainJob."""
+    trainjobs = list(trainjobs)
+    plans = {plan.job: plan for plan in plans_among(trainjobs)}
+    jobs = {name: plan.successor for name, plan in plans.items() if plan.successor is not None}
+    jobs |= {name_of(job): job for job in trainjobs if not is_plan(job)}
+    of_job: dict[str, list[Object]] = {}
+    for pod in pods:
+        of_job.setdefault(texts(pod, "metadata", "labels").get(JOBSET_LABEL, ""), []).append(pod)
+    by_uid = {texts(item, "metadata", "labels").get(UID_LABEL): item for item in workloads}
+    return [
+        Observed(
+            trainjob=job,
+            pods=of_job.get(name, []),
+            workload=by_uid.get(uid_of(job)),
+            target_nodes=target_of(plans.get(name), job),
+        )
+        for name, job in jobs.items()
+    ]
+
+
+def target_of(plan: Plan | None, job: Object) -> int | None:
+    """The number of nodes that a plan will give this job; None without a plan. A planned successor has no uid yet."""
+    return plan.num_nodes if plan is not None and uid_of(job) in {plan.old_uid, ""} else None
+
+
+def events_of_job(seen: Observed, events: Iterable[Object], *, since: str) -> list[Object]:
+    """The events of a job and of the objects that were created for it, oldest first.
+
+    The objects may be deleted, so they are recognized by the names that the cluster derives from the name of the job.
+
+    Args:
+        seen: the job.
+        events: all events of the namespace.
+        since: when the job was created (RFC 3339 UTC): earlier events are those of another job of the same name.
+    """
+    job = name_of(seen.trainjob)
+    known = {job, *map(name_of, seen.pods), name_of(seen.workload)}
+    parts = {
+        *_REPLICATED_JOBS,
+        *(texts(pod, "metadata", "labels").get(_REPLICATED_JOB_LABEL, "") for pod in seen.pods),
+    }
+    for patch in items(seen.trainjob, "spec", "runtimePatches"):
+        path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+        parts |= {str(at(one, "name")) for one in items(patch, *path)}
+    either = "|".join(map(re.escape, filter(None, parts)))
+    name = re.escape(job)
+    derived = {
+        "Job": re.compile(rf"{name}-({either})-[0-9]+"),
+        "Pod": re.compile(rf"{name}-({either})-[0-9]+-[0-9]+-[a-z0-9]{{5}}"),
+        "Workload": re.compile(rf"trainjob-{name}-[0-9a-f]{{5}}"),
+    }
+
+    def is_of_job(event: Object) -> bool:
+        about = str(at(event, "involvedObject", "name") or "")
+        pattern = derived.get(str(at(event, "involvedObject", "kind")))
+        is_derived = pattern is not None and pattern.fullmatch(about) is not None
+        return (about in known or is_derived) and event_time(event)[:_SECONDS] >= since[:_SECONDS]
+
+    return sorted(filter(is_of_job, events), key=event_time)

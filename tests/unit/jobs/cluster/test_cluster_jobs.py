@@ -1,0 +1,181 @@
+"""Tests of safepoint.jobs.cluster.cluster_jobs with an API that is injected; tests/cluster has the others."""
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from safepoint.cli.job_answers import useful_commands
+from safepoint.errors import AccessDeniedError
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
+from safepoint.jobs.cluster.objects import Object, name_of
+from safepoint.jobs.cluster.spec import PLAN_LABEL, ClusterSpec, plan_name
+from safepoint.jobs.cluster.state import Observed, describe
+from safepoint.jobs.cluster.watches.job_watch import JobWatch
+from safepoint.jobs.model.records import JobState
+from tests.support.cluster.workspace import runtime
+
+
+class Namespace:
+    """A namespace with the objects that are given, in a cluster with one runtime. It accepts new objects.
+
+    Args:
+        refused: the kinds of objects that you may not create.
+        objects: by kind.
+    """
+
+    namespace = "team"
+    connection = SimpleNamespace(name="kind")
+
+    def __init__(self, *, refused: str = "", **objects: list[Any]) -> None:
+        self._refused, self._objects = refused, objects
+        self.deleted: list[str] = []
+
+    def check_name(self, name: str) -> None: ...
+
+    def may(self, verb: str, kind: str) -> bool:
+        return kind != self._refused
+
+    def find(self, kind: str, name: str) -> Object | None:
+        if kind == "clustertrainingruntimes":
+            return runtime()
+        return next((item for item in self._objects.get(kind, []) if name_of(item) == name), None)
+
+    def objects(self, kind: str, **_: object) -> list[Object]:
+        return self._objects.get(kind, [])
+
+    def create(self, kind: str, body: Object) -> Object:
+        if kind == self._refused:
+            raise AccessDeniedError(f"you may not create {kind}")
+        return {**body, "metadata": {**body["metadata"], "uid": kind}}
+
+    def patch(self, kind: str, name: str, change: Object) -> Object:
+        return change
+
+    def delete(self, kind: str, name: str, *, uid: str = "") -> None:
+        self.deleted.append(kind)
+
+
+def jobs_of(namespace: Namespace) -> ClusterJobs:
+    return ClusterJobs(cast("ClusterApi", namespace))
+
+
+SPEC = ClusterSpec(
+    name="tiny", program=("train.py",), files={"train.py": b""}, env={"HF_TOKEN": "secret"}, grace_s=90
+)
+
+
+def test_a_variable_that_may_be_a_secret_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """By every caller: the command and the SDK."""
+    jobs_of(Namespace()).submit(SPEC)
+    (record,) = caplog.records
+    assert record.getMessage() == "env has HF_TOKEN, which all readers of the TrainJob can see: use a Secret"
+
+
+def test_a_grace_period_that_the_job_does_not_get_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    assert jobs_of(Namespace(refused="trainingruntimes")).submit(SPEC).grace_s == 60
+    assert "job tiny has the grace period of its runtime, 60 s, and not 90 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "deleted"),
+    [
+        ("create configmaps", []),
+        ("create trainingruntimes", ["configmaps"]),
+        ("create trainjobs", []),
+        ("patch configmaps", ["trainjobs", "trainingruntimes", "configmaps"]),
+    ],
+)
+def test_an_interrupt_leaves_nothing_that_was_created(
+    interrupted: str, deleted: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless the job may exist, because its creation was not answered."""
+    namespace = Namespace()
+    verb, kind = interrupted.split()
+    method = getattr(namespace, verb)
+
+    def request(what: str, *arguments: Any) -> Object:
+        if what == kind:
+            raise KeyboardInterrupt
+        return method(what, *arguments)
+
+    monkeypatch.setattr(namespace, verb, request)
+    with pytest.raises(KeyboardInterrupt):
+        jobs_of(namespace).submit(SPEC)
+    assert namespace.deleted == deleted
+    assert ("job tiny was submitted: it may exist" in caplog.text) == (kind == "trainjobs")
+
+
+def trainjob(name: str, uid: str, **labels: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "team", "uid": uid, "creationTimestamp": "2026-11-23T10:00:00Z"}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {**metadata, "annotations": {}, "labels": labels},
+        "spec": {"runtimeRef": {"name": "torch"}, "trainer": {"numNodes": 1}, "suspend": True},
+    }
+
+
+def plan_for(job: str, old_uid: str, successor: Object | None = None) -> dict[str, Any]:
+    content = {"old": old_uid, "nodes": 3, "actor": "kim", "successor": successor}
+    document = trainjob(plan_name(job), "plan", **{PLAN_LABEL: job})
+    document["metadata"]["annotations"] = {"safepoint.dev/succession": json.dumps(content)}
+    return document
+
+
+@pytest.mark.parametrize("is_old_gone", [False, True])
+def test_a_watch_sees_that_a_stopped_job_is_being_scaled(is_old_gone: bool) -> None:
+    """It is not suspended: a watch of it must go on. While neither TrainJob exists, the plan describes the job."""
+    old, successor = trainjob("tiny", "old"), trainjob("tiny", "")
+    trainjobs = [plan_for("tiny", "old", successor)] if is_old_gone else [old, plan_for("tiny", "old")]
+    watch = JobWatch(cast("ClusterApi", Namespace()))
+    for item in [*trainjobs, trainjob("other", "o")]:
+        watch._note("trainjobs", "ADDED", item)
+    found = [describe(seen, place="kind") for seen in watch.jobs()]
+    assert {job.name: (job.state, job.message) for job in found} == {
+        "tiny": (JobState.RESTARTING, "its number of nodes changes to 3"),
+        "other": (JobState.SUSPENDED, ""),
+    }
+
+
+def event(kind: str, name: str, minute: int) -> dict[str, Any]:
+    about = {"kind": kind, "name": name}
+    return {
+        "involvedObject": about,
+        "reason": "R",
+        "message": name,
+        "lastTimestamp": f"2026-11-23T10:{minute:02}:00Z",
+    }
+
+
+def test_events_of_deleted_objects_are_events_of_their_job() -> None:
+    own = [
+        event("TrainJob", "tiny", 0),
+        event("JobSet", "tiny", 1),
+        event("Job", "tiny-node-0", 2),
+        event("Pod", "tiny-node-0-0-abcde", 3),
+        event("Pod", "tiny-node-0-11-x2345", 4),
+        event("Pod", "tiny-model-initializer-0-0-abcde", 5),
+        event("Workload", "trainjob-tiny-0a1b2", 6),
+    ]
+    of_others = [
+        event("TrainJob", "tiny-node", 7),
+        event("Pod", "tiny-node-node-0-0-abcde", 7),
+        event("Pod", "tiny-2-node-0-0-abcde", 7),
+        event("Pod", "tiny-node-0-0-abcde-0", 7),
+        event("Workload", "trainjob-tiny-node-0a1b2", 7),
+        {**event("Pod", "tiny-node-0-0-abcde", 0), "lastTimestamp": "2026-11-23T09:59:59Z"},
+    ]
+    namespace = Namespace(trainjobs=[trainjob("tiny", "u")], events=[*reversed(own), *of_others])
+    found = jobs_of(namespace).events("tiny")
+    assert [one.cause for one in found] == [one["message"] for one in own]
+
+
+def test_only_a_job_that_can_be_resumed_is_offered_to_be_resumed() -> None:
+    failed = trainjob("tiny", "u")
+    failed["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    for document, commands in ((failed, ["logs", "delete"]), (trainjob("tiny", "u"), ["resume", "logs", "delete"])):
+        job = describe(Observed(trainjob=document), place="kind")
+        assert [line.split()[1] for line in useful_commands(job)] == commands
