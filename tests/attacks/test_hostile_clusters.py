@@ -25,6 +25,7 @@ pytest.importorskip("lightkube")
 from safepoint.cli import job_answers, output
 from safepoint.cli.on_cluster import zip_of
 from safepoint.errors import NotFoundError, SafepointError, StorageError, TransientError, UsageError
+from safepoint.foundation import clock
 from safepoint.jobs.cluster import api as cluster_api
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.submission import repair
@@ -311,7 +312,8 @@ class TestNeighbours:
 
     def test_large_objects_do_not_stop_a_submit(self, api: ClusterApi, server: Server) -> None:
         """Only the metadata of config maps and secrets are read, whatever is in them."""
-        server.answers(lists())
+        orphan = {"metadata": {"name": "a", "creationTimestamp": clock.utc_now()}}
+        server.answers(lists(configmaps=[orphan]))
         repair(api)
         asked = {path.partition("?")[0].rpartition("/")[2]: headers for _, path, headers in server.handler.seen}
         for kind in ("configmaps", "secrets", "trainingruntimes"):

@@ -7,8 +7,22 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import programs
+from tests.support.cluster.figures import Figures
 from tests.support.cluster.running import RunningCluster, at, running_cluster
 from tests.support.cluster.workspace import Workspace, workspace
+
+_FIGURES = Figures()
+
+
+@pytest.fixture(scope="session")
+def figures() -> Figures:
+    """Collects what is measured; pytest's output ends with it."""
+    return _FIGURES
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _FIGURES.table():
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,5 @@
 """Clusters that refuse or lack something, or restart: one clear sentence, the documented exit code, nothing left."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -13,7 +12,7 @@ import pytest
 from safepoint.errors import ExitCode
 from tests.cluster.test_doctor import user
 from tests.cluster.test_life import ON, submit, trains_at, wait
-from tests.support.cluster.running import RunningCluster
+from tests.support.cluster.faults import restart
 from tests.support.cluster.workspace import CLAIM, Workspace, apply
 from tests.support.commands import Outcome, safepoint
 from tests.support.jobs import TINY
@@ -115,21 +114,6 @@ def test_there_is_no_queue(team: Workspace) -> None:
     assert team.left_at_last() == []
 
 
-def restart_api_server(cluster: RunningCluster, pause_s: float) -> None:
-    """Kill it, and start it again after a while."""
-    listed = subprocess.run(
-        cluster.inside("pgrep", "-f", "kube-apiserver --etcd-servers"), check=True, capture_output=True, text=True
-    )
-    subprocess.run(cluster.inside("kill", "-9", *listed.stdout.split()), check=True)
-    time.sleep(pause_s)
-    start = "import sys; from pathlib import Path; from tests.support.cluster.inside import Cluster; "
-    start += "Cluster(Path(sys.argv[1])).start_api_server()"
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, f"{root}/src"])}
-    words = cluster.inside(sys.executable, "-c", start, str(cluster.folder))
-    subprocess.run(words, check=True, env=environment)
-
-
 @pytest.mark.timeout(400)
 def test_the_api_server_restarts(team: Workspace) -> None:
     """In the middle of `logs -f` and of `suspend`, of which the second one succeeds."""
@@ -143,7 +127,7 @@ def test_the_api_server_restarts(team: Workspace) -> None:
         text=True,
     )
     time.sleep(3)
-    restarts = threading.Thread(target=restart_api_server, args=(team.cluster, 5.0))
+    restarts = threading.Thread(target=restart, args=(team.cluster, "api_server", 5.0))
     suspended = subprocess.Popen(
         [*program, "suspend", *ON, team.namespace, "--json", "tiny"],
         stdout=subprocess.PIPE,

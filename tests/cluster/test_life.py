@@ -68,40 +68,6 @@ def test_a_job_on_two_pods_is_suspended_and_goes_on(team: Workspace) -> None:
     assert team.left() == []
 
 
-@pytest.mark.timeout(400)
-def test_kueue_preempts_a_job_which_saves_and_goes_on(team: Workspace) -> None:
-    apply(team.cluster, queue_objects(team.namespace, cpu="1"))
-    queue = ("--queue", QUEUE, "--cpu", "1", "--memory", "1Gi")
-    submit(team, "low", *queue, "--priority-class", "low")
-    wait(team, "low", trains_at(4))
-    submit(team, "high", *queue, "--priority-class", "high", program=("--epochs", "1"))
-    preempted = wait(team, "low", lambda job: job["state"] == "Preempted")
-    assert "high" in preempted["message"] or "priorit" in preempted["message"], preempted["message"]
-    assert list((team.folder / "low").glob("checkpoint-*/safepoint-manifest.json"))
-    wait(team, "high", lambda job: job["state"] == "Complete", 180)
-    wait(team, "low", lambda job: job["state"] == "Complete", 240)
-    events = (team.folder / "low" / ".safepoint" / "events.jsonl").read_text()
-    assert '"event": "resumed"' in events or '"event":"resumed"' in events
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("how", ["deleted", "evicted"])
-def test_a_pod_that_is_taken_away_costs_nothing(how: str, team: Workspace) -> None:
-    submit(team, "tiny", "--nnodes", "2")
-    wait(team, "tiny", trains_at(4))
-    pod = team.get("pods")["items"][1]["metadata"]["name"]
-    if how == "deleted":
-        team.kubectl("delete", "pod", pod, "--wait=false")
-    else:
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
-        path = f"/api/v1/namespaces/{team.namespace}/pods/{pod}/eviction"
-        team.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
-    wait(team, "tiny", lambda job: job["state"] in {"Restarting", "Resuming", "Starting"}, 60)
-    ended = wait(team, "tiny", lambda job: job["state"] == "Complete", 240)
-    assert ended["progress"]["step"] == 32
-    assert ended["attempt"] == 2
-
-
 @pytest.mark.timeout(600)
 def test_a_job_gets_more_nodes_and_fewer(team: Workspace) -> None:
     """1 → 2 → 1: each time it resumes from the step at which it stopped, and it stays the same job."""

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.test_life import ON, submit, wait
 from tests.support.cluster import programs
-from tests.support.cluster.running import running_cluster
+from tests.support.cluster.running import RunningCluster, running_cluster
 from tests.support.cluster.workspace import QUEUE, Workspace, apply, queue_objects, workspace
 from tests.support.commands import safepoint
 from tests.support.jobs import TINY
@@ -15,16 +15,22 @@ from tests.support.jobs import TINY
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(params=programs.OLDER)
-def old_team(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
-    """A namespace of a cluster with an older Trainer."""
+@pytest.fixture(scope="module", params=programs.OLDER)
+def old_cluster(request: pytest.FixtureRequest) -> Iterator[RunningCluster]:
+    """A cluster with an older Trainer."""
     reason = programs.unavailable()
     if reason or programs.missing(with_older=True):
         pytest.skip(reason or "`python -m tests.support.cluster build older` builds the older Trainers")
     with running_cluster(programs.OLDER[request.param]) as cluster:
-        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-        with workspace(cluster, tmp_path) as team:
-            yield team
+        yield cluster
+
+
+@pytest.fixture
+def old_team(old_cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    """A namespace of it."""
+    monkeypatch.setenv("KUBECONFIG", str(old_cluster.kubeconfig))
+    with workspace(old_cluster, tmp_path) as team:
+        yield team
 
 
 def trains(team: Workspace) -> bool:
@@ -34,8 +40,8 @@ def trains(team: Workspace) -> bool:
 
 
 def test_a_life(old_team: Workspace, request: pytest.FixtureRequest) -> None:
-    """Two pods with a grace period of their own are suspended, resumed and complete; then a job of a queue."""
-    release = request.node.callspec.params["old_team"]
+    """Two pods with a grace period of their own are suspended, resumed and complete."""
+    release = request.node.callspec.params["old_cluster"]
     program = ("--code", str(TINY.parent), "tiny.py")
     asked = ("--name", "tiny", "--nnodes", "2", "--grace", "45", "--output-dir", "pvc://checkpoints/tiny")
     shown = safepoint("submit", *ON, old_team.namespace, *asked, "--dry-run", "-o", "json", *program)
@@ -53,9 +59,13 @@ def test_a_life(old_team: Workspace, request: pytest.FixtureRequest) -> None:
     wait(old_team, "tiny", lambda job: job["state"] == "Complete", 240)
     assert safepoint("delete", *ON, old_team.namespace, "tiny").code == 0
     assert old_team.left_at_last() == []  # JobSet 0.10 starts pods once more while it is deleted
+
+
+def test_a_queue(old_team: Workspace, request: pytest.FixtureRequest) -> None:
+    """With Trainer 2.1 Kueue would remove the volumes, so a job of a queue is refused; later ones run it."""
     queue = ("--queue", QUEUE, "--cpu", "1", "--memory", "1Gi")
     apply(old_team.cluster, queue_objects(old_team.namespace, cpu="1"))
-    if release == "2.1":
+    if request.node.callspec.params["old_cluster"] == "2.1":
         words = ("--name", "queued", "--code", str(TINY.parent), *queue, "tiny.py")
         refused = safepoint("submit", *ON, old_team.namespace, *words)
         assert refused.code == 2

@@ -49,7 +49,13 @@ def spec_of(
     script, *arguments = program
     files: dict[str, bytes] = {}
     code = None if options.code is None else zip_of(options.code)
-    if code is None and not is_module and not script.startswith("/"):
+    is_sent = not is_module and not script.startswith("/")
+    if options.code is not None and is_sent and not (options.code / script).is_file():
+        raise UsageError(
+            f"there is no file {script} in --code {options.code}; nothing was submitted",
+            hint="give the path of the script in that folder",
+        )
+    if code is None and is_sent:
         files[Path(script).name] = _read(Path(script))
         script = Path(script).name
     asked = {"cpu": cpu, "gpu": gpu, "memory": options.memory}
@@ -85,7 +91,10 @@ def zip_of(folder: Path) -> bytes:
         UsageError: `folder` is not a folder, a file in it cannot be read, or a link in it leads out of it.
     """
     if not folder.is_dir():
-        raise UsageError(f"--code {folder} is not a folder")
+        raise UsageError(
+            f"--code {folder} is not a folder; nothing was submitted",
+            hint="give the folder that has the script, or leave --code out",
+        )
     root = folder.resolve()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:

@@ -5,7 +5,6 @@ from typing import Any
 from safepoint.errors import UnsupportedError
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import JobStorageError, as_kubeflow_raises
-from safepoint.sdk.local_backend import LocalBackend
 from safepoint.sdk.upstream import KubernetesBackendConfig
 from safepoint.sdk.upstream import trainer as kubeflow_trainer
 from safepoint.sdk.values import Checkpoint, TrainJob
@@ -32,6 +31,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
 
     def __init__(self, backend_config: Any = None) -> None:
         if isinstance(backend_config, LocalConfig):
+            from safepoint.sdk.local_backend import LocalBackend  # takes as long to import as the rest of Safepoint
+
             self.backend: Any = LocalBackend(backend_config)
             return
         try:

@@ -4,14 +4,16 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safepoint.checkpoint.tools.inventory import Item, Kind
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.records.receipts import Receipt
 from safepoint.jobs.model.records import JobEvent, JobRecord, JobState
 from safepoint.progress.record import Progress
 from safepoint.sdk.upstream import constants, types
+
+if TYPE_CHECKING:
+    from safepoint.checkpoint.tools.inventory import Item  # its import takes half as long as that of the whole SDK
 
 STATUSES = frozenset(str(state) for state in JobState)
 """The values of a job's `status`: Kubeflow's Created, Running, Complete and Failed, and those that Safepoint adds."""
@@ -134,7 +136,7 @@ def event_of(job: str, event: JobEvent) -> types.Event:
     )
 
 
-def checkpoint_of(item: Item) -> Checkpoint:
+def checkpoint_of(item: "Item") -> Checkpoint:
     """Convert an item of an inventory into the type that the client returns."""
     manifest = item.manifest
     return Checkpoint(
@@ -151,6 +153,8 @@ def checkpoint_of(item: Item) -> Checkpoint:
 
 def checkpoint_in(document: Mapping[str, Any]) -> Checkpoint:
     """The same from a document of `safepoint checkpoints list --json`."""
+    from safepoint.checkpoint.tools.inventory import Kind
+
     return Checkpoint(
         name=document["name"],
         step=document["step"],

@@ -85,7 +85,7 @@ def running_cluster(addons: dict[str, str] | None = None) -> Generator[RunningCl
     (folder / "plan.json").write_text(json.dumps(plan))
     first = None
     try:
-        for place in _controllers():
+        for place in controllers():
             (place / cgroup.strip("/")).mkdir(exist_ok=True)
         with (folder / "log").open("wb") as log:
             first = subprocess.Popen(
@@ -121,7 +121,7 @@ def running_cluster(addons: dict[str, str] | None = None) -> Generator[RunningCl
             first.kill()  # its child, the first process of the namespace, is killed with it; then all others are
             first.wait()
         subprocess.run(["ip", "link", "del", cable], check=False, capture_output=True)
-        for place in _controllers():
+        for place in controllers():
             _remove_cgroup(place / cgroup.strip("/"))
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -137,7 +137,7 @@ def _child_of(process: int) -> int:
     raise RuntimeError("unshare started no process")
 
 
-def _controllers() -> list[Path]:
+def controllers() -> list[Path]:
     """The roots of the machine's cgroup hierarchies."""
     return [Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines() if " cgroup" in line]
 

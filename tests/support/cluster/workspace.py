@@ -89,7 +89,8 @@ def runtime(name: str = RUNTIME, grace_s: int = 60) -> dict[str, Any]:
     }
 
 
-def _storage(namespace: str, folder: Path, claim: str = CLAIM) -> list[dict[str, Any]]:
+def storage(namespace: str, folder: Path, claim: str = CLAIM) -> list[dict[str, Any]]:
+    """A claim with its volume, a folder of this machine."""
     access = {"accessModes": ["ReadWriteMany"], "storageClassName": "manual"}
     volume = namespace if claim == CLAIM else f"{namespace}-{claim}"
     return [
@@ -146,7 +147,7 @@ def restrict(team: Workspace, *, with_tmp: bool = True) -> None:
     node["env"] += [{"name": "HOME", "value": "/"}, {"name": "PYTHONPATH", "value": "/opt/blocked"}]
     claims: list[dict[str, Any]] = []
     for volume in pod["volumes"]:
-        claims += _storage(team.namespace, Path(volume.pop("hostPath")["path"]), volume["name"])
+        claims += storage(team.namespace, Path(volume.pop("hostPath")["path"]), volume["name"])
         volume["persistentVolumeClaim"] = {"claimName": volume["name"], "readOnly": True}
     text = f"import sys\n\nsys.modules.update(dict.fromkeys({_NOT_IN_PODS!r}))\n"
     blocked = {
@@ -194,7 +195,7 @@ def workspace(cluster: RunningCluster, folder: Path) -> Generator[Workspace]:
     place.chmod(0o777)
     team = Workspace(cluster=cluster, namespace=name, folder=place)
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-    apply(cluster, [namespace, runtime(), *_storage(name, place)])
+    apply(cluster, [namespace, runtime(), *storage(name, place)])
     try:
         yield team
     finally:

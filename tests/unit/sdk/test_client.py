@@ -279,3 +279,18 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     assert "pip install 'safepoint[sdk]'" in said
     assert said.startswith("UnsupportedError 16")
     assert version
+
+
+def test_its_import_brings_only_what_every_client_needs() -> None:
+    """Kubeflow's SDK takes seconds to import; Safepoint's own part must not be noticed beside it."""
+    program = "import sys; from safepoint import TrainerClient, TransformersTrainer; print(*sys.modules)"
+    command = [sys.executable, "-P", "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rooms = (
+        "safepoint.jobs.local",
+        "safepoint.jobs.cluster.api",
+        "safepoint.snapshot",
+        "safepoint.training",
+        "sqlite3",
+    )
+    assert not [name for name in done.stdout.split() if name.startswith(rooms)]

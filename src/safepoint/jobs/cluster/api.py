@@ -29,6 +29,7 @@ _GROUPS = {
     "jobs": "apis/batch/v1",
     "workloads": "apis/kueue.x-k8s.io/v1beta1",
     "localqueues": "apis/kueue.x-k8s.io/v1beta1",
+    "workloadpriorityclasses": "apis/kueue.x-k8s.io/v1beta1",
     "selfsubjectaccessreviews": "apis/authorization.k8s.io/v1",
     "selfsubjectrulesreviews": "apis/authorization.k8s.io/v1",
     "events": "api/v1",
@@ -36,6 +37,7 @@ _GROUPS = {
 _CORE = "api/v1"
 _OF_CLUSTER = {
     "clustertrainingruntimes",
+    "workloadpriorityclasses",
     "selfsubjectaccessreviews",
     "selfsubjectrulesreviews",
     "nodes",
@@ -223,6 +225,10 @@ class ClusterApi:
         group = _GROUPS.get(kind, _CORE)
         return "" if group == _CORE else group.split("/")[1]
 
+    def is_of_cluster(self, kind: str) -> bool:
+        """Whether objects of this kind are in no namespace."""
+        return kind in _OF_CLUSTER
+
     def read(self, path: str) -> Object:
         """The document at a path of the API server, such as `/version`."""
         return self._client.request("GET", path)
@@ -305,7 +311,10 @@ class ClusterApi:
     def check_name(self, name: str) -> None:
         """Raise UsageError for a name that could make the path of a request lead to another object."""
         if not _NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is not a valid name on a cluster; nothing was done")
+            raise UsageError(
+                f"{name!r} is not a valid name on a cluster; nothing was done",
+                hint="use letters, digits, dots and dashes, and begin and end with a letter or digit",
+            )
 
     def _path(self, kind: str, name: str = "") -> str:
         for text in filter(None, (name, self.namespace)):

@@ -30,6 +30,8 @@ _EXEC_V1 = "client.authentication.k8s.io/v1"
 _EXEC_KNOWN = "client.authentication.k8s.io/v1beta1"
 _DEFAULT_NAMESPACE = "default"
 _MOST_BYTES = 16 << 20
+CORRECT = "correct the kubeconfig, or set KUBECONFIG to another one"
+"""What to do when a kubeconfig cannot be used."""
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -84,7 +86,9 @@ def connect_to(
     try:
         return _connection(name, found.get(name), namespace)
     except (ConfigError, KeyError) as error:
-        raise UsageError(f"context {name!r} of the kubeconfig is not complete: {error} is missing") from error
+        raise UsageError(
+            f"context {name!r} of the kubeconfig is not complete: {error} is missing", hint=CORRECT
+        ) from error
 
 
 def connect_with(configuration: Any, *, namespace: str) -> Connection:
@@ -137,6 +141,13 @@ def _connection(name: str, config: SingleConfig | None, namespace: str | None) -
     return Connection(name=name, config=config, namespace=namespace or config.namespace or _DEFAULT_NAMESPACE)
 
 
+def missing_files(config: SingleConfig) -> list[str]:
+    """The files of certificates and keys that a kubeconfig names, and that do not exist."""
+    user = config.user or User()
+    named = (config.cluster.certificate_auth, user.client_cert, user.client_key)
+    return [str(file) for file in named if file and not Path(file).is_file()]
+
+
 def _files(file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> list[Path]:
     if file is not None:
         return [Path(file).expanduser()]
@@ -161,18 +172,20 @@ def _read(files: list[Path]) -> KubeConfig:
             # The parser's message and its error quote the file, which may have a token there.
             mark: Any = getattr(error, "problem_mark", None)
             where = "position unknown" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
-            raise UsageError(f"the kubeconfig {file} is not valid YAML: {where}; nothing was sent") from None
+            raise UsageError(
+                f"the kubeconfig {file} is not valid YAML: {where}; nothing was sent", hint=CORRECT
+            ) from None
         try:
             _merge(merged, document, file)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"the file {file} is not a kubeconfig; nothing was sent") from error
+            raise UsageError(f"the file {file} is not a kubeconfig; nothing was sent", hint=CORRECT) from error
     if first is None:
         names = " or ".join(map(str, files))
         raise NotFoundError(f"there is no kubeconfig {names}", hint="log in to your cluster, or set KUBECONFIG")
     try:
         return KubeConfig.from_dict(merged)  # pyright: ignore[reportUnknownMemberType]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the kubeconfig {first} is not valid: {error}") from error
+        raise UsageError(f"the kubeconfig {first} is not valid: {error}", hint=CORRECT) from error
 
 
 def _text_of(file: Path) -> str | None:
@@ -183,14 +196,16 @@ def _text_of(file: Path) -> str | None:
         with open_trusted(file) as stream:
             data = stream.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
-            raise UsageError(f"the kubeconfig {file} has more than {_MOST_BYTES:,} bytes; it was not used")
+            raise UsageError(
+                f"the kubeconfig {file} has more than {_MOST_BYTES:,} bytes; it was not used", hint=CORRECT
+            )
         return data.decode("utf-8")
     except PlantedError as error:  # a kubeconfig can name a program to run for the token
         raise UsageError(
             f"kubeconfig {file} was not used: {error.strerror}", hint="set KUBECONFIG to a file of your own"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the kubeconfig {file} cannot be read: {error}") from error
+        raise UsageError(f"the kubeconfig {file} cannot be read: {error}", hint=CORRECT) from error
 
 
 def _merge(merged: dict[str, Any], document: Any, file: Path) -> None:

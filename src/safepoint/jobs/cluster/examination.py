@@ -16,7 +16,7 @@ _NEEDED = (
     ("configmaps", "", _MADE, ""),
     ("clustertrainingruntimes", "", ("get", "list"), ""),
     ("trainingruntimes", "", ("get", "list"), ""),
-    ("jobsets", "", ("get", "list"), ""),
+    ("jobsets", "", ("get",), ""),
     ("pods", "", ("get", "list", "watch"), ""),
     ("pods", "log", ("get",), ""),
     (
@@ -45,6 +45,7 @@ _NEEDED = (
 _OF_QUEUES = (
     ("workloads", "", ("get", "list", "watch", "patch"), "the state of a job in a queue is incomplete"),
     ("localqueues", "", ("get", "list"), "`submit` accepts the wrong name of a queue, and the job waits for ever"),
+    ("workloadpriorityclasses", "", ("get", "list"), "likewise, the wrong name of a priority class"),
 )
 _PROGRAMS = (
     (
@@ -139,7 +140,7 @@ def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str
         has_all = False
         resource = f"{kind}/{subresource}" if subresource else kind
         group = api.group_of(kind) or '""'
-        role = "ClusterRole" if kind == "clustertrainingruntimes" else "Role"
+        role = "ClusterRole" if api.is_of_cluster(kind) else "Role"
         yield Finding(
             check="rights",
             status=Status.WARNING if without else Status.FAILURE,

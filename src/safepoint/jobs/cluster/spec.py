@@ -9,7 +9,7 @@ from typing import Any, cast
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.objects import Object, name_of, texts
 from safepoint.jobs.model.connections import IDENTITY
-from safepoint.jobs.model.spec import check_name, check_packages
+from safepoint.jobs.model.spec import check_name, check_packages, check_variables
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import parse_location
 
@@ -114,6 +114,7 @@ class ClusterSpec:
             raise UsageError(
                 f"--priority-class {self.priority_class} has no effect without a queue", hint="give --queue too"
             )
+        check_variables(self.env)
         keys = sorted(name for name in self.env if name.upper() in IDENTITY | _OTHER_KEYS)
         if keys:
             raise UsageError(

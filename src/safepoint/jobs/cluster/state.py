@@ -52,7 +52,6 @@ class Observed:
 
     Args:
         trainjob: the TrainJob.
-        jobset: the JobSet that Trainer has made from the TrainJob, or None.
         pods: the pods of the JobSet.
         workload: Kueue's Workload, or None.
         events: warnings about the TrainJob and the JobSet, oldest first.
@@ -60,7 +59,6 @@ class Observed:
     """
 
     trainjob: Object
-    jobset: Object | None = None
     pods: Sequence[Object] = ()
     workload: Object | None = None
     events: Sequence[Object] = ()

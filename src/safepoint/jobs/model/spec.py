@@ -89,9 +89,7 @@ class JobSpec:
             raise UsageError("the job has no program", hint="give a script, a module or a function")
         if not os.path.isabs(self.working_dir):
             raise UsageError(f"working_dir {self.working_dir!r} must be an absolute path")
-        for variable, text in self.env.items():
-            if not _VARIABLE.fullmatch(variable) or "\0" in text:
-                raise UsageError(f"env: {variable!r} is not a valid variable name, or its value contains NUL")
+        check_variables(self.env)
         keys = sorted(IDENTITY.intersection(self.env))
         if keys:
             raise UsageError(
@@ -150,6 +148,16 @@ def check_packages(packages: Sequence[str], indexes: Sequence[str]) -> None:
             )
 
 
+def check_variables(env: Mapping[str, str]) -> None:
+    """Raise UsageError when a variable has no valid name, or a value that no process can receive."""
+    for variable, text in env.items():
+        if not _VARIABLE.fullmatch(variable) or "\0" in text:
+            raise UsageError(
+                f"env: {variable!r} is not a valid variable name, or its value contains NUL; nothing was submitted",
+                hint="use letters, digits and underscores, and no digit at the beginning",
+            )
+
+
 def check_name(name: str) -> None:
     """Raise UsageError when `name` is not a valid name of a job."""
     if not _NAME.fullmatch(name):
@@ -160,9 +168,14 @@ def check_name(name: str) -> None:
 
 
 def name_from(text: str, unique: str) -> str:
-    """A name for a job that was given none: its program's name in valid characters, and a unique ending."""
-    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].strip("-")
-    return f"{plain or 'job'}-{unique}"
+    """A name for a job that was given none: its program's name in valid characters, and a unique ending.
+
+    It is short enough, and begins with a letter, so that Kubernetes can derive the names of pods from it.
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not plain[:1].isalpha():
+        plain = f"job-{plain}".strip("-")
+    return f"{plain[:40].strip('-')}-{unique}"
 
 
 @functools.cache  # called a thousand times for a list of jobs

@@ -1,20 +1,24 @@
 """Tests of safepoint.jobs.cluster.cluster_jobs with an API that is injected; tests/cluster has the others."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from safepoint.cli.job_answers import useful_commands
-from safepoint.errors import AccessDeniedError
+from safepoint.errors import AccessDeniedError, ConflictError
+from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.objects import Object, name_of
 from safepoint.jobs.cluster.spec import PLAN_LABEL, ClusterSpec, plan_name
 from safepoint.jobs.cluster.state import Observed, describe
+from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.model.records import JobState
+from safepoint.settings.run_settings import RunSettings
 from tests.support.cluster.workspace import runtime
 
 
@@ -32,26 +36,39 @@ class Namespace:
     def __init__(self, *, refused: str = "", **objects: list[Any]) -> None:
         self._refused, self._objects = refused, objects
         self.deleted: list[str] = []
+        self.requests: list[str] = []
 
     def check_name(self, name: str) -> None: ...
 
     def may(self, verb: str, kind: str) -> bool:
+        self.requests.append(f"ask {kind}")
         return kind != self._refused
 
     def find(self, kind: str, name: str) -> Object | None:
+        self.requests.append(f"get {kind}")
         if kind == "clustertrainingruntimes":
             return runtime()
         return next((item for item in self._objects.get(kind, []) if name_of(item) == name), None)
 
+    def get(self, kind: str, name: str) -> Object:
+        found = self.find(kind, name)
+        assert found is not None
+        return found
+
     def objects(self, kind: str, **_: object) -> list[Object]:
+        self.requests.append(f"list {kind}")
         return self._objects.get(kind, [])
 
     def create(self, kind: str, body: Object) -> Object:
+        self.requests.append(f"create {kind}")
         if kind == self._refused:
             raise AccessDeniedError(f"you may not create {kind}")
+        if any(name_of(item) == name_of(body) for item in self._objects.get(kind, [])):
+            raise AlreadyExistsError(f"{kind} {name_of(body)} exists")
         return {**body, "metadata": {**body["metadata"], "uid": kind}}
 
     def patch(self, kind: str, name: str, change: Object) -> Object:
+        self.requests.append(f"patch {kind}")
         return change
 
     def delete(self, kind: str, name: str, *, uid: str = "") -> None:
@@ -62,6 +79,7 @@ def jobs_of(namespace: Namespace) -> ClusterJobs:
     return ClusterJobs(cast("ClusterApi", namespace))
 
 
+CLAIM: dict[str, Any] = {"metadata": {"name": "ckpt"}, "spec": {"accessModes": ["ReadWriteMany"]}}
 SPEC = ClusterSpec(
     name="tiny", program=("train.py",), files={"train.py": b""}, env={"HF_TOKEN": "secret"}, grace_s=90
 )
@@ -80,32 +98,112 @@ def test_a_grace_period_that_the_job_does_not_get_is_reported(caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    ("interrupted", "deleted"),
+    ("interrupted", "is_carried_out", "deleted"),
     [
-        ("create configmaps", []),
-        ("create trainingruntimes", ["configmaps"]),
-        ("create trainjobs", []),
-        ("patch configmaps", ["trainjobs", "trainingruntimes", "configmaps"]),
+        ("create configmaps", False, []),
+        ("create configmaps", True, []),
+        ("create trainingruntimes", False, []),
+        ("create trainingruntimes", True, ["trainingruntimes", "configmaps"]),
+        ("create trainjobs", False, []),
+        ("create trainjobs", True, []),
+        ("patch configmaps", True, ["trainjobs", "trainingruntimes", "configmaps"]),
     ],
 )
 def test_an_interrupt_leaves_nothing_that_was_created(
-    interrupted: str, deleted: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    interrupted: str,
+    is_carried_out: bool,
+    deleted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Unless the job may exist, because its creation was not answered."""
+    """Unless the job may exist, because its creation was not answered.
+
+    The config map stays if another object may be created later: with it, the next submit finds that object.
+    """
     namespace = Namespace()
     verb, kind = interrupted.split()
     method = getattr(namespace, verb)
 
     def request(what: str, *arguments: Any) -> Object:
+        found = method(what, *arguments) if is_carried_out or what != kind else {}
+        if verb == "create" and found:
+            namespace._objects.setdefault(what, []).append(found)
         if what == kind:
             raise KeyboardInterrupt
-        return method(what, *arguments)
+        return found
 
     monkeypatch.setattr(namespace, verb, request)
     with pytest.raises(KeyboardInterrupt):
         jobs_of(namespace).submit(SPEC)
     assert namespace.deleted == deleted
     assert ("job tiny was submitted: it may exist" in caplog.text) == (kind == "trainjobs")
+
+
+def test_the_requests_of_a_submit() -> None:
+    """Kubeflow's client sends three: two for the runtime, and one that creates the TrainJob."""
+    namespace = Namespace(localqueues=[{"metadata": {"name": "gpus"}}], persistentvolumeclaims=[CLAIM])
+    settings = RunSettings(output_dir="pvc://ckpt/tiny")
+    job = ClusterSpec(
+        name="tiny", program=("train.py",), files={"train.py": b""}, num_nodes=2, queue="gpus", settings=settings
+    )
+    jobs_of(namespace).submit(job)
+    assert namespace.requests == [
+        "list configmaps",
+        "get trainjobs",
+        "get trainingruntimes",
+        "get clustertrainingruntimes",
+        "get persistentvolumeclaims",
+        "get localqueues",
+        "create configmaps",
+        "create secrets",
+        "create trainjobs",
+        "patch secrets",
+        "patch configmaps",
+    ]
+
+
+def test_what_a_killed_submit_has_left_gets_the_owner_before_the_config_map() -> None:
+    """The next `submit` looks for objects without an owner only if a config map has none."""
+    config_map = dict(jobs_of(Namespace()).manifests(SPEC).before)["configmaps"]
+    label = {"safepoint.dev/job": "tiny"}
+    config_map["metadata"]["creationTimestamp"] = clock.utc_now()
+    left = {"metadata": {"name": "tiny-nodes-00000000", "labels": label}}
+    runtimes = [{"metadata": {"name": "tiny-5s", "labels": label}}]
+    namespace = Namespace(configmaps=[config_map], secrets=[left], trainingruntimes=runtimes)
+    for item in (left, *runtimes):
+        item["metadata"]["creationTimestamp"] = clock.utc_now()
+    jobs_of(namespace).submit(replace(SPEC, grace_s=None))
+    changes = [request for request in namespace.requests if request.split()[0] in {"create", "patch"}]
+    assert changes == [
+        "create configmaps",
+        "create trainjobs",
+        "patch secrets",
+        "patch trainingruntimes",
+        "patch configmaps",
+    ]
+
+
+def test_a_submit_continues_a_scale_although_there_is_no_trainjob() -> None:
+    """`scale` has deleted the TrainJob, and was killed before it created the next one."""
+    successor = trainjob("tiny", "")
+    owner = {"metadata": {"name": "x", "labels": {"safepoint.dev/job": "tiny"}, "ownerReferences": [{"uid": "plan"}]}}
+    namespace = Namespace(configmaps=[owner], trainjobs=[plan_for("tiny", "old", successor)])
+    created = namespace.create
+
+    def create(kind: str, body: Object) -> Object:
+        item = created(kind, body)
+        item["metadata"]["annotations"] |= {"safepoint.dev/plan": "plan"}
+        namespace._objects[kind] = [*namespace._objects[kind], item]
+        return item
+
+    def delete(kind: str, name: str, *, uid: str = "") -> None:
+        namespace._objects[kind] = [item for item in namespace._objects[kind] if name_of(item) != name]
+
+    setattr(namespace, "create", create)  # noqa: B010
+    setattr(namespace, "delete", delete)  # noqa: B010
+    with pytest.raises(ConflictError, match="there is a job tiny"):
+        jobs_of(namespace).submit(SPEC)
+    assert [name_of(item) for item in namespace.objects("trainjobs")] == ["tiny"]
 
 
 def trainjob(name: str, uid: str, **labels: str) -> dict[str, Any]:

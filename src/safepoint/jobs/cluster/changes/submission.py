@@ -16,7 +16,8 @@ from safepoint.jobs.cluster.state import JOBSET_LABEL
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
 
 _log = logging.getLogger("safepoint")
-_MADE_FOR_JOBS = ("configmaps", "secrets", "trainingruntimes")
+_MADE_FOR_JOBS = ("secrets", "trainingruntimes", "configmaps")
+"""The config map of a job is the last one that gets its owner and the last one that is deleted, see `repair`."""
 _ORPHAN_S = 600
 """An object without an owner whose job does not exist is deleted when it is older than this many seconds."""
 
@@ -28,39 +29,66 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         AlreadyExistsError: there is a TrainJob of this name.
         AccessDeniedError: you may not create one of the objects, or may not make the TrainJob their owner.
         TransientError: the cluster did not answer: the TrainJob may exist, or the cluster may create it later.
-        KeyboardInterrupt: the user has interrupted this process. What was created is deleted, unless the request to
-            create the TrainJob was not answered.
+        KeyboardInterrupt: the user has interrupted this process. What was created is deleted, unless a request got no
+            answer, so that the cluster may carry it out later.
     """
     made: list[tuple[str, Object]] = []
-    job: Object | None = None
-    is_requested = False
+    requested: tuple[str, Object] | None = None
+    is_left = False
     try:
         for kind, item in manifests.before:
+            requested = (kind, item)
             try:
                 made.append((kind, create(api, kind, item)))
             except AlreadyExistsError:  # a killed submit may have made it
                 _check_content(item, api.get(kind, name_of(item)))
-        is_requested = True
+                is_left = True
+        requested = ("trainjobs", manifests.trainjob)
         job = create(api, "trainjobs", manifests.trainjob)
         made.append(("trainjobs", job))
-        own(api, job, manifests.before)  # without an owner, these objects would stay when the job is deleted
-        if any(kind == "secrets" for kind, _ in manifests.before):
-            _own_secrets(api, job)
-    except (SafepointError, KeyboardInterrupt) as error:
+        requested = None
+        if is_left:
+            _own_left(api, job)
+        # Without an owner, these objects would stay when the job is deleted.
+        own(api, job, reversed(manifests.before))
+    except KeyboardInterrupt:
+        _undo(api, made, unanswered=requested)
+        raise
+    except (TransientError, AlreadyExistsError):
         # Without an answer the job may exist, or may be created later. If the name exists, another submit may have
         # made a job that uses these objects. So they stay, and a later `repair` attaches or deletes them.
-        is_interrupted = isinstance(error, KeyboardInterrupt) and is_requested and job is None
-        if is_interrupted:
-            _log.warning(
-                "interrupted while job %s was submitted: it may exist; `safepoint list` shows whether it does",
-                name_of(manifests.trainjob),
-            )
-        if not is_interrupted and not isinstance(error, TransientError | AlreadyExistsError):
-            for kind, item in reversed(made):
-                with contextlib.suppress(SafepointError):
-                    api.delete(kind, name_of(item), uid=uid_of(item))
+        raise
+    except SafepointError:
+        _undo(api, made)
         raise
     return job
+
+
+def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[str, Object] | None = None) -> None:
+    """Delete what was created for a job.
+
+    The config map is deleted last, and stays if something else may exist: it leads a later `repair` to the rest.
+
+    Args:
+        api: the namespace.
+        made: what was created.
+        unanswered: what was requested and may exist.
+    """
+    with contextlib.suppress(SafepointError):
+        if unanswered is not None:
+            kind, item = unanswered
+            if kind == "trainjobs":
+                _log.warning(
+                    "interrupted while job %s was submitted: it may exist; `safepoint list` shows whether it does",
+                    name_of(item),
+                )
+                return
+            found = None if kind == "configmaps" else api.find(kind, name_of(item))
+            if found is None or items(found, "metadata", "ownerReferences"):  # the request may still be carried out
+                return
+            made = [*made, (kind, found)]
+        for kind, item in reversed(made):
+            api.delete(kind, name_of(item), uid=uid_of(item))
 
 
 def create(api: ClusterApi, kind: str, body: Object) -> Object:
@@ -107,11 +135,14 @@ def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> N
             api.patch(kind, name_of(item), {"metadata": {"ownerReferences": [reference]}})
 
 
-def _own_secrets(api: ClusterApi, job: Object) -> None:
-    """Make a TrainJob the owner of the Secret that a killed `submit` has left: each submit chooses another name."""
-    with contextlib.suppress(SafepointError):  # `repair` does it later
-        left = api.objects("secrets", labels=f"{JOB_LABEL}={name_of(job)}", has_content=False)
-        own(api, job, [("secrets", item) for item in left])
+def _own_left(api: ClusterApi, job: Object) -> None:
+    """Make a TrainJob the owner of the Secrets and runtimes that a killed `submit` has left under other names.
+
+    Their config map may be that of this job, which gets its owner later, so that `repair` would not look for them.
+    """
+    with contextlib.suppress(SafepointError):
+        left = made_for(api, f"{JOB_LABEL}={name_of(job)}")
+        own(api, job, [(kind, item) for kind, item in left if kind != "configmaps"])
 
 
 def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
@@ -139,19 +170,33 @@ def made_for(api: ClusterApi, labels: str) -> list[tuple[str, Object]]:
     return found
 
 
-def repair(api: ClusterApi) -> int:
-    """Attach objects without an owner to their job, or delete them if it does not exist; returns their number."""
+def repair(api: ClusterApi) -> frozenset[str] | None:
+    """Attach objects without an owner to their job, or delete them if it does not exist.
+
+    The config map of a job is the first object that is created for it, and the last one that gets its owner. So one
+    request is enough when nothing is left: then all config maps have owners.
+
+    Returns:
+        The names of the jobs that have config maps; None if you may not list config maps.
+    """
+    names: frozenset[str] | None = None
+    with contextlib.suppress(AccessDeniedError):
+        maps = api.objects("configmaps", labels=JOB_LABEL, has_content=False)
+        names = frozenset(map(_job_of, maps))
+        if all(items(item, "metadata", "ownerReferences") for item in maps):
+            return names
     jobs = {name_of(job): job for job in api.objects("trainjobs", labels=JOB_LABEL)}
-    num_repaired = 0
     for kind, item in made_for(api, JOB_LABEL):
         if items(item, "metadata", "ownerReferences"):
             continue
-        job = jobs.get(texts(item, "metadata", "labels").get(JOB_LABEL, ""))
+        job = jobs.get(_job_of(item))
         if job is not None:
             own(api, job, [(kind, item)])
         elif clock.wall_s() - clock.parse_utc(at(item, "metadata", "creationTimestamp")) > _ORPHAN_S:
             api.delete(kind, name_of(item), uid=uid_of(item))
-        else:
-            continue
-        num_repaired += 1
-    return num_repaired
+    return names
+
+
+def _job_of(item: Object) -> str:
+    """The job for which an object was made."""
+    return texts(item, "metadata", "labels").get(JOB_LABEL, "")

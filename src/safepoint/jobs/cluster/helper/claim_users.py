@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError, UsageError
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.checks.requirements import find_runtime
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest, PodBasis
 from safepoint.jobs.cluster.manifests import Runtime
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
-from safepoint.jobs.cluster.requirements import find_runtime
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, is_plan
 
 _OVER = {"Succeeded", "Failed"}

@@ -15,7 +15,7 @@ from lightkube.core.exceptions import ConfigError
 from safepoint.errors import AccessDeniedError, SafepointError, StorageError, TransientError, UsageError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded import Work
-from safepoint.jobs.cluster.connection import Connection
+from safepoint.jobs.cluster.connection import CORRECT, Connection, missing_files
 from safepoint.jobs.cluster.login.token_program import TokenProgram
 from safepoint.jobs.cluster.objects import Object
 from safepoint.jobs.cluster.transport.failures import BusyError, GoneError, reason_of, refusal, unreachable
@@ -51,8 +51,10 @@ class Client:
             # Without encryption, a proxy could read the requests. The options of this class are of many types.
             parameters: Any = ConnectionParams(timeout=timeout, trust_env=is_encrypted)
             options: Any = parameters.httpx_params(connection.config)
-        except (ConfigError, OSError) as error:  # such as a certificate that cannot be read
-            raise UsageError(f"the connection to {connection.name} is not valid: {error}") from error
+        except (ConfigError, OSError) as error:  # for example, a certificate that cannot be read
+            missing = ", ".join(missing_files(connection.config))
+            why = f"{missing} does not exist" if missing else error
+            raise UsageError(f"the connection to {connection.name} is not valid: {why}", hint=CORRECT) from error
         user = connection.config.user
         if isinstance(options["auth"], ExecAuth) and user is not None and user.exec is not None:
             options["auth"] = TokenProgram(user.exec)  # it does not wait for ever
@@ -126,10 +128,10 @@ class Client:
             asked_s = 0.0
             try:
                 return send()
-            except (ConfigError, KeyError, TypeError, ValueError) as error:
+            except (ConfigError, KeyError, TypeError, ValueError, FileNotFoundError, PermissionError) as error:
                 raise AccessDeniedError(
                     f"the program that gives your token for {name} failed: {type(error).__name__}: {error}",
-                    hint="log in to the cluster again",
+                    hint="log in to the cluster again, or correct users in the kubeconfig",
                 ) from error
             except (httpx2.HTTPError, OSError) as error:
                 is_unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)

@@ -15,6 +15,7 @@ from safepoint.errors import (
     TransientError,
     UsageError,
 )
+from safepoint.jobs.cluster.objects import at
 
 _MOST_PAUSE_S = 30.0
 _UNKNOWN = re.compile(r'unknown field "([^"]{1,200})"')
@@ -95,8 +96,14 @@ def refusal(status: int, document: dict[str, Any], what: str, *, after_s: str | 
         error.fields = unknown
         return error
     if status in _KINDS:
+        hint = None
+        if status == 404 and at(document, "details", "kind") == "namespaces":
+            message = f"there is no namespace {at(document, 'details', 'name')}; nothing was done"
+            hint = "correct --namespace, or the namespace of the context"
         kind = AlreadyExistsError if reason == "AlreadyExists" else _KINDS[status]
-        return kind(f"the cluster refuses the request {what}: {message}" if kind is UsageError else message)
+        return kind(
+            f"the cluster refuses the request {what}: {message}" if kind is UsageError else message, hint=hint
+        )
     if status == 429 or status >= 500:
         busy = BusyError(f"the cluster could not answer {what}: {message}", hint="try again later")
         with contextlib.suppress(ValueError):

@@ -4,12 +4,40 @@ import contextlib
 
 from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.manifests import Runtime
+from safepoint.jobs.cluster.checks.values import check_pod_names, check_values
+from safepoint.jobs.cluster.manifests import KEY_VARIABLES, Manifests, Runtime, manifests_for
 from safepoint.jobs.cluster.objects import at, items, name_of, texts
 from safepoint.jobs.cluster.spec import ClusterSpec, check_shared
 from safepoint.storage.location import parse_location
 
 _RUNTIMES = (("trainingruntimes", "TrainingRuntime"), ("clustertrainingruntimes", "ClusterTrainingRuntime"))
+
+
+def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Manifests:
+    """Check what a job needs, and make its objects.
+
+    Args:
+        api: the namespace.
+        spec: the job.
+        asks: leave out the objects that the job can do without, and that you may not create.
+
+    Raises:
+        NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.
+        UsageError: a value is invalid, the pods would not share the output location, or the code is too large.
+    """
+    runtime = find_runtime(api, spec.runtime)
+    check_claim(api, spec.settings.output_dir, spec.num_nodes)
+    check_pod_names(spec.name, spec.num_nodes, str(at(runtime.replicated_job, "name")))
+    check_values(spec)
+    check_queue(api, spec)
+    is_own_grace = spec.grace_s not in {None, runtime.grace_s}
+    return manifests_for(
+        spec,
+        runtime,
+        secret_keys=secret_keys(api, spec),
+        with_secret=not asks or spec.num_nodes == 1 or api.may("create", "secrets"),
+        with_runtime=not asks or not is_own_grace or api.may("create", "trainingruntimes"),
+    )
 
 
 def find_runtime(api: ClusterApi, name: str) -> Runtime:
@@ -64,7 +92,7 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
 
 
 def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
-    """Raise NotFoundError if the job's queue does not exist. If you may not read queues, nothing is checked."""
+    """Raise NotFoundError if the job's queue or priority class does not exist. Without rights, nothing is checked."""
     if spec.queue is None:
         return
     with contextlib.suppress(AccessDeniedError):  # some users may submit to a queue, but not read it
@@ -73,6 +101,16 @@ def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
             raise NotFoundError(
                 f"there is no queue {spec.queue} in namespace {api.namespace}; nothing was submitted",
                 hint=f"use one of {', '.join(known)}" if known else "leave --queue out: there are no queues here",
+            )
+    if spec.priority_class is None:
+        return
+    with contextlib.suppress(AccessDeniedError):  # priority classes are not in a namespace
+        if api.find("workloadpriorityclasses", spec.priority_class) is None:
+            known = sorted(map(name_of, api.objects("workloadpriorityclasses")))
+            raise NotFoundError(
+                f"there is no priority class {spec.priority_class} on cluster {api.connection.name}, and Kueue would "
+                "never admit the job; nothing was submitted",
+                hint=f"use one of {', '.join(known)}" if known else "leave --priority-class out: there are none",
             )
 
 
@@ -95,4 +133,10 @@ def secret_keys(api: ClusterApi, spec: ClusterSpec) -> tuple[str, ...] | None:
             f"there is no Secret {spec.connection} in namespace {api.namespace}; nothing was submitted",
             hint="make a data connection of this name, or give the name of another one",
         )
-    return tuple(sorted(texts(found, "data")))
+    keys = tuple(sorted(texts(found, "data")))
+    if not keys:
+        raise AccessDeniedError(
+            f"Secret {spec.connection} in namespace {api.namespace} has no keys; nothing was submitted",
+            hint=f"add {' and '.join(KEY_VARIABLES[:2])} to it, or give the name of another one",
+        )
+    return keys

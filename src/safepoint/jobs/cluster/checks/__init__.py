@@ -1,0 +1,1 @@
+"""What is checked before a job is created: what it needs of the cluster, and the values of its options."""
