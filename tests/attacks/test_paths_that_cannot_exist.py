@@ -16,6 +16,7 @@ from safepoint.foundation.events.stream import Event
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.choose import CheckpointChooser
+from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
 from tests.support.checkpoints import commit, describe, prepared, sealed
 from tests.support.stores import FaultyStore
@@ -90,7 +91,8 @@ def test_a_resume_takes_the_next_one(code: int, tmp_path: Path, monkeypatch: pyt
     events: list[Event] = []
     output, store = prepared(tmp_path / "out"), FaultyStore(bucket.root)
     peers = Peers(Place(), timeout_s=1)
-    point = CheckpointChooser(peers, output, Folders(), store, RunSettings(), events.append).choose()
+    first = FirstStart(peers, output, store, RunSettings())
+    point = CheckpointChooser(peers, output, Folders(), store, RunSettings(), first, events.append).choose()
     assert point is not None
     assert point.manifest.step == 10
     assert [event.name for event in events] == ["checkpoint_rejected", "fetched", "resumed"]

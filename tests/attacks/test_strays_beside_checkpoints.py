@@ -21,6 +21,7 @@ from safepoint.storage.options import StorageOptions
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.choose import CheckpointChooser
 from safepoint.training.start.copies import verify_copy
+from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
 from tests.support.checkpoints import commit, prepared
 from tests.support.moto_server import MotoServer
@@ -108,7 +109,8 @@ def test_a_resume_goes_on_without_strays(way: str, tmp_path: Path) -> None:
     place = prepared(tmp_path / "new") if way == "named elsewhere" else output
     settings = RunSettings() if way == "newest" else RunSettings(resume=str(folder))
     peers = Peers(Place(), timeout_s=1)
-    point = CheckpointChooser(peers, place, Folders(), None, settings, lambda event: None).choose()
+    first = FirstStart(peers, place, None, settings)
+    point = CheckpointChooser(peers, place, Folders(), None, settings, first, lambda event: None).choose()
     assert point is not None
     assert point.path == place.root / "checkpoint-20"
     verdict = verify(point.path)

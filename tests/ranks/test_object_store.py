@@ -52,7 +52,12 @@ def any_server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
 
 
 def start(
-    server: MotoServer, prefix: str, output: Path, *options: str, arguments: tuple[str, ...] = _ARGUMENTS
+    server: MotoServer,
+    prefix: str,
+    output: Path,
+    *options: str,
+    arguments: tuple[str, ...] = _ARGUMENTS,
+    **variables: str,
 ) -> Job:
     return safepoint(
         output,
@@ -60,6 +65,7 @@ def start(
         *options,
         program=tiny(output, *arguments),
         **server.variables,
+        **variables,
     )
 
 
@@ -245,3 +251,17 @@ def test_from_scratch_is_refused_where_nothing_can_be_moved_aside(server: MotoSe
         assert job.wait() == 11, job.text
     assert "name another location" in job.text
     assert in_store(server, "scratch") == before
+
+
+def test_a_pod_that_replaces_another_does_not_start_from_scratch_again(server: MotoServer, tmp_path: Path) -> None:
+    """All pods of a job have the same options; the folder of the second one is empty."""
+    for folder in ("first", "second"):
+        output = tmp_path / folder
+        job = start(server, "replaced", output, "--from-scratch", "--save-steps", "4", SAFEPOINT_FIRST_START="a1")
+        with no_orphans(job):
+            if folder == "first":
+                job.wait_for_step(8)
+                os.kill(job.rank_pids()[1], signal.SIGTERM)
+            assert job.wait() == (75 if folder == "first" else 0), job.text
+    step = read_events(tmp_path / "first", "saved")[-1]["step"]
+    assert [event["step"] for event in read_events(tmp_path / "second", "resumed")] == [step]

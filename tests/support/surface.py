@@ -42,8 +42,8 @@ _SOURCES = Path(package.__file__).parent
 _VARIABLE = re.compile(r"\b(?:SAFEPOINT|PET|AWS|KUBEFLOW|XDG)_[A-Z0-9_]*[A-Z0-9]\b")
 _READ = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()"([A-Z][A-Z0-9_]*)\"""")
 """Any other variable, where it is read by name."""
-_BETWEEN_PROCESSES = {"record_folder", "launcher_pid", "keeper", "has_begun"}
-"""Settings that only the launcher sets, for its ranks."""
+_BETWEEN_PROCESSES = {"record_folder", "launcher_pid", "keeper", "has_begun", "first_start"}
+"""Settings that no person sets: those of the launcher for its ranks, and of `submit` for pods."""
 _METRICS = ("train_metrics", "eval_metrics", "trainMetrics", "evalMetrics")
 _OPEN = {
     "libraries",

@@ -7,8 +7,8 @@ a store under a name without a manifest, and no reader takes them for a checkpoi
 - in a folder on each of several nodes: one rename on each node, after all nodes have prepared their parts;
 - in an object store: one conditional write of the manifest (`checkpoint.remote.store_destination`).
 
-An exported model has no manifest. In a store it counts when its last file is written
-(`checkpoint.tools.atomic_export`).
+A model that is exported to a place outside of a run has no manifest. In a store it counts when its last file is
+written (`checkpoint.tools.atomic_export`).
 """
 
 import contextlib
@@ -101,8 +101,8 @@ class FolderDestination:
 
     Args:
         source: where the files are written; on the same file system as `target`.
-        target: the name that readers know. A folder of that name is replaced, in one step where the
-            file system can exchange two names.
+        target: the name that readers know. A folder of that name is replaced. If the file system can exchange two
+            names, there is a complete folder at `target` at any time.
         trash: a folder on the same file system for the replaced folder; None where `target` is absent or empty.
         is_durable: whether the files in `source` are fsynced already.
     """

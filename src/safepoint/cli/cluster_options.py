@@ -32,7 +32,7 @@ On = Annotated[
         metavar="PLACE",
         help="The cluster: the NAME of a table `[places.NAME]` in your settings, or the name of a context in your "
         "kubeconfig, or `.` for the current context. `local` is this machine.",
-        show_default="this machine",
+        show_default="this machine; a command that names a job also looks in your default place",
     ),
 ]
 Namespace = Annotated[

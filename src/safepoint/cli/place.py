@@ -132,13 +132,14 @@ def _replace_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-Connection = Annotated[
+_OF_FILE = "Use the object store keys of table NAME in ~/.config/safepoint/connections.toml."
+Connection = Annotated[str | None, typer.Option("--connection", metavar="NAME", help=_OF_FILE, callback=_connect)]
+ConnectionOrSecret = Annotated[
     str | None,
     typer.Option(
         "--connection",
         metavar="NAME",
-        help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml. With --on: those of "
-        "the Secret NAME.",
+        help=f"{_OF_FILE} With --on: those of the Secret NAME.",
         callback=_connect,
     ),
 ]

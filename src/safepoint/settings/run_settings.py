@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from safepoint.checkpoint.local.retention import parse_policies
@@ -20,6 +20,7 @@ STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
 """The variable in which a cluster names the URL that the job's status is sent to."""
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
 _PREFIX = "SAFEPOINT_"
+_MARK = re.compile(r"[A-Za-z0-9-]{1,64}")
 _LEAVE_OUT = "leave one of them out"
 
 
@@ -83,6 +84,9 @@ class RunSettings:
     has_begun: bool = False
     """Whether an earlier launcher of the job has started training; then `resume` and `from_scratch` have been applied
     already, and are not applied again."""
+    first_start: str | None = None
+    """For a job whose starts all have the same options: the name of the mark that its first start leaves in the
+    output location. Starts that find the mark do not apply `resume` and `from_scratch`."""
     job_dir: str | None = None
     """A folder of the job for its progress and its events; set by the process that starts the launcher."""
 
@@ -108,6 +112,8 @@ class RunSettings:
         _check(is_port, f"--metrics-port {port} must be a port number, or 0 for none")
         for option, seconds in (("--grace", self.grace_s), ("SAFEPOINT_PEER_TIMEOUT", self.peer_timeout_s)):
             _check(0 < seconds < float("inf"), f"{option} {seconds} must be a positive number of seconds")
+        first = self.first_start
+        _check(first is None or bool(_MARK.fullmatch(first)), f"SAFEPOINT_FIRST_START {first!r} is not a name")
         _check(bool(self.resume), "--resume is empty", hint="use auto, never, or the path of a checkpoint")
         is_new_run = not self.from_scratch or self.resume in {"auto", "never"}
         _check(is_new_run, f"--from-scratch contradicts --resume {self.resume}", hint=_LEAVE_OUT)
@@ -181,6 +187,12 @@ class RunSettings:
             if text.strip():
                 values[setting.name] = _parse(variable(setting.name), text, _kind(setting.type))
         return cls(**values)  # pyright: ignore[reportArgumentType]
+
+    def of_job(self) -> "RunSettings":
+        """These settings for a job, which is interrupted and continued: `never` applies to its first start only."""
+        if self.resume != "never":
+            return self
+        return replace(self, resume="auto", from_scratch=True)
 
     def to_environment(self) -> dict[str, str]:
         """The variables from which `from_environment` reads equal settings. An empty string stands for None."""

@@ -225,7 +225,7 @@ def is_own_key(key: str, location: Location) -> bool:
     """Whether `key`, a name from a listing of `location`, is valid. The first invalid name causes a warning."""
     if is_key(key):
         return True
-    if not key.endswith("/"):  # an empty object that stands for a folder, as consoles create them
+    if not key.endswith("/"):  # consoles create empty objects with such keys, which stand for folders
         _warn_of_stranger(location)
     return False
 

@@ -33,6 +33,7 @@ CHANGED = RunSettings(
     launcher_pid=12,
     keeper="safepoint-1",
     has_begun=True,
+    first_start="0123abcd",
     job_dir="/j",
 )
 

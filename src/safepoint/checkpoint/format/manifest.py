@@ -245,7 +245,7 @@ class Manifest(ManifestFacts):
         if not paths:
             raise ValueError("files must name at least one file")
         if paths != sorted(set(paths)):
-            raise ValueError("files must be sorted by path and name no path twice")
+            raise ValueError("files must be sorted by path, and no path may occur twice")
         # In this order, what is below a path follows it at once.
         ordered = sorted(path.replace("/", "\0") for path in paths)
         for above, path in itertools.pairwise(ordered):

@@ -68,8 +68,8 @@ class Uploader:
         self._records: dict[str, tuple[tuple[int, int, int], Record]] = {}
         self._in_store: set[int] | None = None
         self.last_progress_s = clock.monotonic_s()
-        """From when the limit of `patience_s` counts, by the monotonic clock: bytes that reached the store, a
-        sign of life of another node, or the request to finish."""
+        """When bytes last reached the store, another node last gave a sign of life, or the request to finish came, by
+        the monotonic clock. The time limit of an upload counts from then."""
         self.with_final = False
         """Whether to upload the final model: the training is complete, and the model does not change any more."""
         self.newest_only = False

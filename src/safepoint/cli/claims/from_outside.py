@@ -34,8 +34,8 @@ _On = Annotated[
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="The cluster of a pvc:// location, of a job, or of the Secret of --connection: a place of your "
-        "settings, a context of your kubeconfig, or `.` for the current context.",
+        help="The cluster that has the pvc:// claim, the job, or the Secret of --connection. PLACE is NAME of a "
+        "table `[places.NAME]` in your settings, a context of your kubeconfig, or `.` for the current context.",
         show_default="this machine",
         is_eager=True,  # `job:NAME` and --connection depend on it
     ),
@@ -49,7 +49,7 @@ _Image = Annotated[
     typer.Option(
         metavar="IMAGE",
         help="With a claim of a cluster: the image of the pod that reads it.",
-        show_default="that of a job or runtime",
+        show_default="that of the newest job that uses the claim, or else of a runtime",
     ),
 ]
 _Memory = Annotated[

@@ -30,7 +30,7 @@ from safepoint.cli.checkpoint_answers import (
 )
 from safepoint.cli.claims.from_outside import with_clusters
 from safepoint.cli.output import print_answer, table
-from safepoint.cli.place import Connection, find_place
+from safepoint.cli.place import ConnectionOrSecret, find_place
 from safepoint.errors import CheckpointError, NothingValidError, PartlyDoneError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.events import console
@@ -71,7 +71,9 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command
 
 @app.command("list")
 @with_clusters
-def list_(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
+def list_(
+    location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
+) -> None:
     """List the checkpoints of a location, newest first.
 
     The answer has the age, trigger, size and number of files of each, and whether it is complete or damaged.
@@ -100,7 +102,7 @@ def list_(location: _Place, connection: Connection = None, as_json: _Json = Fals
 
 @app.command()
 @with_clusters
-def show(location: _Place, connection: Connection = None, as_json: _Json = False) -> None:
+def show(location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False) -> None:
     """Show the manifest and the files of a checkpoint.
 
     Given an output location, the command shows its newest complete checkpoint.
@@ -127,7 +129,9 @@ def show(location: _Place, connection: Connection = None, as_json: _Json = False
 
 @app.command()
 @with_clusters
-def verify(location: _Place, connection: Connection = None, as_json: _Json = False, deep: _Deep = False) -> None:
+def verify(
+    location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
+) -> None:
     """Check one checkpoint or all of a location, and report faults.
 
     Without --deep, only the existence and sizes of files are checked. Exit code 14 if there is a fault.
@@ -156,7 +160,7 @@ def verify(location: _Place, connection: Connection = None, as_json: _Json = Fal
             f"{'is' if num_damaged == 1 else 'are'} damaged",
             hint="see the faults above; a resume uses the newest valid checkpoint"
             if num_damaged < len(items)
-            else "no valid checkpoint is left: restore one from a backup, or start again with --from-scratch",
+            else "no valid checkpoint is left: restore one from a backup, or start a new run in another location",
         )
 
 
@@ -172,7 +176,7 @@ def prune(
             "best=N:METRIC[:max], younger=2h.",
         ),
     ],
-    connection: Connection = None,
+    connection: ConnectionOrSecret = None,
     as_json: _Json = False,
     dry_run: _DryRun = False,
 ) -> None:
@@ -224,7 +228,7 @@ def copy(
     target: Annotated[
         str, typer.Argument(metavar="DST", help="The output location to copy to. Checkpoints keep their names.")
     ],
-    connection: Connection = None,
+    connection: ConnectionOrSecret = None,
     as_json: _Json = False,
 ) -> None:
     """Copy one checkpoint or all of a location, and verify every byte.
@@ -276,7 +280,7 @@ def export(
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
-    connection: Connection = None,
+    connection: ConnectionOrSecret = None,
     as_json: _Json = False,
 ) -> None:
     """Write the model of a checkpoint as `from_pretrained` reads it.
@@ -311,7 +315,7 @@ def diff(
     after: Annotated[
         str, typer.Argument(metavar="B", callback=find_place, help="A checkpoint, or a location for its newest one.")
     ],
-    connection: Connection = None,
+    connection: ConnectionOrSecret = None,
     as_json: _Json = False,
     deep: Annotated[bool, typer.Option("--deep", help="Also compare the tensors.")] = False,
 ) -> None:
@@ -336,7 +340,7 @@ def diff(
 @with_clusters
 def repair_(
     location: _OutputPlace,
-    connection: Connection = None,
+    connection: ConnectionOrSecret = None,
     as_json: _Json = False,
     deep: _Deep = False,
     dry_run: _DryRun = False,

@@ -191,6 +191,7 @@ class RunOptions:
             metrics_host=environment.metrics_host,
             termination_log=environment.termination_log,
             job_dir=environment.job_dir,
+            first_start=environment.first_start,
             verbosity=max(values.pop("verbose"), environment.verbosity),
             **values,
         )

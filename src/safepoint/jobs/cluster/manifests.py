@@ -5,7 +5,7 @@ import copy
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from safepoint.errors import UsageError
@@ -330,7 +330,10 @@ def _program(spec: ClusterSpec) -> list[str]:
 def _environment(
     spec: ClusterSpec, grace_s: int, secret_keys: tuple[str, ...] | None, *, has_secret: bool
 ) -> list[Object]:
-    settings, defaults = spec.settings.to_environment(), RunSettings().to_environment()
+    of_job = spec.settings.of_job()
+    if of_job.from_scratch or of_job.resume != "auto":
+        of_job = replace(of_job, first_start=secrets.token_hex(8))
+    settings, defaults = of_job.to_environment(), RunSettings().to_environment()
     chosen = {
         name: text for name, text in settings.items() if text and (text != defaults[name] or name in spec.given)
     }
@@ -399,7 +402,8 @@ def _volumes(
     taken = sorted(volume["name"] for volume in volumes if volume["name"] in given)
     if taken:
         raise UsageError(
-            f"a patch has a volume {', '.join(taken)}, as Safepoint names one of its own; nothing was submitted",
+            f"a patch or the runtime has a volume named {', '.join(taken)}, a name that Safepoint uses for its own; "
+            "nothing was submitted",
             hint="give the volume of the patch another name",
         )
     return volumes, mounts

@@ -36,7 +36,7 @@ _KINDS = {
     "packages": _TEXTS,
     "package_indexes": _TEXTS,
 }
-_LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir", "has_begun")
+_LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

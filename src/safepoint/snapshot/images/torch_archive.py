@@ -55,6 +55,7 @@ class StorageRecords:
         self.places = [record.data for record in records]
         """Where the data of each storage begins."""
         self.literals = tuple(literal for record in records for literal in record.literals)
+        """(offset, content) of the bytes around the data: the header and the descriptor of each record."""
         self.central = b"".join(record.central for record in records)
 
 
@@ -63,7 +64,7 @@ class Layout(NamedTuple):
 
     Args:
         size_bytes: of the file.
-        literals: (offset, content) of all bytes but the records of the storages.
+        literals: (offset, content) of the bytes after the records of the storages.
         archive: see `Archive`.
     """
 

@@ -110,7 +110,7 @@ def _key_for(place: Place, job_secret: bytes | None) -> str:
     """The keeper's key without Safepoint's launcher: the same on all ranks of the node, and unknown to other users.
 
     The key is made from data of one process: the one that restarts the ranks, or the rank itself if it is the only
-    one. The keeper does not end before this process. The secret part is its `/proc/<pid>/auxv`: this file holds
+    one. The secret part is its `/proc/<pid>/auxv`: this file holds
     random addresses, and only the user of the process can read it. If the process belongs to another user, as under
     Slurm, `job_secret` is used instead.
     """

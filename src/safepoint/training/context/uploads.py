@@ -43,7 +43,7 @@ class Uploader:
         self._deaths_s: list[float] = []
         self._result: bool | None = None
         self.newest_only = True
-        """Whether no request to finish was for more than the newest checkpoint."""
+        """Whether every call of `finish` so far was for the newest checkpoint only."""
         self._check_at_s = 0.0
 
     def failure(self) -> str | None:

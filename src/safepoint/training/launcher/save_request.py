@@ -110,9 +110,9 @@ def request_save(*, within_s: float, sign: Callable[[str], None]) -> CheckpointR
     """
     running = running_launchers()
     if not running:
-        raise NotFoundError("no `safepoint run` runs here")
+        raise NotFoundError("no process of `safepoint run` is running here")
     if len(running) > 1:
-        raise ConflictError(f"{len(running)} `safepoint run` run here")
+        raise ConflictError(f"{len(running)} processes of `safepoint run` are running here")
     return SaveRequest(*running[0], within_s=within_s, sign=sign).carry_out()
 
 

@@ -3,8 +3,8 @@
 The newest step that any folder or the object store holds is tried first. All files of its checkpoint are read and
 compared with the manifest, and damaged files are reported. A file that a folder lacks is copied from another folder
 or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older step is
-tried. If checkpoints exist and none of them can be completed, the run ends with exit code 14. It then starts at step
-0 only if the user sets an option for that or, with an object store, another location.
+tried. If checkpoints exist and none of them can be completed, the run ends with exit code 14. To train from step 0,
+the user then sets an option such as `--from-scratch`, or, with an object store, names another location.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,6 +35,7 @@ from safepoint.training.start.copies import (
     named_manifest,
     verify_copy,
 )
+from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
 from safepoint.training.start.transfer import Transfer, make_plan
 
@@ -67,8 +68,9 @@ class CheckpointChooser:
             has claimed it.
         folders: which ranks use which folder.
         store: the object store behind the folders, or None.
-        settings: `resume`, `from_scratch` and `has_begun`. A named checkpoint and `from_scratch` apply to the first
-            start only; later starts resume from newer checkpoints.
+        settings: `resume` and `from_scratch`. A named checkpoint and `from_scratch` apply to the first start only;
+            later starts resume from newer checkpoints.
+        first_start: whether this is the first start.
         report: see `Reporter.report`.
     """
 
@@ -79,6 +81,7 @@ class CheckpointChooser:
         folders: Folders,
         store: Store | None,
         settings: RunSettings,
+        first_start: FirstStart,
         report: Callable[[Event], None],
     ) -> None:
         self._peers = peers
@@ -87,6 +90,7 @@ class CheckpointChooser:
         self._folders = folders
         self._remote = RemoteFolder(store) if store is not None else None
         self._settings = settings
+        self._first_start = first_start
         self._report = report
         self._transfer = Transfer(peers, output, folders, store)
 
@@ -106,11 +110,12 @@ class CheckpointChooser:
             StorageError: the store cannot be read, or a disk has too little room.
         """
         settings = self._settings
-        is_first_start = self._peers.place.restart == 0 and not settings.has_begun
+        is_first_start = self._first_start.is_now()
         if settings.resume == "never" or (settings.from_scratch and is_first_start):
             self._set_aside_newer_than(-1)
+            self._first_start.is_over()
             return None
-        if in_memory is not None and not is_first_start:
+        if in_memory is not None:
             found = in_memory.manifest
             if found.step >= max(self._steps_in_folders(), default=0):
                 num_files, size_bytes = len(found.files), found.size_bytes
@@ -125,6 +130,8 @@ class CheckpointChooser:
             return None
         # Newer checkpoints are damaged, or `--resume` names an older one. Later saves may get their names.
         self._set_aside_newer_than(point.manifest.step)
+        if is_first_start:
+            self._first_start.is_over()
         self._report(
             Resumed(
                 step=point.manifest.step,

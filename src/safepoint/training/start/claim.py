@@ -121,14 +121,18 @@ class StoreClaim:
         self.remote = remote
         self._before: Claim | None = None
 
-    def begin(self) -> None:
+    def begin(self, *, is_first_start: bool) -> None:
         """Claim the location, and commit the checkpoints that all nodes have uploaded and no node has committed.
+
+        Args:
+            is_first_start: see `FirstStart.is_now`.
 
         Raises:
             ConflictError: the settings would not resume from what the location holds, or another start has
                 claimed the location first.
         """
-        _check_resumes(self._context, self.remote)
+        if is_first_start:
+            _check_resumes(self._context, self.remote)
         self._before = self.remote.claimed_by()
         run_id = self._before.run_id if self._before else uuid.uuid4().hex
         attempt = min(self.last_attempt_of(run_id) + 1, MAX_ATTEMPT)
@@ -215,9 +219,7 @@ def start_uploader(
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
     """Refuse options that do not resume from the store's checkpoints: these cannot be moved aside as in a folder."""
     settings = context.settings
-    if settings.resume == "auto" and not settings.from_scratch:
-        return
-    steps = remote.steps() + remote.foreign_steps() if context.place.restart == 0 else []
+    steps = remote.steps() + remote.foreign_steps()
     if steps:
         option = "--from-scratch" if settings.from_scratch else f"--resume {settings.resume}"
         raise ConflictError(

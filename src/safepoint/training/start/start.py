@@ -32,6 +32,7 @@ from safepoint.training.start.claim import (
     start_uploader,
 )
 from safepoint.training.start.copies import ResumePoint
+from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders, find_folders
 
 
@@ -85,9 +86,11 @@ def agree_on_start(
 
     on_all_ranks(peers, claim)
     store_claim = StoreClaim(context, RemoteFolder(store)) if store is not None else None
+    first_start = FirstStart(peers, output, store, context.settings)
     if store_claim is not None:
-        on_first_rank(peers, store_claim.begin)
-    chooser = CheckpointChooser(peers, output, folders, store, context.settings, context.reporter.report)
+        is_first = first_start.is_now()
+        on_first_rank(peers, lambda: store_claim.begin(is_first_start=is_first))
+    chooser = CheckpointChooser(peers, output, folders, store, context.settings, first_start, context.reporter.report)
     point = chooser.choose(in_memory)
 
     def to_upload() -> list[str]:

@@ -79,7 +79,7 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
 def base_as_saved(
     model: Any, saved: Mapping[str, str] | None, now: dict[str, str] | None, *, ranks_before: int, is_first: bool
 ) -> dict[str, str] | None:
-    """What `base_of` would return if the weights of this run were split as they were when the checkpoint was written.
+    """What `base_of` has returned, with the checkpoint's digest if both digests stand for the same weights.
 
     The two digests, the checkpoint's and this run's, cover different parts of the weights in three cases: DeepSpeed
     split the weights only in the run that wrote the checkpoint, or only in this run, or among another number of

@@ -19,6 +19,7 @@ from safepoint.storage.location import Location, Scheme
 from safepoint.storage.opening import open_store
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.choose import CheckpointChooser
+from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
 from tests.support.checkpoints import commit, prepared
 
@@ -36,7 +37,10 @@ class Scene:
         self.output: OutputFolder = prepared(root / "local")
         self.events: list[Event] = []
         peers, store = Peers(Place(), timeout_s=1), open_store(Location(scheme=Scheme.FILE, path=str(self.bucket)))
-        self._chooser = CheckpointChooser(peers, self.output, Folders(), store, RunSettings(), self.events.append)
+        first = FirstStart(peers, self.output, store, RunSettings())
+        self._chooser = CheckpointChooser(
+            peers, self.output, Folders(), store, RunSettings(), first, self.events.append
+        )
 
     def fetched_step(self) -> int:
         """The step that a start on the empty node goes on from."""

@@ -51,6 +51,16 @@ def test_ranks_are_a_number_of_the_trainjob_or_counted_in_the_pod() -> None:
     assert "SAFEPOINT_NPROC_PER_NODE" not in variables(made())
 
 
+@pytest.mark.parametrize("asked", [{"resume": "never"}, {"from_scratch": True}, {"resume": "/data/checkpoint-4"}])
+def test_a_choice_for_the_first_start_is_not_repeated_by_later_pods(asked: dict[str, Any]) -> None:
+    found = variables(made(settings=RunSettings(output_dir="pvc://data/a", **asked)))
+    named = asked.get("resume") == "/data/checkpoint-4"
+    assert found.get("SAFEPOINT_RESUME") == ("/data/checkpoint-4" if named else None)
+    assert found.get("SAFEPOINT_FROM_SCRATCH") == (None if named else "1")
+    assert len(found["SAFEPOINT_FIRST_START"]) == 16
+    assert "SAFEPOINT_FIRST_START" not in variables(made())
+
+
 def test_the_script_arrives_byte_for_byte() -> None:
     data = bytes(range(256))
     (config_map,) = [item for kind, item in made(files={"train.py": data}).before if kind == "configmaps"]
@@ -167,7 +177,7 @@ def test_a_volume_of_a_patch_may_not_have_the_name_of_one_of_ours() -> None:
     pod = {"volumes": [{"name": "checkpoint-storage", "emptyDir": {}}]}
     jobs = [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]
     patch = {"manager": "a", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
-    with pytest.raises(UsageError, match="a volume checkpoint-storage, as Safepoint names one"):
+    with pytest.raises(UsageError, match="a volume named checkpoint-storage, a name that Safepoint uses"):
         made(patches=(patch,), settings=RunSettings(output_dir="pvc://data/run"))
 
 

@@ -63,7 +63,7 @@ def test_a_patch_of_a_job_on_trainer_2_1() -> None:
     given = job()
     specification = given["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
     specification["replicatedJobs"][0]["template"]["metadata"] = {"labels": {"a": "b"}}
-    with pytest.raises(UsageError, match="a patch changes a job itself"):
+    with pytest.raises(UsageError, match="a patch changes a Job or the JobSet"):
         create_trainjob(Cluster("spec.runtimePatches"), given)
 
 

@@ -412,6 +412,7 @@ class TestBeginning:
                 self.report("attempt_started")
             place.history.request("a", RequestedAction.SUSPEND, actor="me")
             thread.end()
+        asked |= {"resume": "auto", "from_scratch": True} if asked.get("resume") == "never" else {}
         first = (False, asked.get("from_scratch", False), asked.get("resume", "auto"))
         assert seen == [first, first, (True, *later)]
 

@@ -17,8 +17,10 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.choose import CheckpointChooser
 from safepoint.training.start.copies import ResumePoint, lease
+from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
 from tests.support.checkpoints import commit, prepared
+from tests.support.stores import FaultyStore
 
 
 @pytest.fixture
@@ -39,7 +41,8 @@ def start(output: OutputFolder, restart: int = 0, **options: object) -> tuple[Re
     events: list[Event] = []
     peers = Peers(Place(restart=restart), timeout_s=1)
     settings = RunSettings(**options)  # type: ignore[arg-type]
-    point = CheckpointChooser(peers, output, Folders(), None, settings, events.append).choose()
+    first = FirstStart(peers, output, None, settings)
+    point = CheckpointChooser(peers, output, Folders(), None, settings, first, events.append).choose()
     return point, [event.name for event in events]
 
 
@@ -114,6 +117,38 @@ def test_from_scratch_means_the_first_start_only(output: OutputFolder) -> None:
     point, _ = start(output, restart=1, from_scratch=True)
     assert point is not None
     assert point.manifest.step == 12
+
+
+@pytest.mark.parametrize("choice", ["from_scratch", "named", "elsewhere"])
+def test_a_choice_of_a_job_applies_once(output: OutputFolder, tmp_path: Path, choice: str) -> None:
+    """A cluster starts each pod with the same options. What was saved since the first start is not set aside."""
+    elsewhere = str(commit(prepared(tmp_path / "other"), 6))
+    options: dict[str, object] = {
+        "from_scratch": {"from_scratch": True},
+        "named": {"resume": str(output.root / "checkpoint-4")},
+        "elsewhere": {"resume": elsewhere},
+    }[choice]
+    first, _ = start(output, first_start="a1", **options)
+    assert (0 if first is None else first.manifest.step) == {"from_scratch": 0, "named": 4, "elsewhere": 6}[choice]
+    commit(output, 9)
+    for _ in range(2):
+        point, events = start(output, first_start="a1", **options)
+        assert point is not None
+        assert point.manifest.step == 9
+        assert events == ["resumed"]
+    start(output, first_start="b2", **options)  # another job in the same folder
+    assert "checkpoint-9" not in names(output)
+
+
+def test_a_choice_of_a_job_in_an_object_store_applies_once(output: OutputFolder, tmp_path: Path) -> None:
+    """The pods' own folders are gone at the next start."""
+    store = FaultyStore(tmp_path / "store")
+    peers = Peers(Place(), timeout_s=1)
+    settings = RunSettings(from_scratch=True, first_start="a1")
+    for expected in (True, False):
+        first = FirstStart(peers, prepared(tmp_path / f"pod-{expected}"), store, settings)
+        assert first.is_now() is expected
+        first.is_over()
 
 
 def test_a_named_one_sets_the_later_ones_aside(output: OutputFolder) -> None:

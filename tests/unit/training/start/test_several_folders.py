@@ -28,6 +28,7 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.training.start import transfer
 from safepoint.training.start.choose import CheckpointChooser
 from safepoint.training.start.copies import ResumePoint
+from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
 from tests.support.checkpoints import commit, describe, prepared
 from tests.support.ranks import run_ranks
@@ -83,7 +84,9 @@ class Job:
             ranks = tuple(range(_NUM))
             folders = Folders(owners=ranks, index=place.rank, owner_of={rank: rank for rank in ranks})
             output = self.outputs[place.rank]
-            return CheckpointChooser(peers, output, folders, self.store, RunSettings(**settings), report).choose()
+            options = RunSettings(**settings)
+            first = FirstStart(peers, output, self.store, options)
+            return CheckpointChooser(peers, output, folders, self.store, options, first, report).choose()
 
         return run_ranks(_NUM, one)
 

@@ -16,6 +16,7 @@ from safepoint.foundation.events.run_events import CheckpointRejected, Fetched, 
 from safepoint.foundation.events.stream import Event
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.start.choose import CheckpointChooser
+from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
 from tests.support.checkpoints import commit, prepared
 from tests.support.ranks import run_ranks
@@ -53,7 +54,8 @@ class Job:
             folders = Folders(owners=owners, index=owners.index(own), is_owner=own == rank, owner_of=owner_of)
             report = self.events.append if rank == 0 else lambda event: None
             output = OutputFolder(self.outputs[self.folders[rank]].root)
-            point = CheckpointChooser(peers, output, folders, self.store, RunSettings(), report).choose()
+            first = FirstStart(peers, output, self.store, RunSettings())
+            point = CheckpointChooser(peers, output, folders, self.store, RunSettings(), first, report).choose()
             assert point is None or point.path.parent == output.root
             return point.manifest if point is not None else None
 

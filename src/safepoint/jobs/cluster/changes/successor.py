@@ -126,7 +126,8 @@ class Successions:
             written = _plan(self._api.patch("trainjobs", name_of(document), notes))
         if written is None:
             raise ConflictError(
-                f"job {job.name} was not scaled: TrainJob {name_of(document)} exists, and is not a plan of Safepoint",
+                f"job {job.name} was not scaled: Safepoint needs the name {name_of(document)} for a TrainJob of "
+                "its own, and another TrainJob has this name",
                 hint=f"`kubectl delete trainjob {name_of(document)}` removes it",
             )
         return written

@@ -96,8 +96,8 @@ def _overrides(patch: Any) -> list[Object]:
         patch, "trainingRuntimeSpec", "template", "metadata"
     ):
         raise UsageError(
-            "a patch changes a job itself, and Kubeflow Trainer 2.1 can change only the pods of a job; nothing was "
-            "submitted",
+            "a patch changes a Job or the JobSet, such as its labels, and Kubeflow Trainer 2.1 can patch only pods; "
+            "nothing was submitted",
             hint="change the pods instead, or ask the cluster's administrator for Trainer 2.2 or later",
         )
     return found

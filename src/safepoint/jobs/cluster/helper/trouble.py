@@ -73,8 +73,10 @@ def _without_volume(pod: Object, events: Sequence[Object]) -> Trouble | None:
 def _without_pod(job: Object, events: Sequence[Object]) -> Trouble | None:
     if at(job, "spec", "suspend") is True:
         error = ConflictError(
-            f"Job {name_of(job)} is suspended before it starts: a queue holds it; {_NOTHING}",
-            hint="ask the cluster's administrator to let Jobs without a queue run, or read the claim from a pod",
+            f"Job {name_of(job)} was suspended before it started, probably by Kueue because it names no queue; "
+            f"{_NOTHING}",
+            hint="ask the cluster's administrator to exempt Jobs without a queue name from Kueue, or read the claim "
+            "from a pod of your own",
         )
         return Trouble(error=error, patience_s=15)
     found = _last(events, {"FailedCreate"}, name_of(job))

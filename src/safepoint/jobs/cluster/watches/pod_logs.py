@@ -79,7 +79,7 @@ def _no_pods(state: JobState) -> NotFoundError:
 
 
 def _container(pod: Object) -> tuple[str, int]:
-    """What identifies a container of a pod: it has another number after each restart."""
+    """What identifies one start of a pod's container: the uid of the pod, and the number of restarts."""
     return uid_of(pod), number(container_status(pod), "restartCount")
 
 

@@ -69,10 +69,9 @@ class Launchers:
         listening = socket.create_server(("127.0.0.1", 0)) if self._spec.num_nodes > 1 and node == 0 else None
         if listening is not None:
             self._port = listening.getsockname()[1]
-        settings = replace(self._spec.settings, job_dir=str(self._folder))
+        settings = replace(self._spec.settings.of_job(), job_dir=str(self._folder))
         if rank_reports.has_begun(self._folder):  # --resume and --from-scratch apply to the first start only
-            resume = "auto" if settings.resume == "never" else settings.resume
-            settings = replace(settings, has_begun=True, from_scratch=False, resume=resume)
+            settings = replace(settings, has_begun=True, from_scratch=False)
         spec = self._spec
         plan = {
             "program": spec.program,

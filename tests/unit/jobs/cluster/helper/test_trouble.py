@@ -44,7 +44,7 @@ UNSCHEDULABLE = {
         (JOB, pod(), [event("FailedAttachVolume", "Multi-Attach error", "h-x")], "a volume cannot be mounted: Multi"),
         (JOB, None, [event("FailedCreate", "exceeded quota: few")], "a quota of the namespace is used up"),
         (JOB, None, [event("FailedCreate", "violates PodSecurity")], "the cluster refuses the pod: violates"),
-        ({**JOB, "spec": {"suspend": True}}, None, [], "a queue holds it"),
+        ({**JOB, "spec": {"suspend": True}}, None, [], "probably by Kueue"),
     ],
 )
 def test_why_it_does_not_start(job: Any, made: Any, events: Any, words: str) -> None:

@@ -165,8 +165,8 @@ class TrainerResume:
         own = {os.path.realpath(place) for place in (folder, self._trainer.args.output_dir)}
         if best and os.path.dirname(os.path.realpath(best)) not in own:
             self._context.log.warning(
-                "the checkpoint says that %s is the best one, which is not in the output folder: it is not used, and "
-                "the best one is chosen among new ones",
+                "the checkpoint names %s as the best checkpoint so far, which is outside the output folder: the best "
+                "checkpoint will be chosen among the new ones; the resume is not affected",
                 printable(str(best)),
             )
             state.best_model_checkpoint = state.best_metric = state.best_global_step = None
@@ -252,5 +252,6 @@ def _check_state(point: ResumePoint) -> None:
         raise CheckpointError(f"{path} is damaged: {error}; training was not started") from error
     if step != point.manifest.step:
         raise CheckpointError(
-            f"{path} is of step {step!r}, and the checkpoint of step {point.manifest.step}; training was not started"
+            f"{path} says step {step!r}, but the checkpoint is of step {point.manifest.step}; training was not "
+            "started"
         )
