@@ -5,18 +5,16 @@ Only what `pods/exec` needs: messages of the server are read, and its pings are 
 
 import base64
 import os
-import struct
 from collections.abc import Iterator
 from typing import Protocol
 
 import httpcore2
+from wsproto.frame_protocol import FrameProtocol, Opcode, ParseFailed
 
 from safepoint.errors import StorageError, TransientError
 
-_CONTINUED, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
-_LAST, _MASKED = 0x80, 0x80
 _MOST_BYTES = 1 << 20
-_BLOCK = 64 << 10
+_BLOCK_BYTES = 64 << 10
 _WRITE_S = 10.0
 
 
@@ -56,56 +54,27 @@ def messages(connection: Connection, *, idle_s: float) -> Iterator[bytes]:
 
     Raises:
         TransientError: the connection broke, or the server was silent.
-        StorageError: a message is too large.
+        StorageError: a message is too large, or is not one that a server may send.
     """
-    reader = _Reader(connection, idle_s)
-    message = b""
-    while True:
-        head, size = reader.take(2)
-        kind, is_last = head & 0x0F, bool(head & _LAST)
-        if size & _MASKED:
-            raise StorageError("the cluster sent a masked message, which no server may")
-        if size == 126:
-            (size,) = struct.unpack("!H", reader.take(2))
-        elif size == 127:
-            (size,) = struct.unpack("!Q", reader.take(8))
-        if size + len(message) > _MOST_BYTES:
-            raise StorageError(f"the cluster sent a message of more than {_MOST_BYTES:,} bytes")
-        data = reader.take(size)
-        if kind == _CLOSE:
-            return
-        if kind == _PING:
-            reader.send(_PONG, data)
-        elif kind in {_CONTINUED, _TEXT, _BINARY}:
-            message += data
-            if is_last:
-                yield message
-                message = b""
-
-
-class _Reader:
-    """The bytes of a connection, in the pieces that are asked for."""
-
-    def __init__(self, connection: Connection, idle_s: float) -> None:
-        self._connection, self._idle_s = connection, idle_s
-        self._buffer = b""
-
-    def take(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            try:
-                block = self._connection.read(_BLOCK, timeout=self._idle_s)
-            except (httpcore2.TimeoutException, httpcore2.NetworkError, OSError) as error:
-                raise TransientError(f"the connection broke: {str(error) or type(error).__name__}") from error
-            if not block:
-                raise TransientError("the connection ended too early")
-            self._buffer += block
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        return taken
-
-    def send(self, kind: int, data: bytes) -> None:
-        mask = os.urandom(4)
-        masked = bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
-        try:
-            self._connection.write(bytes((kind | _LAST, _MASKED | len(data))) + mask + masked, timeout=_WRITE_S)
-        except (httpcore2.TimeoutException, httpcore2.NetworkError, OSError) as error:
-            raise TransientError(f"the connection broke: {error}") from error
+    protocol, message = FrameProtocol(client=True, extensions=[]), b""
+    try:
+        while block := connection.read(_BLOCK_BYTES, timeout=idle_s):
+            protocol.receive_bytes(block)
+            for frame in protocol.received_frames():
+                if isinstance(frame.payload, tuple):  # the reason why the server closes the WebSocket
+                    return
+                data = frame.payload.encode() if isinstance(frame.payload, str) else bytes(frame.payload)
+                if frame.opcode is Opcode.PING:
+                    connection.write(bytes(protocol.pong(data)), timeout=_WRITE_S)
+                elif frame.opcode is not Opcode.PONG:
+                    message += data
+                    if len(message) > _MOST_BYTES:
+                        raise StorageError(f"the cluster sent a message of more than {_MOST_BYTES:,} bytes")
+                    if frame.message_finished:
+                        yield message
+                        message = b""
+    except ParseFailed as error:
+        raise StorageError(f"the cluster sent what no WebSocket server may send: {error}") from error
+    except (httpcore2.TimeoutException, httpcore2.NetworkError, OSError) as error:
+        raise TransientError(f"the connection broke: {str(error) or type(error).__name__}") from error
+    raise TransientError("the connection ended too early")
