@@ -216,10 +216,11 @@ def _durations(
     began = max(at for name, at, _ in times if name == "attempt_started")
     found["may go on → first step"] = next(at for at in seen.grown if at > began) - goes_on
     if fault.has_signal:
-        signalled = min(at for name, at, _ in times if name == "signal_received" and at > struck)
+        stops = [at for name, at, event in times if name == "signal_received" and event["signal"] == "SIGTERM"]
+        signalled = min(at for at in stops if at > struck)
         safe = min(at for name, at, event in times if name == "saved" and event["trigger"] in {"jit", "on-demand"})
         gone = [at for at in seen.deleted if signalled < at < began]
-        # `suspend` requests a save before the pods receive the signal.
+        # `suspend` requests a save before the pods receive SIGTERM.
         found |= {"request → safe": safe - struck} if safe < signalled else {"signal → safe": safe - signalled}
         found["safe → pods gone"] = max(gone) - safe
     return found

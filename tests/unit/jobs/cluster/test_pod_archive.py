@@ -22,7 +22,7 @@ def run(*words: str | Path, folder: Path, **env: str) -> "subprocess.CompletedPr
 
 
 def test_the_same_sources_give_the_same_bytes() -> None:
-    assert pod_archive.build_archive() == pod_archive.build_archive()
+    assert pod_archive.build_archive() == pod_archive.build_archive.__wrapped__()
     assert pod_archive.digest_of(b"x") == pod_archive.digest_of(b"x") != pod_archive.digest_of(b"y")
 
 
