@@ -51,8 +51,8 @@ _Place = Annotated[
     str,
     typer.Argument(
         metavar="LOCATION",
-        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME. Append /checkpoint-20 or /final "
-        "for one checkpoint.",
+        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME. Append /checkpoint-20 for "
+        "one checkpoint or, in an object store, /final for the final model.",
         callback=find_place,
     ),
 ]
