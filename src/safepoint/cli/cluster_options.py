@@ -25,14 +25,18 @@ THIS_MACHINE = "local"
 SHORT_S = 3.0
 """How long requests to the default place are repeated, in seconds, if the command does not name this place."""
 
-On = Annotated[
+_PLACE = (
+    "The cluster: the NAME of a table `[places.NAME]` in your settings, or the name of a context in your "
+    "kubeconfig, or `.` for the current context. `local` is this machine."
+)
+On = Annotated[str | None, typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine")]
+OnOfJob = Annotated[
     str | None,
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="The cluster: the NAME of a table `[places.NAME]` in your settings, or the name of a context in your "
-        "kubeconfig, or `.` for the current context. `local` is this machine.",
-        show_default="this machine; a command that names a job also looks in your default place",
+        help=_PLACE,
+        show_default="this machine or your default place, whichever has the job",
     ),
 ]
 Namespace = Annotated[

@@ -1,10 +1,10 @@
 """The values that settings files and variables give to the options of a command.
 
 The value of an option is the one that is typed; if none is, that of its environment variable; otherwise that of the
-first settings file that sets it; otherwise its default. Among the tables of the files, that of a place comes first,
-then the command's own, then the one that several commands share. A file cannot set `--json`, because programs rely
-on the form of an answer. Nor can it set a flag that has neither a variable nor a form `--no-…`, because nothing could
-override the file.
+first settings file that sets it; otherwise its default. `submit` also reads the table `[run]`, and with `--on NAME`
+the table `[places.NAME]`. Of these, `[places.NAME]` wins over `[submit]`, and `[submit]` over `[run]`, in whichever
+files they are. A file cannot set `--json`, because programs rely on the form of an answer. Nor can it set a flag that
+has neither a variable nor a form `--no-…`, because nothing could override the file.
 """
 
 import os

@@ -67,10 +67,8 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
     Raises:
         OSError: the disk is full or gone.
     """
-    source, paths = _scripts_model(output.root)
-    # A model of which no file was written after the training belongs to an earlier run in the same folder.
-    models = [path for path in paths if path in _MODEL_FILES] or paths
-    if all(end.earlier.get(source / path) == _stamp(source / path) for path in models):
+    source, paths = _scripts_model(output.root, end)
+    if not paths:
         return False
     working = output.work / f"final-{uuid.uuid4().hex}"
     entries: list[FileEntry] = []
@@ -90,12 +88,17 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _scripts_model(root: Path) -> tuple[Path, list[str]]:
-    in_final = _in_final(root)
-    if in_final is not None:
-        return root / FINAL, in_final
+def _scripts_model(root: Path, end: TrainingEnd) -> tuple[Path, list[str]]:
+    """The folder and the files of a model that was saved after the training; no files if there is none."""
     at_root = _at_root(root)
-    return root, at_root if any(name in at_root for name in _MODEL_FILES) else []
+    candidates = [(root / FINAL, _in_final(root) or [])]
+    candidates += [(root, at_root)] if any(name in at_root for name in _MODEL_FILES) else []
+    for source, paths in candidates:
+        # A model of which no file was written after the training belongs to an earlier run in the same folder.
+        models = [path for path in paths if path in _MODEL_FILES] or paths
+        if any(end.earlier.get(source / path) != _stamp(source / path) for path in models):
+            return source, paths
+    return root, []
 
 
 def _in_final(root: Path) -> list[str] | None:

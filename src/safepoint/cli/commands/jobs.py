@@ -14,6 +14,7 @@ from safepoint.cli.cluster_options import (
     THIS_MACHINE,
     Namespace,
     On,
+    OnOfJob,
     open_jobs,
     options_of,
     places_to_list,
@@ -97,7 +98,7 @@ def list_(
     print_answer(as_json, documents, with_reasons(head, rows, found) if rows else ["no jobs"])
 
 
-def status(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
+def status(name: Name, on: OnOfJob = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Show one job: its command, progress, output location and attempts."""
     with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)
@@ -116,7 +117,7 @@ def logs(
         bool, typer.Option("-f", "--follow", help="Continue to print new lines until the job has stopped.")
     ] = False,
     rank: Annotated[int | None, typer.Option(metavar="R", help="Only the output of this rank.", min=0)] = None,
-    on: On = None,
+    on: OnOfJob = None,
     namespace: Namespace = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for each line.")] = False,
 ) -> None:
@@ -134,7 +135,7 @@ def logs(
                 print_log_line(line.text if is_alone else f"{line.source} | {line.text}")
 
 
-def events(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
+def events(name: Name, on: OnOfJob = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Print the events of a job, oldest first, with the cause of each."""
     with open_jobs(on, namespace, name) as jobs:
         happened = jobs.events(name)
@@ -165,7 +166,7 @@ def suspend(
     name: Name,
     yes: Yes = False,
     timeout: Timeout = None,
-    on: On = None,
+    on: OnOfJob = None,
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
@@ -192,7 +193,7 @@ def suspend(
         )
 
 
-def resume(name: Name, on: On = None, namespace: Namespace = None, as_json: Json = False) -> None:
+def resume(name: Name, on: OnOfJob = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Continue a suspended or failed job from its newest checkpoint.
 
     On a cluster, a failed job cannot be resumed; submit it again.
@@ -207,7 +208,7 @@ def scale(
     nnodes: Annotated[int, typer.Option(metavar="N", help="The new number of nodes.", min=1)],
     yes: Yes = False,
     timeout: Timeout = None,
-    on: On = None,
+    on: OnOfJob = None,
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
@@ -228,7 +229,7 @@ def delete(
     ] = False,
     yes: Yes = False,
     timeout: Timeout = None,
-    on: On = None,
+    on: OnOfJob = None,
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:

@@ -211,12 +211,15 @@ def ended(scene: Scene) -> TrainingEnd:
     return note_end(scene.output, describe(9))
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("earlier", ["", "kept", "final"])
 @pytest.mark.parametrize("place", ["final", "."])
-def test_the_scripts_own_model_is_the_final_one(place: str, is_kept: bool, scene: Scene) -> None:
+def test_the_scripts_own_model_is_the_final_one(place: str, earlier: str, scene: Scene) -> None:
     """Saved into `final/` or into the output folder after the training: that one counts, and nothing else of it."""
-    if is_kept:
+    if earlier == "kept":
         keep_final(scene.output, config_json=b"{}", model_safetensors=b"kept")
+    if earlier == "final":  # of an earlier run in the same folder
+        (scene.output.root / FINAL).mkdir()
+        (scene.output.root / FINAL / "config.json").write_bytes(b"{}")
     end = ended(scene)
     folder = scene.output.root / place
     folder.mkdir(exist_ok=True)

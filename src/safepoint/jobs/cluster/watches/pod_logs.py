@@ -74,7 +74,7 @@ def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
 
 def _no_pods(state: JobState) -> NotFoundError:
     return NotFoundError(
-        f"the job is {state} and has no pods now; pods that it had were deleted, and their output with them"
+        f"the job is {state} and has no pods now; if it had some, they were deleted, and their output with them"
     )
 
 
