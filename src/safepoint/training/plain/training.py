@@ -84,7 +84,7 @@ class Training:
         self._most_batches = 1
         self._hook: Any = None
         self._start: Start | None = None
-        self._prepared: Boundary | None = None
+        self._boundary_or_none: Boundary | None = None
         self._reading = contextlib.ExitStack()
 
     @property
@@ -145,7 +145,7 @@ class Training:
         context.outcome.training_begins(0, is_saved=False)
         if start.point is not None:
             self._load(start.point)
-        self._prepared = Boundary(
+        self._boundary_or_none = Boundary(
             context,
             self._peers,
             loop,
@@ -154,7 +154,7 @@ class Training:
             start,
             before_leaving=lambda: self._report_progress(is_last=True),
         )
-        self._prepared.prepare(global_batch=self._data.progress().batch_size * place.world_size)
+        self._boundary.prepare(global_batch=self._data.progress().batch_size * place.world_size)
         ineffective = self._periodic.begin(self._data.progress())
         if ineffective and place.is_first:
             context.log.warning("%s", ineffective)
@@ -167,10 +167,10 @@ class Training:
                 ", ".join(left_out),
             )
         self._hook = before_changes(self._before_optimizer)
-        self._prepared.loop_begins()
+        self._boundary.loop_begins()
         context.progress.loop_begins()
-        self._prepared.agreement.boundary_ends()
-        self._prepared.agreement.step_begins(loop.step)
+        self._boundary.agreement.boundary_ends()
+        self._boundary.agreement.step_begins(loop.step)
 
     def _load(self, point: ResumePoint) -> None:
         manifest, context, loop = point.manifest, self._context, self._loop
@@ -227,12 +227,13 @@ class Training:
         self._reading.close()
         if self._hook is not None:
             self._hook.remove()
-        release(self._context, self._output, self._start, self._prepared, is_finished=is_finished)
+        release(self._context, self._output, self._start, self._boundary_or_none, is_finished=is_finished)
 
     @property
     def _boundary(self) -> Boundary:
-        assert self._prepared is not None
-        return self._prepared
+        """What happens between two optimizer steps: the vote, a save, the end."""
+        assert self._boundary_or_none is not None
+        return self._boundary_or_none
 
     # ---- a step -----------------------------------------------------------------------------------------------
 
