@@ -9,5 +9,6 @@ format   manifest, digests, verification
 local    the output folder, the ranks' working folders, retention and pruning
 remote   object stores: publish, fetch, and the uploader's process
 weights  where the weights are in a checkpoint of any layout
-tools    list, copy, export, compare, repair
+foreign  checkpoints that other programs wrote
+tools    list, copy, export, compare, repair, adopt
 """

@@ -12,10 +12,12 @@ written (`checkpoint.tools.atomic_export`).
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from safepoint.checkpoint.format.catalog import lacks_record, set_aside
 from safepoint.checkpoint.format.manifest import Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing, is_newer_format, list_files
 from safepoint.errors import ConflictError, SaveError
@@ -136,7 +138,9 @@ class FolderDestination:
             files.write_atomic(self.source / record.file_name, record.to_bytes(), durable=True)
 
     def publish(self) -> None:
-        """See `Destination`."""
+        """See `Destination`. What another program has put under the name is moved aside, not deleted."""
+        if lacks_record(self.target) and os.listdir(self.target):
+            set_aside(self.target.parent, [self.target])
         if self._trash is not None:
             files.replace_folder(self.source, self.target, trash=self._trash)
             return

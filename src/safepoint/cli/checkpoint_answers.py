@@ -1,14 +1,27 @@
 """How the commands about checkpoints show them: lines for a person, values for JSON."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+import typer
 
 from safepoint.checkpoint.format.verify import Fault
+from safepoint.checkpoint.tools.adopt import Adoption
 from safepoint.checkpoint.tools.difference import Change
 from safepoint.checkpoint.tools.inventory import Item, Kind
-from safepoint.errors import printable
+from safepoint.errors import CheckpointError, PartlyDoneError, printable
 from safepoint.foundation.events.console import ProgressLine
+from safepoint.foundation.units import plural
 
+Accumulation = Annotated[
+    int | None,
+    typer.Option(
+        "--gradient-accumulation",
+        metavar="N",
+        min=1,
+        help="The micro-batches of a step and rank, for checkpoints whose files do not state them.",
+    ),
+]
 OURS = (Kind.CHECKPOINT, Kind.PART)
 """The kinds that a run has written as checkpoints."""
 
@@ -38,6 +51,27 @@ def document_of(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
         "faults": fault_documents(faults),
         "strays": list(item.strays),
     }
+
+
+def adoption_answers(found: Sequence[Adoption], *, dry_run: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """What `adopt` has done, as JSON and as lines."""
+    documents: list[dict[str, Any]] = []
+    lines: list[str] = []
+    did = "would adopt" if dry_run else "adopted"
+    for one in found:
+        faults = fault_documents(one.faults)
+        documents.append({"name": one.item.name, "where": one.item.where, "adopted": not faults, "faults": faults})
+        lines.append(f"{one.item.where} was not adopted:" if faults else f"{did} {one.item.where}")
+        lines += [f"  {fault}" for fault in one.faults]
+    return documents, lines
+
+
+def check_adopted(found: Sequence[Adoption], location: str) -> None:
+    """Raise an error if a checkpoint was not adopted."""
+    num_faulty = sum(bool(one.faults) for one in found)
+    if num_faulty:
+        kind = CheckpointError if num_faulty == len(found) else PartlyDoneError
+        raise kind(f"{num_faulty} of {plural(len(found), 'checkpoint')} in {location} cannot be adopted, see above")
 
 
 def stray_lines(item: Item) -> list[str]:

@@ -24,6 +24,11 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def as_utc(time_s: float) -> str:
+    """A time in seconds since 1970, in the form of `utc_now`."""
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def parse_utc(text: str) -> float:
     """Seconds since 1970 of a time that `utc_now` wrote.
 

@@ -113,6 +113,15 @@ def refuse_invalid(output: Path) -> NoReturn:
     )
 
 
+def lacks_record(path: Path) -> bool:
+    """Whether `path` has the name of a checkpoint, and no manifest or record: Safepoint did not commit it."""
+    return (
+        step_of(path) is not None
+        and os.path.isdir(path)
+        and not any(os.path.lexists(path / name) for name in (MANIFEST_NAME, PART_NAME))
+    )
+
+
 def set_aside(output: Path, paths: Sequence[Path]) -> Path | None:
     """Move `paths` into a new folder `set-aside-<time>` in `output`. Nothing is deleted.
 

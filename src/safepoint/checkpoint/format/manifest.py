@@ -32,6 +32,8 @@ PART_NAME = "safepoint-part.json"
 FORMAT = "safepoint-checkpoint"
 _PART_FORMAT = "safepoint-part"
 VERSION = 1
+UNKNOWN_DIGEST = f"{ALGORITHM}:{'0' * 32}"
+"""The digest of a frozen base model that is not known, in `base`."""
 MAX_MANIFEST_BYTES = 64 << 20
 """Enough for about 500,000 files. A larger manifest is neither read into memory nor written."""
 
@@ -187,7 +189,7 @@ class ManifestFacts:
         libraries: the libraries that wrote it: name → version.
         metrics: what was measured at this step, such as `eval_loss`.
         base: for a checkpoint of adapters, the name, revision and digest of the frozen model that they adapt; None
-            for a checkpoint of a whole model.
+            for a checkpoint of a whole model. The digest is `UNKNOWN_DIGEST` if another program wrote the checkpoint.
     """
 
     run_id: str

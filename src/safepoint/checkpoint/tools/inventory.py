@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from safepoint.checkpoint.foreign.examine import examine
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
 from safepoint.checkpoint.format.verify import (
@@ -231,10 +232,14 @@ class Inventory:
     def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
         """All faults of an item. Its files are read, so that faults in their contents are found too.
 
+        A foreign checkpoint is checked as far as its format allows.
+
         Args:
             item: of this inventory.
             progress: receives the bytes read so far, and the bytes in all.
         """
+        if item.kind is Kind.FOREIGN:
+            return examine(self.store, item.prefix).faults
         if self.folder is not None:
             faults = self._compare(item.prefix, item.kind, {}, deep=True, progress=progress).faults
             return (*[fault for fault in item.faults if fault not in faults], *faults)

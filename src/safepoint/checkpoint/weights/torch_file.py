@@ -59,6 +59,14 @@ _STATE_DICTS = ("model.pt", "pytorch_model_fsdp.bin", "lightning.ckpt", "model.c
 file; Lightning's checkpoint; Lightning's final model."""
 _Path = TypeVar("_Path", bound=ReadablePath)
 
+CheckName = Callable[[str, str], None]
+"""Called with module and name of each class or function that a pickle names and that is not known. It may raise
+CheckpointError."""
+
+
+def _allow_all(module_name: str, global_name: str) -> None:
+    """Allow every name: without its class, an object does nothing."""
+
 
 class Inert:
     """Stands for an object whose class is not loaded.
@@ -112,15 +120,19 @@ class Inert:
 class _Unpickler(_BASE):
     """Uses an `Inert` in place of each class that is not in `known`; limits the numbers of instructions and names."""
 
-    def __init__(self, data: bytes, known: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, data: bytes, known: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any], check_name: CheckName
+    ) -> None:
         super().__init__(io.BytesIO(data))  # pyright: ignore[reportUnknownMemberType]
         self._known = {("collections", "OrderedDict"): _ordered_dict, **known}
         self._storage = storage
+        self._check_name = check_name
         self.dispatch = _Instructions(self)
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         key = module_name, global_name
         if key not in self._known:
+            self._check_name(module_name, global_name)
             if len(self._known) > _MAX_NAMES:
                 raise CheckpointError(f"a pickle names more than {_MAX_NAMES} classes")
             self._known[key] = type(global_name.rpartition(".")[2], (Inert,), {"module": module_name})
@@ -184,7 +196,10 @@ def _ordered_dict() -> OrderedDict[Any, Any]:
 
 
 def read_inert(
-    data: bytes, known: Mapping[tuple[str, str], Any] | None = None, storage: Callable[[Any], Any] = Inert
+    data: bytes,
+    known: Mapping[tuple[str, str], Any] | None = None,
+    storage: Callable[[Any], Any] = Inert,
+    check_name: CheckName = _allow_all,
 ) -> Any:
     """The content of a pickle.
 
@@ -192,6 +207,7 @@ def read_inert(
         data: the pickle.
         known: (module, name) of a function or class → the object that is used and called in its place.
         storage: returns the object for a persistent id.
+        check_name: see `CheckName`.
 
     Raises:
         CheckpointError: `data` is not a valid pickle.
@@ -199,7 +215,7 @@ def read_inert(
     if len(data) > MAX_PICKLE_BYTES:
         raise CheckpointError(f"a pickle has more than {MAX_PICKLE_BYTES} bytes")
     try:
-        return _Unpickler(data, known or {}, storage).load()
+        return _Unpickler(data, known or {}, storage, check_name).load()
     except CheckpointError:
         raise
     except Exception as error:  # hostile content may raise anything
@@ -242,13 +258,16 @@ class StoredTensor:
         return math.prod(self.sizes)
 
 
-def read_torch_file(path: ReadablePath, *, begin: int = 0, length: int | None = None) -> Any:
+def read_torch_file(
+    path: ReadablePath, *, begin: int = 0, length: int | None = None, check_name: CheckName = _allow_all
+) -> Any:
     """The content of an archive, with a `StoredTensor` for each tensor and an `Inert` for each other object.
 
     Args:
         path: of the file.
         begin: where in the file the archive begins.
         length: of the archive; None for the rest of the file.
+        check_name: see `CheckName`.
 
     Raises:
         CheckpointError: the file is damaged, or has the format that torch used before zip archives.
@@ -265,7 +284,7 @@ def read_torch_file(path: ReadablePath, *, begin: int = 0, length: int | None = 
             reader = _Records(size_bytes, read_range)
             with zipfile.ZipFile(reader) as archive:
                 reader.most_bytes = MAX_PICKLE_BYTES
-                return _read(path, begin, archive, file)
+                return _read(path, begin, archive, file, check_name)
         except (zipfile.BadZipFile, ValueError, KeyError, EOFError, NotImplementedError) as error:
             raise CheckpointError(f"{path.name} is not a file of torch.save: {error}") from error
 
@@ -292,7 +311,7 @@ class _Storage(NamedTuple):
     size_bytes: int
 
 
-def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: BinaryIO) -> Any:
+def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: BinaryIO, check_name: CheckName) -> Any:
     records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     pickled = records["data.pkl"]
     if pickled.file_size > MAX_PICKLE_BYTES or pickled.compress_type != zipfile.ZIP_STORED:
@@ -337,7 +356,7 @@ def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: Binary
         ("torch.storage", "UntypedStorage"): "uint8",
         **{("torch", dtype): dtype for dtype in ITEM_BYTES},
     }
-    return read_inert(archive.read(pickled), known, storage)
+    return read_inert(archive.read(pickled), known, storage, check_name)
 
 
 def _first(value: Any, *_: Any) -> Any:

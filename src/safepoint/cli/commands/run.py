@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -115,9 +116,18 @@ def run(
 
 
 def check_resume(resume: str) -> None:
-    """Raise UsageError if `resume` names a checkpoint that is not a folder. The ranks later verify its contents."""
+    """Raise UsageError if `resume` names no folder and no checkpoint in a store. The ranks verify its contents."""
+    from safepoint.checkpoint.format.catalog import step_of
     from safepoint.errors import UsageError
+    from safepoint.storage.location import parse_location
 
+    if "://" in resume:
+        try:
+            named = parse_location(resume)
+        except ValueError as error:
+            raise UsageError(f"--resume: {error}") from error
+        if named.is_remote and step_of(Path(named.name)) is not None:
+            return
     if resume not in {"auto", "never"} and not os.path.isdir(resume):
         raise UsageError(
             f"--resume {resume}: there is no such folder", hint="use auto, never or the path of a checkpoint"

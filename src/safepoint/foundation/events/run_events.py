@@ -74,6 +74,39 @@ class Resumed(Event):
         )
 
 
+class ResumedFromForeign(Event, is_warning=True):
+    """The run resumes from a checkpoint that Safepoint did not write."""
+
+    step: int
+    path: str
+    writer: str
+
+    def _sentence(self) -> str:
+        return (
+            f"Safepoint did not write {self.path} ({printable(self.writer)} did): its files were checked, but it has "
+            "no digests with which to compare them. The Trainer loads it as it would without Safepoint. Not exact "
+            "are the order of samples in the running epoch, the loss since the last log line, what a trainer counts "
+            "between two log lines, and the training time. The next save is a checkpoint of Safepoint"
+        )
+
+
+class NewerForeign(Event, is_warning=True):
+    """A checkpoint that Safepoint did not write is newer than the one that the run resumes from."""
+
+    step: int
+    path: str
+    resumed_step: int
+    fault: str
+
+    def _sentence(self) -> str:
+        found = (
+            f"{self.path} is newer than step {self.resumed_step}, but Safepoint did not write it, so it is not used"
+        )
+        if self.fault:
+            return f"{found}. It could not be: {self.fault}"
+        return f"{found}. To resume from it, run again with --resume {self.path}"
+
+
 class ResumedFromMemory(Event):
     """Restarted ranks resume from the snapshot that the previous ones left in memory."""
 

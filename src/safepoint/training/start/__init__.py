@@ -4,6 +4,7 @@ start     the order of all of it; start reading here
 claim     makes this run the only writer of the folder and of the object store
 folders   which ranks use which output folder
 choose    which checkpoint the run resumes from
+foreign   the checkpoints of other programs
 copies    what each folder has of a checkpoint, and the copy that a run resumes from
 transfer  copies that checkpoint into every folder, from the other nodes and the store
 """

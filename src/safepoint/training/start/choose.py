@@ -3,14 +3,17 @@
 The newest step that any folder or the object store holds is tried first. All files of its checkpoint are read and
 compared with the manifest, and damaged files are reported. A file that a folder lacks is copied from another folder
 or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older step is
-tried. If checkpoints exist and none of them can be completed, the run ends with exit code 14. To train from step 0,
-the user then sets an option such as `--from-scratch`, or, with an object store, names another location.
+tried. If there is none, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist
+and none of them can be used, the run ends with exit code 14. To train from step 0, the user then sets an option such
+as `--from-scratch`, or, with an object store, names another location.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+from safepoint.checkpoint.foreign.examine import is_foreign
 from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, refuse_invalid, set_aside, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.format.verify import Fault
@@ -20,7 +23,15 @@ from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import CheckpointError, ManifestError, NothingValidError
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
-from safepoint.foundation.events.run_events import CheckpointRejected, Fetched, Resumed, ResumedFromMemory, SetAside
+from safepoint.foundation.events.run_events import (
+    CheckpointRejected,
+    Fetched,
+    NewerForeign,
+    Resumed,
+    ResumedFromForeign,
+    ResumedFromMemory,
+    SetAside,
+)
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.units import plural
 from safepoint.settings.run_settings import RunSettings
@@ -29,6 +40,7 @@ from safepoint.training.collective.collective_wait import long_on_all_ranks, on_
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.copies import (
     ListedCopy,
+    Origin,
     ResumePoint,
     VerifiedCopy,
     list_copy,
@@ -37,6 +49,7 @@ from safepoint.training.start.copies import (
 )
 from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
+from safepoint.training.start.foreign import ForeignCheckpoint, ForeignCheckpoints, Place
 from safepoint.training.start.transfer import Transfer, make_plan
 
 
@@ -47,12 +60,14 @@ class _Candidate:
     Args:
         manifest: of the checkpoint.
         is_in_store: whether the store has the checkpoint.
-        named: if `--resume` names the checkpoint, its path on the first rank, which has verified it; otherwise None.
+        named: a path on the first rank, which has verified it, such as the one that `--resume` names; otherwise None.
+        foreign: if another program wrote it, where it comes from; `named` is its folder, if it is in one.
     """
 
     manifest: Manifest
     is_in_store: bool = False
     named: Path | None = None
+    foreign: Origin | None = None
 
     @property
     def name(self) -> str:
@@ -72,6 +87,7 @@ class CheckpointChooser:
             later starts resume from newer checkpoints.
         first_start: whether this is the first start.
         report: see `Reporter.report`.
+        reads_foreign: whether the training can load what a plain Trainer has written.
     """
 
     def __init__(
@@ -83,6 +99,8 @@ class CheckpointChooser:
         settings: RunSettings,
         first_start: FirstStart,
         report: Callable[[Event], None],
+        *,
+        reads_foreign: bool = False,
     ) -> None:
         self._peers = peers
         self._is_first = peers.place.is_first
@@ -93,6 +111,8 @@ class CheckpointChooser:
         self._first_start = first_start
         self._report = report
         self._transfer = Transfer(peers, output, folders, store)
+        self._foreign = ForeignCheckpoints(peers, output.root, folders, store, self._reject)
+        self._reads_foreign = reads_foreign
 
     def choose(self, in_memory: ResumePoint | None = None) -> ResumePoint | None:
         """Choose the checkpoint to resume from, and complete it in every folder.
@@ -112,7 +132,7 @@ class CheckpointChooser:
         settings = self._settings
         is_first_start = self._first_start.is_now()
         if settings.resume == "never" or (settings.from_scratch and is_first_start):
-            self._set_aside_newer_than(-1)
+            self._set_aside_newer_than(-1, with_foreign=True)
             self._first_start.is_over()
             return None
         if in_memory is not None:
@@ -123,8 +143,13 @@ class CheckpointChooser:
                 return in_memory
         started_s = clock.monotonic_s()
         is_named = settings.resume != "auto"
-        point = None if is_named and is_first_start else self._newest()
-        if point is None and is_named:  # also on a later start, if nothing was saved since the first
+        foreign = self._foreign.named(settings.resume) if is_named and self._reads_foreign else None
+        # Also on a later start, if nothing was saved since the first.
+        is_used = is_named and (is_first_start or (foreign is not None and self._is_newest(foreign.step)))
+        point = None if is_used else self._newest(is_named=is_named)
+        if point is None and foreign is not None:
+            point = self._named_foreign(foreign)
+        elif point is None and is_named:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
@@ -135,12 +160,18 @@ class CheckpointChooser:
         self._report(
             Resumed(
                 step=point.manifest.step,
-                path=str(point.path),
+                path=point.foreign.where if point.foreign is not None else str(point.path),
                 num_files=len(point.manifest.files),
                 size_bytes=point.manifest.size_bytes,
                 duration_s=round(clock.monotonic_s() - started_s, 3),
             )
         )
+        if point.foreign is not None:
+            self._report(
+                ResumedFromForeign(step=point.manifest.step, path=point.foreign.where, writer=point.foreign.writer)
+            )
+        elif self._reads_foreign and not is_named and self._peers.place.restart == 0:
+            self._mention_newer_foreign(point.manifest.step)
         return point
 
     def complete(self, step: int) -> None:
@@ -156,13 +187,21 @@ class CheckpointChooser:
 
     # ---- which checkpoint ---------------------------------------------------------------------------------------
 
-    def _newest(self) -> ResumePoint | None:
+    def _newest(self, *, is_named: bool) -> ResumePoint | None:
         in_folders, in_store = self._steps_in_folders(), self._steps_in_store()
         steps = sorted(in_folders | in_store, reverse=True)
         for step in steps:
             for candidate in self._candidates(step, is_in_store=step in in_store):
                 if self._complete(candidate):
                     return self._point(candidate)
+        if is_named and not steps:
+            return None
+        others = self._foreign.places()
+        found = self._foreign.newest() if self._reads_foreign and not is_named else None
+        if found is not None:
+            return self._from_foreign(found)
+        if others and not steps:
+            on_first_rank(self._peers, lambda: self._refuse_foreign(others))
         if steps and (in_store or not self._folders.is_shared):
             assert self._remote is not None
             raise NothingValidError(
@@ -173,6 +212,53 @@ class CheckpointChooser:
         if steps:
             on_first_rank(self._peers, lambda: refuse_invalid(self._output.root))
         return None
+
+    def _named_foreign(self, place: Place) -> ResumePoint:
+        found = self._foreign.read(place)
+        if isinstance(found, Fault):
+            raise CheckpointError(
+                f"--resume {self._foreign.where(place)}, which Safepoint did not write, cannot be used: {found}; "
+                "training was not started",
+                hint="name another one, or leave --resume out for the newest valid one",
+            )
+        return self._from_foreign(found)
+
+    def _from_foreign(self, found: ForeignCheckpoint) -> ResumePoint:
+        candidate = _Candidate(
+            manifest=found.manifest, is_in_store=found.folder is None, named=found.folder, foreign=found.origin
+        )
+        if not self._complete(candidate):
+            raise CheckpointError(f"{found.origin.where} could not be copied to every node; training was not started")
+        return self._point(candidate)
+
+    def _is_newest(self, step: int) -> bool:
+        """Whether no checkpoint of Safepoint is newer than `step`."""
+        return step > max(self._steps_in_folders() | self._steps_in_store(), default=-1)
+
+    def _mention_newer_foreign(self, step: int) -> None:
+        newer = next((place for place in self._foreign.places() if place.step > step), None)
+        if newer is not None:
+            fault = self._foreign.fault_of(newer)
+            self._report(
+                NewerForeign(step=newer.step, path=self._foreign.where(newer), resumed_step=step, fault=fault)
+            )
+
+    def _refuse_foreign(self, places: Sequence[Place]) -> NoReturn:
+        where = self._output.root if places[0].folder is not None or self._remote is None else self._remote
+        what = f"{plural(len(places), 'checkpoint')} that Safepoint did not write"
+        location = where if isinstance(where, Path) else where.store.location
+        if not self._reads_foreign:
+            raise NothingValidError(
+                f"{location} holds {what}, and only the Trainer of Transformers can resume from such; training was "
+                "not started",
+                hint="name another output folder; to start at step 0 in this one, use --from-scratch, which moves "
+                "them aside and deletes nothing",
+            )
+        raise NothingValidError(
+            f"{location} holds {what}, and none of them can be resumed from; training was not started",
+            hint="`safepoint checkpoints verify LOCATION/checkpoint-N` lists what is wrong; to start at step 0, use "
+            "--from-scratch in a folder, which moves them aside and deletes nothing, or another location",
+        )
 
     def _named(self, path: Path) -> ResumePoint:
         def check() -> tuple[Manifest, bool, bool] | None:
@@ -194,24 +280,26 @@ class CheckpointChooser:
         return self._point(candidate)
 
     def _point(self, candidate: _Candidate) -> ResumePoint:
-        return ResumePoint(path=self._output.root / candidate.name, manifest=candidate.manifest)
+        return ResumePoint(path=self._target(candidate), manifest=candidate.manifest, foreign=candidate.foreign)
+
+    def _target(self, candidate: _Candidate) -> Path:
+        """The folder in which the checkpoint is completed, on every node."""
+        root = self._output.root if candidate.foreign is None else self._output.work / "foreign"
+        return root / candidate.name
 
     def _steps_in_folders(self) -> set[int]:
-        """The steps of everything in the output folders that is named like a checkpoint, valid or not."""
+        """The steps of everything in the output folders that is named like a checkpoint, but is not foreign."""
 
         def steps() -> list[int]:
             found = list_checkpoints(self._output.root) if self._folders.is_owner else []
-            return [step for path in found if (step := step_of(path)) is not None]
+            return [step for path in found if (step := step_of(path)) is not None and not is_foreign(path)]
 
         return {step for steps in on_all_ranks(self._peers, steps) for step in steps}
 
     def _steps_in_store(self) -> set[int]:
-        """The steps of everything in the store that is named like a checkpoint, except unfinished uploads."""
+        """The steps of the checkpoints in the store that have a manifest, valid or not."""
         remote = self._remote
-        steps = on_first_rank(
-            self._peers, lambda: remote.steps() + remote.foreign_steps() if remote is not None else []
-        )
-        return set(steps)
+        return set(on_first_rank(self._peers, lambda: remote.steps() if remote is not None else []))
 
     def _candidates(self, step: int, *, is_in_store: bool) -> list[_Candidate]:
         """The checkpoints of `step` that can perhaps be completed, in the order in which to try them.
@@ -263,11 +351,12 @@ class CheckpointChooser:
         if plan is None:  # a file has no good copy; `_verify_copies` has reported the damaged ones
             return False
         own = copies.get(self._peers.place.rank)
-        is_in_the_way = own is not None and not (own.is_complete or own.is_replaceable)
+        is_in_the_way = own is not None and not (own.is_complete or own.is_replaceable or candidate.foreign)
         try:
             self._transfer.carry_out(
                 plan,
                 before_commit=lambda: self._set_aside(lambda path: is_in_the_way and path.name == candidate.name),
+                target=self._target(candidate),
             )
         except CheckpointError as error:
             # A file that was verified as good may have been damaged when it was read again. Verify once more.
@@ -293,7 +382,7 @@ class CheckpointChooser:
         Returns:
             Owner → its copy.
         """
-        folder = self._output.root / candidate.name
+        folder = self._target(candidate)
 
         def verify() -> VerifiedCopy | None:
             if not self._folders.is_owner:
@@ -311,9 +400,9 @@ class CheckpointChooser:
         self._report_damaged(verified)
         return {owner: copy for owner, copy in enumerate(verified) if copy is not None}
 
-    def _set_aside_newer_than(self, step: int) -> None:
+    def _set_aside_newer_than(self, step: int, *, with_foreign: bool = False) -> None:
         """Move checkpoints that are newer than `step` aside, in every folder; all of them if `step` is -1."""
-        self._set_aside(lambda path: (step_of(path) or 0) > step)
+        self._set_aside(lambda path: (step_of(path) or 0) > step and (with_foreign or not is_foreign(path)))
 
     def _set_aside(self, is_chosen: Callable[[Path], bool]) -> None:
         def move() -> tuple[int, Path | None]:

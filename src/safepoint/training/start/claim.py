@@ -22,6 +22,7 @@ from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.storage.location import Location
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.start.folders import Folders
+from safepoint.training.start.foreign import step_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +220,9 @@ def start_uploader(
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
     """Refuse options that do not resume from the store's checkpoints: these cannot be moved aside as in a folder."""
     settings = context.settings
+    named = step_in(remote.store.location, settings.resume)
+    if named is not None and named in remote.foreign_steps() and named > max(remote.steps(), default=-1):
+        return
     steps = remote.steps() + remote.foreign_steps()
     if steps:
         option = "--from-scratch" if settings.from_scratch else f"--resume {settings.resume}"

@@ -18,12 +18,35 @@ _log = logging.getLogger("safepoint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a checkpoint of another program comes from.
+
+    Args:
+        where: its path or URI.
+        writer: what wrote it, for messages.
+        is_batch_known: whether its manifest states how many samples a step had. If not, this run's number is used.
+    """
+
+    where: str
+    writer: str
+    is_batch_known: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """A verified checkpoint to resume from; or a snapshot in memory, which may not be durable."""
+    """A verified checkpoint to resume from; or a snapshot in memory, which may not be durable.
+
+    Args:
+        path: the folder to load.
+        manifest: of the checkpoint.
+        is_durable: False for a snapshot that is only in memory.
+        foreign: if another program wrote it, where it is; `path` is then a copy, to be deleted after loading.
+    """
 
     path: Path
     manifest: Manifest
     is_durable: bool = True
+    foreign: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

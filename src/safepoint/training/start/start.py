@@ -54,7 +54,12 @@ class Start:
 
 
 def agree_on_start(
-    context: RankContext, peers: Peers, output: OutputFolder, location: Location | None = None
+    context: RankContext,
+    peers: Peers,
+    output: OutputFolder,
+    location: Location | None = None,
+    *,
+    reads_foreign: bool = False,
 ) -> Start:
     """Claim the folders, and choose the checkpoint; a collective call.
 
@@ -63,6 +68,7 @@ def agree_on_start(
         peers: all ranks.
         output: the folder, by the path that this rank has for it.
         location: the object store to which checkpoints are uploaded, or None.
+        reads_foreign: see `CheckpointChooser`.
 
     Raises:
         SafepointError: why the run cannot start, the same on every rank.
@@ -90,7 +96,16 @@ def agree_on_start(
     if store_claim is not None:
         is_first = first_start.is_now()
         on_first_rank(peers, lambda: store_claim.begin(is_first_start=is_first))
-    chooser = CheckpointChooser(peers, output, folders, store, context.settings, first_start, context.reporter.report)
+    chooser = CheckpointChooser(
+        peers,
+        output,
+        folders,
+        store,
+        context.settings,
+        first_start,
+        context.reporter.report,
+        reads_foreign=reads_foreign,
+    )
     point = chooser.choose(in_memory)
 
     def to_upload() -> list[str]:

@@ -105,11 +105,12 @@ class Transfer:
         self._store = store
         self._sender = None if folders.is_shared else peers.sender_among(folders.owners)
 
-    def carry_out(self, plan: TransferPlan, *, before_commit: Callable[[], None]) -> None:
+    def carry_out(self, plan: TransferPlan, *, before_commit: Callable[[], None], target: Path | None = None) -> None:
         """Complete the checkpoint in every folder, under its name.
 
         Args:
             plan: where the checkpoint's files come from.
+            target: the folder that becomes the checkpoint, on every node; None for the one with its name.
             before_commit: called on every rank when every folder has all files, just before they are committed. Not
                 called if every folder had the complete checkpoint from the beginning.
 
@@ -126,7 +127,7 @@ class Transfer:
             self._do(self._rank in self._folders.owner_of, lambda: self._fetch(plan, working))
             self._do(self._folders.is_owner, lambda: self._exchange(plan, working))
             before_commit()
-            self._do(completes, lambda: self._commit(plan.manifest, working))
+            self._do(completes, lambda: self._commit(plan.manifest, working, target))
         finally:
             if completes:
                 delete_tree(working)
@@ -188,8 +189,9 @@ class Transfer:
                 if any(plan.lacks(owner, entry) for owner in self._folders.owners if owner != sender):
                     yield window, sender, plan.lacks(self._rank, entry) and sender != self._rank
 
-    def _commit(self, manifest: Manifest, working: Path) -> None:
-        target = self._output.root / checkpoint_name(manifest.step)
+    def _commit(self, manifest: Manifest, working: Path, target: Path | None) -> None:
+        target = target or self._output.root / checkpoint_name(manifest.step)
+        target.parent.mkdir(parents=True, exist_ok=True)
         commit(FolderDestination(working, target, trash=self._output.trash, is_durable=False), manifest)
 
     def _watch(self, what: str) -> Callable[[int, int], None] | None:

@@ -7,6 +7,7 @@ checkpoint records the digest of the base weights, and each start compares it wi
 import contextlib
 import importlib
 import itertools
+import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
@@ -16,9 +17,11 @@ import xxhash
 from torch.distributed.tensor import DTensor
 
 from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.format.manifest import UNKNOWN_DIGEST
 from safepoint.errors import ConflictError, without_credentials
 from safepoint.training.state.zero_gathering import gathered
 
+_log = logging.getLogger("safepoint")
 _BASE_PREFIX = "base_model.model."
 _WRAPPED = ".base_layer."
 _REPLACED = ".original_module."
@@ -178,6 +181,9 @@ def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, s
         ConflictError: the weights differ, or only the checkpoint or only the run has adapters.
     """
     if saved is None and now is None:
+        return
+    if saved is not None and now is not None and saved["digest"] == UNKNOWN_DIGEST:
+        _log.warning("the checkpoint of step %s does not record the base model of its adapters: not compared", step)
         return
     if saved is None or now is None:
         has, lacks = (

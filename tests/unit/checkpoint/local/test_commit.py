@@ -187,3 +187,16 @@ def test_set_aside_deletes_nothing(tmp_path: Path) -> None:
     assert list_checkpoints(output.root) == []
     assert all(verify(place / path.name).is_valid for path in paths)
     assert set_aside(output.root, []) is None
+
+
+def test_a_folder_of_another_program_is_moved_aside(tmp_path: Path) -> None:
+    """A commit under its name does not delete it."""
+    output = prepared(tmp_path / "out")
+    (output.root / "checkpoint-5").mkdir()
+    (output.root / "checkpoint-5" / "model.safetensors").write_bytes(b"another program's")
+    commit(output, 5)
+    assert verify(output.root / "checkpoint-5").is_valid
+    (moved,) = output.root.glob("set-aside-*/checkpoint-5/model.safetensors")
+    assert moved.read_bytes() == b"another program's"
+    commit(output, 5)
+    assert len(list(output.root.glob("set-aside-*"))) == 1

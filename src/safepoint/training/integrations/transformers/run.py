@@ -18,6 +18,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import DeadlineChoice, StepGivenUp
+from safepoint.foundation.files import delete_tree
 from safepoint.progress.record import State
 from safepoint.training.collective.collective_wait import long_on_all_ranks
 from safepoint.training.collective.peers import join_peers
@@ -36,7 +37,8 @@ from safepoint.training.integrations.transformers.save_callbacks import SaveCall
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_supported
 from safepoint.training.integrations.transformers.trainer_loop import TrainerLoop, best_step
-from safepoint.training.start.copies import lease, verify_best
+from safepoint.training.start.copies import lease
+from safepoint.training.start.foreign import check_best
 from safepoint.training.start.start import Start, agree_on_start
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
 from safepoint.training.state.data_only import only_data
@@ -101,7 +103,7 @@ class TrainerRun(TrainerCallback):
         is_finished = False
         try:
             with self._lease, written_once(self._trainer.args), Overrides() as overrides:
-                start = agree_on_start(self._context, self._peers, self._output, self._location)
+                start = agree_on_start(self._context, self._peers, self._output, self._location, reads_foreign=True)
                 boundary = self._begin(start, overrides)
                 boundary.prepare(global_batch=self._resume.geometry.global_batch)
                 self._override(overrides)
@@ -119,6 +121,8 @@ class TrainerRun(TrainerCallback):
         self._start = start
         self._resume = TrainerResume(context, trainer, point)
         self._lease.enter_context(lease(point))
+        if point is not None and point.foreign is not None and start.folders.is_owner:
+            self._lease.callback(delete_tree, point.path)  # all ranks have loaded it when the lease ends
         step = 0 if point is None else point.manifest.step
         context.outcome.training_begins(step, is_saved=point is not None and point.is_durable)
         base = base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None
@@ -404,7 +408,7 @@ class TrainerRun(TrainerCallback):
         if complete is not None and step is not None:
             complete(step)
         elif best and (self._start.point is not None or Path(best).parent == self._output.root):
-            long_on_all_ranks(self._peers, lambda: verify_best(Path(best)) if self._context.place.is_first else None)
+            long_on_all_ranks(self._peers, lambda: check_best(Path(best)) if self._context.place.is_first else None)
         with only_data(best) if best else contextlib.nullcontext():
             original()
 

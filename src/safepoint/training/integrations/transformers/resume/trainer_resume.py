@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,6 @@ class TrainerResume:
     def __init__(self, context: RankContext, trainer: Any, point: ResumePoint | None) -> None:
         self._context = context
         self._trainer = trainer
-        self._point = point
         self._state: RankState | None = None
         self._epoch_rng: dict[str, Any] = {}
         self._rng_to_restore: dict[str, Any] | None = None
@@ -73,6 +73,8 @@ class TrainerResume:
         """Whether the run had decided to take no further step."""
         self.elapsed_s = 0.0
         """Seconds of training in earlier attempts."""
+        self._point = point if point is None or point.foreign is None else self._with_geometry(point)
+        point = self._point
         if point is not None:
             self._adapt_to(point)
         self.data = DataPosition(
@@ -81,6 +83,17 @@ class TrainerResume:
             self._state.generators if self._state is not None else [],
         )
         """The position in the data."""
+
+    def _with_geometry(self, point: ResumePoint) -> ResumePoint:
+        """A checkpoint of another program, with what its files do not state and this run knows."""
+        manifest = point.manifest
+        if point.foreign is not None and not point.foreign.is_batch_known:
+            manifest = replace(
+                manifest, global_batch=self.geometry.global_batch, gradient_accumulation=self.geometry.accumulation
+            )
+        saved = self.geometry.as_saved(manifest)
+        seen = saved.samples_seen(step=manifest.step, epoch=manifest.epoch, regular=True)
+        return replace(point, manifest=replace(manifest, samples_seen=seen))
 
     def _adapt_to(self, point: ResumePoint) -> None:
         context, manifest = self._context, point.manifest

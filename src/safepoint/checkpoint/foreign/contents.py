@@ -1,0 +1,167 @@
+"""Checks one file of a checkpoint, or one folder of DCP, without loading a tensor and without running anything.
+
+Every function raises CheckpointError or ValueError, with the reason as the end of a sentence that begins with the
+file. What is read is bounded, whatever the file says.
+"""
+
+import io
+import math
+import re
+from typing import Any, NamedTuple, cast
+
+from safepoint.checkpoint.foreign.names import AllowedNames
+from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
+from safepoint.checkpoint.format.safetensors_layout import SIZES
+from safepoint.checkpoint.weights.torch_file import (
+    ITEM_BYTES,
+    MAX_PICKLE_BYTES,
+    Inert,
+    numbers_of,
+    read_inert,
+    read_torch_file,
+)
+from safepoint.errors import CheckpointError
+from safepoint.foundation.bounded_json import parse_object
+from safepoint.storage.browsing import ReadablePath
+
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors library."""
+_LENGTH_BYTES = 8
+_METADATA = ".metadata"
+_MAX_PARTS = 1 << 22
+"""How many parts of tensors the metadata of DCP may list."""
+_SHARD = re.compile(r"__([0-9]{1,9})_[0-9]+\.distcp")
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("torch", "Size"): numbers_of,
+    **{("torch", dtype): dtype for dtype in ITEM_BYTES},
+}
+
+
+def read_json(path: ReadablePath) -> dict[str, Any]:
+    """The object in a JSON file, in which Python's `NaN` and `Infinity` may occur."""
+    with path.open("rb") as file:
+        return parse_object(file.read(MAX_MANIFEST_BYTES + 1), max_bytes=MAX_MANIFEST_BYTES, constant=float)
+
+
+def tensors_of(path: ReadablePath) -> set[str]:
+    """Compare the header of a safetensors file with the size of the file, and return the names of its tensors."""
+    with path.open("rb") as file:
+        size_bytes = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little") if size_bytes >= _LENGTH_BYTES else -1
+        data_bytes = size_bytes - _LENGTH_BYTES - length
+        if length < 0 or data_bytes < 0 or length > _MAX_HEADER_BYTES:
+            raise CheckpointError("it is not a safetensors file, or it is cut off: its header does not fit in it")
+        header: dict[str, Any] = parse_object(file.read(length), max_bytes=_MAX_HEADER_BYTES)
+    header.pop("__metadata__", None)
+    places = sorted(_place_of(name, record) for name, record in header.items())
+    end = 0
+    for begin, after, name in places:
+        if begin != end:
+            raise CheckpointError(f"the bytes of the tensor {name!r} do not follow those of the tensor before it")
+        end = after
+    if end != data_bytes:
+        raise CheckpointError(f"its header describes {end} bytes of tensors, and the file has {data_bytes}")
+    return set(header)
+
+
+def _place_of(name: str, record: Any) -> tuple[int, int, str]:
+    """Where the bytes of a tensor begin and end."""
+    if not isinstance(record, dict):
+        raise CheckpointError(f"its header does not describe the tensor {name!r}")
+    described = cast("dict[str, Any]", record)
+    offsets, sizes, kind = (described.get(field) for field in ("data_offsets", "shape", "dtype"))
+    if not isinstance(offsets, list) or not isinstance(sizes, list) or not isinstance(kind, str):
+        raise CheckpointError(f"its header does not describe the tensor {name!r}")
+    begin, end = numbers_of(offsets)
+    size_bytes = math.prod(numbers_of(sizes)) * SIZES[kind] if kind in SIZES else end - begin
+    if end < begin or end - begin != size_bytes:
+        raise CheckpointError(
+            f"the tensor {name!r} has {end - begin} bytes, and its type and shape need {size_bytes}"
+        )
+    return begin, end, name
+
+
+def check_pickles(path: ReadablePath, names: AllowedNames) -> Any:
+    """Check a file of `torch.save`: it is whole, it holds data only, and every tensor is inside it."""
+    return read_torch_file(path, check_name=names.check)
+
+
+def shards_named_by(path: ReadablePath) -> dict[str, set[str]]:
+    """The files that the index of a model in several files names, each with the weights that it holds."""
+    named: Any = read_json(path).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise CheckpointError("it has no weight_map")
+    found: dict[str, set[str]] = {}
+    for weight, file in cast("dict[str, Any]", named).items():
+        fault = path_fault(file) if isinstance(file, str) else "is no string"
+        if fault or "/" in file:
+            raise CheckpointError(f"it names the file {file!r}, which {fault or 'is in another folder'}")
+        found.setdefault(file, set()).add(weight)
+    return found
+
+
+class DcpFolder(NamedTuple):
+    """What the metadata of torch.distributed.checkpoint states.
+
+    Args:
+        num_ranks: how many ranks wrote it, at least.
+        keys: the names of its tensors and values.
+    """
+
+    num_ranks: int
+    keys: frozenset[str]
+
+
+def check_dcp(folder: ReadablePath, names: AllowedNames) -> DcpFolder:
+    """Compare the metadata of torch.distributed.checkpoint with the files of the folder."""
+    with (folder / _METADATA).open("rb") as file:
+        metadata = read_inert(file.read(MAX_PICKLE_BYTES + 1), _KNOWN, check_name=names.check_in_metadata)
+    storage = metadata.get("storage_data") if isinstance(metadata, Inert) else None
+    described = metadata.get("state_dict_metadata") if isinstance(metadata, Inert) else None
+    if not isinstance(storage, dict) or not isinstance(described, dict) or len(cast("Any", storage)) > _MAX_PARTS:
+        raise CheckpointError("it does not describe a checkpoint")
+    sizes: dict[str, int] = {}
+    places: set[tuple[str, tuple[int, ...]]] = set()
+    for index, info in cast("dict[Any, Any]", storage).items():
+        name, key = info.get("relative_path"), index.get("fqn")
+        (begin, length), offsets = numbers_of([info.get("offset"), info.get("length")]), index.get("offset", None)
+        fault = path_fault(name) if isinstance(name, str) else "is no string"
+        if fault or "/" in name:
+            raise CheckpointError(f"it names the file {name!r}, which {fault or 'is in another folder'}")
+        if name not in sizes:
+            if not (folder / name).is_file():
+                raise CheckpointError(f"it names the file {name}, which is missing")
+            with (folder / name).open("rb") as file:
+                sizes[name] = file.seek(0, io.SEEK_END)
+        if begin + length > sizes[name]:
+            raise CheckpointError(f"{name} has {sizes[name]} bytes, and a part of {key} ends at {begin + length}")
+        places.add((key, numbers_of(offsets) if offsets is not None else ()))
+    _check_parts(cast("dict[str, Any]", described), places)
+    for index, info in cast("dict[Any, Any]", storage).items():
+        described_as: Any = cast("dict[str, Any]", described).get(index.get("fqn"))
+        if type(described_as).__name__ == "BytesStorageMetadata":
+            place = folder / info.get("relative_path")
+            read_torch_file(place, begin=info.get("offset"), length=info.get("length"), check_name=names.check)
+    last = max((int(match[1]) for name in sizes if (match := _SHARD.fullmatch(name))), default=0)
+    return DcpFolder(last + 1, frozenset(key for key in cast("dict[Any, Any]", described) if isinstance(key, str)))
+
+
+def _check_parts(described: dict[str, Any], places: set[tuple[str, tuple[int, ...]]]) -> None:
+    """Check that each part of each tensor has a place, and that the parts make the whole tensor."""
+    left = _MAX_PARTS
+    for key, entry in described.items():
+        if type(entry).__name__ != "TensorStorageMetadata":
+            if (key, ()) not in places:
+                raise CheckpointError(f"it does not say where {key} is")
+            continue
+        num_elements = 0
+        for chunk in entry.get("chunks"):
+            left -= 1  # one list may be the value of many entries
+            if left < 0:
+                raise CheckpointError(f"it lists more than {_MAX_PARTS} parts of tensors")
+            num_elements += math.prod(numbers_of(chunk.get("sizes")))
+            if (key, numbers_of(chunk.get("offsets"))) not in places:
+                raise CheckpointError(f"it does not say where a part of {key} is")
+        if num_elements != math.prod(numbers_of(entry.get("size"))):
+            raise CheckpointError(f"the parts of {key} do not make the whole tensor")

@@ -1,0 +1,71 @@
+"""Computes the manifest that a checkpoint of another program would have: reads all of its files once.
+
+The same files always have the same manifest, so that a repeated start continues the same run.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from safepoint.checkpoint.foreign.examine import Examination
+from safepoint.checkpoint.foreign.layout import ARGUMENTS
+from safepoint.checkpoint.format.digest import FileDigester, digest_bytes
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
+from safepoint.errors import CheckpointError, SafepointError
+from safepoint.foundation import clock
+from safepoint.foundation.units import ByteCounter
+from safepoint.storage.store import Store
+
+_NUM_THREADS = 4
+
+
+def describe(store: Store, found: Examination, progress: Callable[[int, int], None] | None = None) -> Manifest:
+    """The manifest of a checkpoint that was examined.
+
+    Args:
+        store: see `examine`.
+        found: without faults.
+        progress: called with bytes read so far and bytes in all.
+
+    Raises:
+        CheckpointError: the checkpoint changed after it was examined, or has too many files for a manifest.
+        StorageError: it cannot be read.
+    """
+    if found.facts is None:
+        raise ValueError(f"{found.name} has faults, and no manifest")
+    counter, lock = ByteCounter(progress, sum(found.files.values())), threading.Lock()
+
+    def entry_of(path: str) -> FileEntry:
+        digester = FileDigester()
+
+        def take(block: memoryview) -> None:
+            digester.update(block)
+            with lock:
+                counter.add(len(block))
+
+        if found.files[path]:
+            store.stream(f"{found.name}/{path}", take, start=0, length=found.files[path])
+        return FileEntry.of(path, digester.result())
+
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-describe") as threads:
+        entries = tuple(threads.map(entry_of, sorted(found.files)))
+    _check_unchanged(store, found)
+    # All checkpoints of one run of the Trainer have the same arguments.
+    of_run = [entry for entry in entries if entry.path == ARGUMENTS] or entries
+    run_id = digest_bytes("".join(entry.digest for entry in of_run).encode()).rpartition(":")[2]
+    facts = dataclasses.replace(found.facts, run_id=run_id)
+    manifest = facts.to_manifest(trigger=Trigger.PERIODIC, files=entries)
+    manifest = dataclasses.replace(manifest, created=clock.as_utc(found.modified_s))
+    try:
+        manifest.to_bytes()
+    except SafepointError as error:
+        raise CheckpointError(f"{found.name} has too many files: {error.message}") from error
+    return manifest
+
+
+def _check_unchanged(store: Store, found: Examination) -> None:
+    listed = {item.key.removeprefix(f"{found.name}/"): item for item in store.list(found.name)}
+    newest_s = max((item.modified_s for item in listed.values()), default=0.0)
+    if {path: item.size_bytes for path, item in listed.items()} != dict(found.files) or newest_s > found.modified_s:
+        raise CheckpointError(f"{store.location.child(found.name)} changed while it was read; nothing of it is used")

@@ -1,0 +1,131 @@
+"""Writes manifests for checkpoints that another program wrote, so that Safepoint treats them as its own.
+
+Promises: a checkpoint is adopted only if it has no fault, as far as its format allows to see that. The files stay
+where they are and are not changed; the manifest is written last. From then on every changed bit is found, and
+retention counts the checkpoint.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.checkpoint.commit import Destination, Record, commit, fsync_parents
+from safepoint.checkpoint.foreign.describe import describe
+from safepoint.checkpoint.foreign.examine import examine
+from safepoint.checkpoint.foreign.layout import ARGUMENTS
+from safepoint.checkpoint.format.verify import Fault, compare_listing, list_files
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.store_destination import StoreDestination
+from safepoint.checkpoint.tools.inventory import Inventory, Item
+from safepoint.errors import CheckpointError, SaveError
+from safepoint.foundation import files
+
+Progress = Callable[[str, int, int], None]
+"""Receives the name of the checkpoint that is read, bytes done, and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """What became of one checkpoint.
+
+    Args:
+        item: the checkpoint, as it was listed.
+        faults: why it was not adopted; empty if it was.
+    """
+
+    item: Item
+    faults: tuple[Fault, ...]
+
+
+def adopt(
+    inventory: Inventory,
+    items: list[Item],
+    *,
+    accumulation: int | None = None,
+    dry_run: bool,
+    progress: Progress,
+) -> list[Adoption]:
+    """Adopt checkpoints, oldest first.
+
+    Args:
+        inventory: of their location.
+        items: foreign ones, newest first.
+        accumulation: see `examine`.
+        dry_run: examine them only.
+        progress: see `Progress`.
+
+    Raises:
+        ConflictError: a run is using the location.
+        StorageError: the location cannot be read or written.
+    """
+    output = OutputFolder(inventory.folder) if inventory.folder is not None else None
+    if output is not None and items and not dry_run:
+        output.prepare()
+        output.claim(wait_s=0, waiting=lambda who: None)
+    try:
+        return [
+            Adoption(
+                item=item,
+                faults=_adopt(inventory, item, accumulation=accumulation, dry_run=dry_run, progress=progress),
+            )
+            for item in reversed(items)
+        ]
+    finally:
+        if output is not None:
+            output.release()
+
+
+def _adopt(
+    inventory: Inventory, item: Item, *, accumulation: int | None, dry_run: bool, progress: Progress
+) -> tuple[Fault, ...]:
+    found = examine(inventory.store, item.name, accumulation=accumulation)
+    if found.faults:
+        return found.faults
+    if not found.is_batch_known:
+        reason = (
+            "it is missing or damaged, and only it states the micro-batches of a step; use --gradient-accumulation"
+        )
+        return (Fault(file=ARGUMENTS, reason=reason),)
+    if dry_run:
+        return ()
+    try:
+        manifest = describe(inventory.store, found, lambda done, total: progress(item.name, done, total))
+    except CheckpointError as error:
+        return (Fault(file=".", reason=error.message),)
+    destination: Destination
+    if inventory.folder is not None:
+        destination = _InPlace(inventory.folder / item.name)
+    else:
+        destination = StoreDestination(RemoteFolder.as_guest(inventory.store), item.name)
+    commit(destination, manifest)
+    return ()
+
+
+class _InPlace:
+    """A folder that has its name and its files already, and gets a manifest; see `Destination`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._record: Record | None = None
+
+    def prepare(self, record: Record | None) -> None:
+        """See `Destination`."""
+        if record is None:
+            raise TypeError("a checkpoint needs a manifest")
+        present = list_files(self._folder)
+        faults = compare_listing(record.files, present, extra=True)
+        if faults:
+            raise SaveError(f"{self._folder} changed while it was read: {faults[0]}; it was not adopted")
+        for path in present:
+            files.fsync_file(self._folder / path)
+        fsync_parents(self._folder, present)
+        self._record = record
+
+    def publish(self) -> None:
+        """See `Destination`."""
+        assert self._record is not None
+        files.write_atomic(self._folder / self._record.file_name, self._record.to_bytes(), durable=True)
+
+    def discard(self) -> None:
+        """See `Destination`; nothing was written."""

@@ -1,0 +1,211 @@
+"""The checkpoints of other programs, for a start: which there are, and what their manifests would be (docs/adr/0023).
+
+Those in the first rank's folder and in the object store can be used. One in the folder of another node only cannot,
+because nothing says which parts of it each node has. All calls are collective.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from safepoint.checkpoint.foreign.describe import describe
+from safepoint.checkpoint.foreign.examine import Examination, examine, is_foreign
+from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
+from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.verify import Fault
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.errors import CheckpointError
+from safepoint.foundation.events.console import ProgressLine
+from safepoint.storage.location import Location, Scheme, parse_location
+from safepoint.storage.opening import open_store
+from safepoint.storage.store import Store
+from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks, on_first_rank
+from safepoint.training.collective.peers import Peers
+from safepoint.training.start.copies import Origin, verify_best
+from safepoint.training.start.folders import Folders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignCheckpoint:
+    """A checkpoint of another program, examined and with the digests of its files.
+
+    Args:
+        manifest: what its manifest would be.
+        origin: where it is, and what is known about it.
+        folder: its folder on the first rank; None if it is in the object store.
+    """
+
+    manifest: Manifest
+    origin: Origin
+    folder: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a checkpoint of another program is.
+
+    Args:
+        step: as its name states it.
+        folder: the folder that contains it; None for the object store.
+        rank: the rank that sees the folder.
+    """
+
+    step: int
+    folder: Path | None
+    rank: int = 0
+
+
+class ForeignCheckpoints:
+    """Those that a start can see.
+
+    Args:
+        peers: all ranks.
+        root: the output folder of this rank.
+        folders: which ranks use which folder.
+        store: the object store, or None.
+        reject: called on every rank with the path of a checkpoint that cannot be used, and the reason.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        root: Path,
+        folders: Folders,
+        store: Store | None,
+        reject: Callable[[object, Fault], None],
+    ) -> None:
+        self._peers = peers
+        self._root = root
+        self._folders = folders
+        self._store = store
+        self._reject = reject
+
+    def places(self) -> list[Place]:
+        """All of them, newest first; in the folder before in the store. Not examined."""
+
+        own = self._peers.place
+
+        def find() -> list[Place]:
+            found = list_checkpoints(self._root) if self._folders.is_owner else []
+            steps = [step_of(path) or 0 for path in found if is_foreign(path)]
+            places = [Place(step=step, folder=self._root, rank=own.rank) for step in steps]
+            if own.is_first and self._store is not None:
+                places += [Place(step=step, folder=None) for step in RemoteFolder(self._store).foreign_steps()]
+            return places
+
+        everywhere = [place for places in on_all_ranks(self._peers, find) for place in places]
+        return sorted(everywhere, key=lambda place: -place.step)  # the sort is stable
+
+    def newest(self) -> ForeignCheckpoint | None:
+        """The newest one that can be resumed from; those that cannot are rejected."""
+        for place in self.places():
+            found = self.read(place)
+            if isinstance(found, ForeignCheckpoint):
+                return found
+            self._reject(self.where(place), found)
+        return None
+
+    def read(self, place: Place) -> ForeignCheckpoint | Fault:
+        """Examine one, and read all of its files; a Fault if it cannot be resumed from."""
+
+        if place.rank:
+            return Fault(
+                file=".", reason=f"it is in the folder of rank {place.rank}, which the first rank does not see"
+            )
+
+        def read() -> ForeignCheckpoint | Fault | None:
+            if not self._peers.place.is_first:
+                return None
+            store, found = self._examine(place)
+            if found.faults:
+                return found.faults[0]
+            try:
+                manifest = describe(store, found, ProgressLine("reading").update)
+            except CheckpointError as error:
+                return Fault(file=".", reason=error.message)
+            origin = Origin(where=self.where(place), writer=found.writer, is_batch_known=found.is_batch_known)
+            folder = None if place.folder is None else place.folder / found.name
+            return ForeignCheckpoint(manifest=manifest, origin=origin, folder=folder)
+
+        result = long_on_all_ranks(self._peers, read)[0]
+        assert result is not None
+        return result
+
+    def fault_of(self, place: Place) -> str:
+        """Why one cannot be resumed from; empty if it can, as far as that is known without reading all of it."""
+
+        def fault() -> str:
+            if place.rank:
+                return f"it is in the folder of rank {place.rank}, which the first rank does not see"
+            faults = self._examine(place)[1].faults
+            return str(faults[0]) if faults else ""
+
+        return on_first_rank(self._peers, fault)
+
+    def named(self, text: str) -> Place | None:
+        """The one that `--resume` names, in any folder or in the run's own store; None if it names no such one."""
+
+        def find() -> Place | None:
+            path = Path(text)
+            if is_foreign(path):
+                return Place(step=step_of(path) or 0, folder=path.parent)
+            step = step_in(self._store.location, text) if self._store is not None else None
+            if step is None or self._store is None or step not in RemoteFolder(self._store).foreign_steps():
+                return None
+            return Place(step=step, folder=None)
+
+        return on_first_rank(self._peers, find)
+
+    def where(self, place: Place) -> str:
+        """Its path or URI, for messages."""
+        name = checkpoint_name(place.step)
+        if place.folder is not None:
+            return str(place.folder / name)
+        return str(self._store.location.child(name)) if self._store is not None else name
+
+    def _examine(self, place: Place) -> tuple[Store, Examination]:
+        store = self._store if place.folder is None else open_store(_location_of(place.folder))
+        assert store is not None
+        return store, examine(store, checkpoint_name(place.step), allowed=_allowed_names())
+
+
+def check_best(path: Path) -> None:
+    """Verify the checkpoint with the best model, which a framework is about to load. If it was deleted, do nothing.
+
+    Raises:
+        CheckpointError: the checkpoint is not valid.
+    """
+    if not is_foreign(path):
+        verify_best(path)
+        return
+    found = examine(open_store(_location_of(path.parent)), path.name, allowed=_allowed_names())
+    if found.faults:
+        raise CheckpointError(
+            f"the best checkpoint {path} is not valid: {found.faults[0]}; its model was not loaded",
+            hint="move it away and run the same command again; training then ends with the last step's model",
+        )
+
+
+def step_in(location: Location, text: str) -> int | None:
+    """The step of a checkpoint at `location` that an argument names by its URI; None if it names something else."""
+    try:
+        named = parse_location(text)
+    except ValueError:
+        return None
+    return step_of(Path(named.name)) if named.is_remote and named.parent == location else None
+
+
+def _location_of(folder: Path) -> Location:
+    return Location(scheme=Scheme.FILE, path=str(folder.absolute()))
+
+
+def _allowed_names() -> set[str]:
+    """What the script has allowed with `torch.serialization.add_safe_globals`."""
+    serialization: Any = torch.serialization
+    given: list[Any] = serialization.get_safe_globals()
+    # With a class there may be the name that stands for it in a file.
+    pairs: list[tuple[Any, Any]] = [one if isinstance(one, tuple) else (one, None) for one in given]
+    return {name or f"{one.__module__}.{one.__qualname__}" for one, name in pairs}
