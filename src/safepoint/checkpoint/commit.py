@@ -80,7 +80,8 @@ def commit(
             So no node publishes its part before all nodes have prepared theirs.
 
     Raises:
-        SafepointError, OSError: nothing was committed, see `Destination`.
+        SafepointError, OSError: nothing was committed, unless the error came after the rename in `publish`, such as
+            one of the fsync.
     """
     together(lambda: destination.prepare(record))
     together(destination.publish)

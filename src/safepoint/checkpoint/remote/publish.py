@@ -204,11 +204,15 @@ class NodeUploaders:
                 if (step_of(Path(name)) or 0) < newest:
                     del self.awaited[name]
                 else:
-                    self._is_complete(name, deadline_s)
+                    self._look_for(name, deadline_s)
         return not self.awaited
 
-    def _is_complete(self, name: str, deadline_s: float | None) -> bool:
-        """Whether the checkpoint `name` is committed with this node's manifest, or this node does not wait for it."""
+    def _look_for(self, name: str, deadline_s: float | None) -> bool:
+        """Stop waiting for the checkpoint `name` if it is committed with this node's manifest.
+
+        Returns:
+            Whether this node does not wait for it, or not any more.
+        """
         manifest = self.awaited.get(name)
         if manifest and self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == manifest.to_bytes():
             del self.awaited[name]
@@ -247,5 +251,5 @@ class NodeUploaders:
         if signs != self._signs:
             self._signs = signs
             alive()
-        if not self._is_complete(newest, deadline_s):
+        if not self._look_for(newest, deadline_s):
             raise TransientError(f"{self._remote.where(newest)} still lacks the parts of other nodes")

@@ -66,7 +66,7 @@ class StoredWeight:
         end = 0
         for run in ordered:
             if run.begin != end or run.num_bytes < 0 or run.offset < 0:
-                raise CheckpointError(f"the checkpoint has bytes of {name} twice or not at all, at byte {end}")
+                raise CheckpointError(f"the stored parts of {name} overlap or leave a gap at byte {end}")
             end += run.num_bytes
         if end != shape.num_bytes:
             raise CheckpointError(f"the checkpoint has {end} of {shape.num_bytes} bytes of {name}")

@@ -139,8 +139,8 @@ def _check_all_used(used: int, there: int, align: int) -> None:
     """Check that the unused rest of a flat group of `there` elements is only padding to a multiple of `align`."""
     if -(-used // align) != -(-there // align):
         raise CheckpointError(
-            f"the stated weights use {used} of {there} stored elements; the rest is more than padding, so the layout "
-            "is not known"
+            f"the checkpoint lists weights with {used} elements, and {there} are stored; padding does not explain "
+            "the difference, so the layout is not known"
         )
 
 

@@ -134,8 +134,8 @@ class RunOptions:
         typer.Option(
             metavar="SECONDS",
             envvar="SAFEPOINT_GRACE",
-            help="The platform's grace period: the time between SIGTERM and SIGKILL. `submit --on` without this "
-            "option: that of the runtime.",
+            help="The platform's grace period: the time between SIGTERM and SIGKILL. On a cluster, the default is "
+            "that of the training runtime.",
         ),
     ] = 30.0
     metrics_port: Annotated[
@@ -152,8 +152,8 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="auto: start from the newest valid checkpoint. never: start at step 0. PATH: start from this "
-            "checkpoint.",
+            help="auto: start from the newest valid checkpoint. never: start at step 0, also when ranks are "
+            "restarted; --from-scratch does so only once. PATH: start from this checkpoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[

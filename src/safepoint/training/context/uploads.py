@@ -43,7 +43,7 @@ class Uploader:
         self._deaths_s: list[float] = []
         self._result: bool | None = None
         self.newest_only = True
-        """Whether every call of `finish` so far was for the newest checkpoint only."""
+        """Whether `finish` was asked for the newest checkpoint only; also True before it is called."""
         self._check_at_s = 0.0
 
     def failure(self) -> str | None:

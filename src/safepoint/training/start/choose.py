@@ -133,7 +133,7 @@ class CheckpointChooser:
         is_first_start = self._first_start.is_now()
         if settings.resume == "never" or (settings.from_scratch and is_first_start):
             self._set_aside_newer_than(-1, with_foreign=True)
-            self._first_start.is_over()
+            self._first_start.leave_mark()
             return None
         if in_memory is not None:
             found = in_memory.manifest
@@ -156,7 +156,7 @@ class CheckpointChooser:
         # Newer checkpoints are damaged, or `--resume` names an older one. Later saves may get their names.
         self._set_aside_newer_than(point.manifest.step)
         if is_first_start:
-            self._first_start.is_over()
+            self._first_start.leave_mark()
         self._report(
             Resumed(
                 step=point.manifest.step,

@@ -32,7 +32,7 @@ class FirstStart:
 
     def is_now(self) -> bool:
         """Whether the settings have a choice that applies to this start: the ranks were not restarted, and no earlier
-        start has called `is_over`.
+        start has called `leave_mark`.
 
         Raises:
             StorageError: the mark cannot be read.
@@ -41,14 +41,14 @@ class FirstStart:
             self._is_now = self._may_be and not on_first_rank(self._peers, self._is_marked)
         return self._is_now
 
-    def is_over(self) -> None:
+    def leave_mark(self) -> None:
         """Leave the mark: the choice was applied.
 
         Raises:
             StorageError: the mark cannot be written.
         """
         if self.is_now() and self._mark is not None:
-            on_first_rank(self._peers, self._leave_mark)
+            on_first_rank(self._peers, self._write_mark)
 
     def _is_marked(self) -> bool:
         if self._mark is None:
@@ -64,7 +64,7 @@ class FirstStart:
             return False
         return True
 
-    def _leave_mark(self) -> None:
+    def _write_mark(self) -> None:
         assert self._mark is not None
         if self._store is None:
             try:

@@ -148,7 +148,7 @@ def test_a_choice_of_a_job_in_an_object_store_applies_once(output: OutputFolder,
     for expected in (True, False):
         first = FirstStart(peers, prepared(tmp_path / f"pod-{expected}"), store, settings)
         assert first.is_now() is expected
-        first.is_over()
+        first.leave_mark()
 
 
 def test_a_named_one_sets_the_later_ones_aside(output: OutputFolder) -> None:

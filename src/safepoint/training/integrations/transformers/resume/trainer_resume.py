@@ -168,7 +168,7 @@ class TrainerResume:
         return self._state.pending
 
     def _drop_other_best(self, folder: Path) -> None:
-        """Forget a best checkpoint that is not one of this run's: the training would end with its weights.
+        """Forget a best checkpoint of another run. Otherwise the training would end with that one's weights.
 
         Args:
             folder: the folder of the checkpoint that the run resumes from.
