@@ -11,8 +11,12 @@ import torch
 from safepoint.checkpoint.format.digest import digest_file
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import CheckpointError, ConflictError
-from safepoint.training.integrations.transformers.resume.counters import TrlCounters, restore_callbacks
-from safepoint.training.integrations.transformers.resume.loaded_model import check_adapter_settings, complete_load
+from safepoint.training.integrations.transformers.resume.counters import TrainerCounters, restore_callbacks
+from safepoint.training.integrations.transformers.resume.loaded_model import (
+    complete_load,
+    load_later_adapters,
+    only_own_adapters,
+)
 from safepoint.training.integrations.transformers.resume.trainer_resume import _check_state
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
 from safepoint.training.start.copies import ResumePoint
@@ -35,7 +39,7 @@ class Online:
 def test_attributes_of_a_trainer(part: str) -> None:
     trainer = Online()
     hostile: Any = {"hub_model_id": "theirs/model", "save_model": 5, "args": {}, "model": None}
-    TrlCounters(**{part: hostile}).restore(trainer)
+    TrainerCounters(**{part: hostile}).restore(trainer)
     assert trainer.hub_model_id == "mine/model"
     assert "save_model" not in vars(trainer)
     assert isinstance(trainer.args, SimpleNamespace)
@@ -107,20 +111,26 @@ def test_an_adapter_that_the_model_lacks(mine: list[str], tmp_path: Path) -> Non
     model = SimpleNamespace(peft_config={name: SimpleNamespace(to_dict=dict) for name in mine})
     for name in mine:
         _adapter(tmp_path if name == "default" else tmp_path / name)
-    check_adapter_settings(model, tmp_path, step=3)
+    load_later_adapters(model, mine, tmp_path, step=3)
     _adapter(tmp_path / "theirs", megatron_config={"a": 1}, megatron_core="megatron.theirs", target_modules="(.*)*X")
+    called: list[str] = []
+    model.load_adapter = lambda path, name: called.append(name)
+    with only_own_adapters(model):
+        for name in [*mine, "theirs"]:
+            model.load_adapter(tmp_path, name)
+    assert called == mine
     with pytest.raises(ConflictError, match="has an adapter theirs"):
-        check_adapter_settings(model, tmp_path, step=3)
+        load_later_adapters(model, mine, tmp_path, step=3)
 
 
 def test_an_adapter_without_a_name(tmp_path: Path) -> None:
     """Beside an adapter of the script, it would be added under the name `default`."""
     model = SimpleNamespace(peft_config={"policy": SimpleNamespace(to_dict=dict)})
     _adapter(tmp_path)
-    check_adapter_settings(model, tmp_path, step=3)  # the Trainer loads it into the model's own one
+    load_later_adapters(model, ["policy"], tmp_path, step=3)  # the Trainer loads it into the model's own one
     _adapter(tmp_path / "policy")
     with pytest.raises(ConflictError, match="has an adapter default"):
-        check_adapter_settings(model, tmp_path, step=3)
+        load_later_adapters(model, ["policy"], tmp_path, step=3)
 
 
 def test_the_configuration_of_the_checkpoint_is_not_used(tmp_path: Path) -> None:

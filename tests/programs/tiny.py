@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 from strategies import SHARDED, arguments_for, save_final, whole_state
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
+    DataCollatorForLanguageModeling,
     EarlyStoppingCallback,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3MoeConfig,
@@ -204,6 +208,7 @@ def main() -> None:
     )
     parser.add_argument("--zero-variant", default="", choices=("", "sums", "offload"))
     parser.add_argument("--split-at-load", action="store_true", help="load the model as ZeRO-3 splits it")
+    parser.add_argument("--masks", action="store_true", help="a collator that draws random numbers, as in run_mlm")
     parser.add_argument("--tell-samples", action="store_true")
     parser.add_argument("--tell-state", type=int, default=None, metavar="STEP")
     options = parser.parse_args()
@@ -231,6 +236,13 @@ def tiny_model(options: argparse.Namespace) -> torch.nn.Module:
         return Qwen2ForCausalLM(Qwen2Config(**shape))
     experts = {"num_experts": options.experts, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **experts))
+
+
+def masking_collator() -> DataCollatorForLanguageModeling:
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(64)}, unk_token="w0"))
+    return DataCollatorForLanguageModeling(
+        PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", pad_token="w1", mask_token="w2")
+    )
 
 
 def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) -> torch.nn.Module:
@@ -295,6 +307,7 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
         args,
         train_dataset=data,
         eval_dataset={name: Blocks(16, 4) for name in options.eval_sets} or Blocks(16, 4),
+        data_collator=masking_collator() if options.masks else None,
     )
     trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data.startswith("stateful")
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000

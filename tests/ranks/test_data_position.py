@@ -100,3 +100,44 @@ def test_a_step_that_is_given_up_is_trained_on_later(tmp_path: Path) -> None:
     with no_orphans(job):
         assert job.wait() == 0, job.text
     assert_same_run(output, reference)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((), ()),
+        *(
+            pytest.param(shape, options, marks=pytest.mark.long)
+            for shape in [(), ("--workers", "2"), ("--data", "stream"), ("--data", "stateful")]
+            for options in [(), ("--nproc-per-node", "2")]
+            if shape or options
+        ),
+        pytest.param(
+            ("--workers", "2", "--settings", '{"dataloader_persistent_workers": true}'), (), marks=pytest.mark.long
+        ),
+        pytest.param(
+            ("--settings", '{"accelerator_config": {"dispatch_batches": true}}'),
+            ("--nproc-per-node", "2"),
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+@pytest.mark.parametrize("stop", [3, pytest.param(11, marks=pytest.mark.long)])
+def test_a_collator_that_draws_random_numbers(
+    shape: tuple[str, ...], options: tuple[str, ...], stop: int, tmp_path: Path
+) -> None:
+    """Accelerate has fetched a batch ahead, whose numbers were drawn, and workers have states of their own."""
+    more = ("--masks", "--samples", "60", "--max-steps", "20", "--logging-steps", "1", *shape)
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = safepoint(reference, *options, program=tiny(reference, *more))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    job = safepoint(output, *options, program=tiny(output, *more, "--step-ms", "50"))
+    with no_orphans(job):
+        job.wait_for_step(stop)
+        os.kill(job.rank_pids()[0], signal.SIGTERM)
+        assert job.wait() == 75, job.text
+    job = safepoint(output, *options, program=tiny(output, *more))
+    with no_orphans(job):
+        assert job.wait() == 0, job.text
+    assert_same_run(output, reference)

@@ -53,14 +53,15 @@ _ONLINE = {"num_generations": 2, "max_completion_length": 8, "reward_funcs": "re
 # A generation is for two steps, twice: some of it is still to be trained on when the run is interrupted.
 _REUSED = {**_ONLINE, "num_iterations": 2, "steps_per_generation": 4, "logging_steps": 3}
 SCRIPTS = {
-    # Averages between two log lines are part of the log that is compared.
-    "sft": Script("sft", "text", {"max_length": 64, "logging_steps": 7}),
+    # Averages between two log lines are part of the log that is compared. The last batch of an epoch is not full:
+    # what fills it up is removed from what is gathered.
+    "sft": Script("sft", "text", {"max_length": 64, "logging_steps": 7, "per_device_train_batch_size": 5}),
     "dpo": Script("dpo", "preferences", {"max_length": 64}),
     "dpo, the reference follows": Script(
         "dpo", "preferences", {"max_length": 64, "sync_ref_model": True, "ref_model_sync_steps": 2}
     ),
     "reward": Script("reward", "preferences", {"max_length": 64, "logging_strategy": "epoch"}),
-    "kto": Script("kto", "judged", {"max_length": 64}),
+    "kto": Script("kto", "judged", {"max_length": 64, "per_device_train_batch_size": 5}),
     "grpo": Script("grpo", "prompts", _ONLINE, generation=5),
     "rloo": Script("rloo", "prompts", _ONLINE, generation=5),
     "grpo, completions reused": Script("grpo", "prompts", _REUSED, generation=2),

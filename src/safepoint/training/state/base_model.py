@@ -199,7 +199,8 @@ def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, s
         raise ConflictError(
             f"the adapters of step {step} were trained on {_name_of(saved)}, this run has loaded {_name_of(now)}: "
             "the weights differ; training was not started",
-            hint="load the weights that the run began with, or start a new run with --from-scratch",
+            hint="load the weights that the run began with; if the adapter's initialization changes them (PiSSA, "
+            "OLoRA), call transformers.set_seed before the adapter is made; or start a new run with --from-scratch",
         )
 
 

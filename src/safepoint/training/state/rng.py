@@ -19,14 +19,19 @@ def capture_rng() -> dict[str, Any]:
 
     Other CUDA devices are left out: they belong to other ranks, and another machine may have more or fewer of them.
     """
-    states: dict[str, Any] = {
+    states = capture_host_rng()
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def capture_host_rng() -> dict[str, Any]:
+    """`capture_rng` without devices, which a forked process must not use."""
+    return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.random.get_rng_state(),
     }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
 
 
 def restore_rng(states: dict[str, Any]) -> None:

@@ -70,10 +70,11 @@ class TrackedLoader:
         """
         if not is_ahead:
             return self.data.position()
+        fetched = self.data.fetched(num_ahead=1)
         if self._before is not None:
-            return self._before
+            return dataclasses.replace(self._before, fetched=fetched)
         now = self.data.position()
-        return dataclasses.replace(now, batches=now.batches - 1)
+        return dataclasses.replace(now, batches=now.batches - 1, fetched=fetched)
 
 
 class LightningData:

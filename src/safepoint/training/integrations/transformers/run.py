@@ -25,7 +25,9 @@ from safepoint.training.collective.peers import join_peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.boundary import Boundary, release
 from safepoint.training.integrations.transformers.arguments import finish_settings, written_once
-from safepoint.training.integrations.transformers.resume.counters import TrlCounters
+from safepoint.training.integrations.transformers.resume.counters import TrainerCounters
+from safepoint.training.integrations.transformers.resume.generation_settings import generation_settings
+from safepoint.training.integrations.transformers.resume.loaded_model import only_own_adapters
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
 from safepoint.training.integrations.transformers.resume.trainer_state import (
     DeferredWork,
@@ -155,6 +157,10 @@ class TrainerRun(TrainerCallback):
             base = self._peers.from_first(base)
         check_base(saved, base, manifest.step)
 
+    def _load_model(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with only_own_adapters(self._trainer.model):
+            return _load_only_data(original, *args, **kwargs)
+
     def _resume_path(self, resume_from: Any) -> Any:
         if self._start.point is not None:
             return str(self._start.point.path)
@@ -176,7 +182,7 @@ class TrainerRun(TrainerCallback):
         overrides.override(trainer, "_finalize_training", self._finalize)
         overrides.override(trainer, "_push_from_checkpoint", self._push_later)
         overrides.override(trainer, "_load_best_model", self._load_best_model)
-        overrides.override(trainer, "_load_from_checkpoint", _load_only_data)
+        overrides.override(trainer, "_load_from_checkpoint", self._load_model)
         overrides.override(trainer, "_load_optimizer_and_scheduler", _load_only_data)
         overrides.override(trainer.callback_handler, "on_save", self._callbacks.on_save)
         self._resume.override(overrides)
@@ -312,8 +318,9 @@ class TrainerRun(TrainerCallback):
         control.should_save = control.should_save or self._boundary.is_save_due
 
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # An evaluation before the first step belongs to no step; every start repeats it.
         is_due = not kwargs.get("skip_scheduler", False)
+        if not is_due and self._start.point is not None:
+            return {}  # `eval_on_start`: the run has started before, and its log has this evaluation
         is_save_due = is_due and bool(self._trainer.control.should_save)
         pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
         self._evaluating = self._rollback_point(pending, with_buffers=False)
@@ -356,7 +363,9 @@ class TrainerRun(TrainerCallback):
             epoch_rng=loader.epoch_rng,
             loader=loader.loader,
             generators=loader.generators,
-            counted=TrlCounters.of(self._trainer),
+            fetched=loader.fetched,
+            generation=generation_settings(self._trainer.model),
+            counted=TrainerCounters.of(self._trainer).since(self._resume.counted_at_begin),
             asked_accumulation=self._resume.requested_accumulation,
             is_irregular=not self._resume.is_regular,
             elapsed_s=self._resume.elapsed_s + clock.monotonic_s() - self._loop_started_s,

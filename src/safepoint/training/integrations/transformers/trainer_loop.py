@@ -131,7 +131,7 @@ class TrainerLoop:
         if writes_shards(self._trainer.accelerator) and place.is_first:
             self._write_config(folder)
         if self._trainer.args.should_save:
-            self._resume.reference.write(folder)
+            self._resume.kept.write(folder)
         self._rank_state().write(folder, place.rank)
 
     def _without_base(self) -> contextlib.AbstractContextManager[None]:

@@ -34,6 +34,7 @@ class Position:
         sampler: the kind of the loader's sampler.
         generators: states of the generators of loader and samplers at the start of the running epoch; before its
             first batch, the current ones.
+        fetched: see `Fetches.state`.
     """
 
     epoch: int = 0
@@ -42,6 +43,7 @@ class Position:
     loader: Any = None
     sampler: str = ""
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    fetched: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, as a checkpoint stores them."""
@@ -124,8 +126,8 @@ def rescale_position(
             hint=hint,
         )
     if _is_at_epoch_end(position, manifest, data):
-        return dataclasses.replace(position, batches=data.num_batches, loader=None)
-    return dataclasses.replace(position, batches=position.batches * before // now, loader=None)
+        return dataclasses.replace(position, batches=data.num_batches, loader=None, fetched={})
+    return dataclasses.replace(position, batches=position.batches * before // now, loader=None, fetched={})
 
 
 def _num_batches_before(position: Position, manifest: Manifest) -> int | None:

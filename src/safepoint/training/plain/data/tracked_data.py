@@ -9,22 +9,19 @@ The order of an epoch is drawn from the random number states at its start. A res
 loader draw the order, and then restores the states of the checkpoint's step. The generators of the loader and of its
 samplers are set to the states that they had at the start of the epoch, and draw on from these.
 
-A loader that Accelerate has prepared counts its epochs by itself, and Accelerate's own function skips batches. Such a
-loader reads one batch ahead, so a data set that draws random numbers in this process draws other numbers after a
-resume.
+A loader that Accelerate has prepared counts its epochs by itself. `fetches` restores the random numbers that reading
+the data draws.
 """
 
-import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
-from safepoint.foundation import clock
-from safepoint.foundation.units import format_duration
+from safepoint.training.plain.data.fetches import Fetches
 from safepoint.training.plain.data.position import ACCELERATED, GENERATED, DataProgress, Position
+from safepoint.training.plain.data.skipping import skip_batches
 from safepoint.training.state.rng import (
     capture_rng,
     generators_of,
@@ -35,8 +32,6 @@ from safepoint.training.state.rng import (
 
 _SEEDED = f"{ACCELERATED}SeedableRandomSampler"
 """This sampler draws from a seed and the number of the epoch. It may create its generator in the first epoch."""
-_REPORT_EVERY_S = 5.0
-_END = object()
 
 
 class TrackedData:
@@ -56,6 +51,7 @@ class TrackedData:
             and getattr(loader, "use_stateful_dataloader", True)
         )
         self._drop_first_pass()
+        self._fetches = Fetches(loader)
         self._generators = generators_of(loader)
         self._generator_states: list[torch.Tensor] = []
         self._is_by_count = False
@@ -113,7 +109,12 @@ class TrackedData:
             loader=state,
             sampler=self.sampler,
             generators=self._generator_states,
+            fetched=self.fetched(),
         )
+
+    def fetched(self, *, num_ahead: int | None = None) -> dict[str, Any]:
+        """See `Fetches.state`."""
+        return self._fetches.state(num_ahead=num_ahead) if self._fetches.is_followed else {}
 
     def next_epoch_start(self) -> Position:
         """The position at the start of the next epoch."""
@@ -121,7 +122,9 @@ class TrackedData:
 
     def _start_of(self, epoch: int) -> Position:
         states = [generator.get_state() for generator in self._generators]
-        return Position(epoch=epoch, sampler=self.sampler, generators=states)
+        return Position(
+            epoch=epoch, sampler=self.sampler, generators=states, fetched=self._fetches.state_between_epochs
+        )
 
     def resume(self, position: Position, rng: dict[str, Any] | None) -> None:
         """Continue from `position`.
@@ -173,14 +176,12 @@ class TrackedData:
         self._generator_states = [generator.get_state() for generator in self._generators]
         # Persistent workers keep their first sampler. If it left out batches, the loader's own count stays wrong.
         self._is_by_count = self._is_by_count and bool(getattr(self.loader, "persistent_workers", False))
-        batches = self._batches_after(resumed)
-        if rng is not None:
-            if _is_accelerates(self.loader):
-                batches = _with_first_fetched(batches)  # the loader draws the order with the first batch
-            restore_rng(rng)
+        batches = self._batches_after(resumed, rng)
         for batch in batches:
+            self._fetches.finish()
             self.batches += 1
             yield batch
+        self._fetches.finish()
 
     def _check_generators(self, position: Position) -> None:
         before, now = len(position.generators), len(self._generators)
@@ -211,21 +212,45 @@ class TrackedData:
         if _is_accelerates(self.loader):
             self.loader.set_epoch(self.epoch)  # pyright: ignore
 
-    def _batches_after(self, resumed: Position | None) -> Iterator[Any]:
-        """The batches of the epoch after the position `resumed`; all batches if it is None."""
+    def _batches_after(self, resumed: Position | None, rng: dict[str, Any] | None) -> Iterator[Any]:
+        """The batches of the epoch after the position `resumed`; all batches if it is None.
+
+        Args:
+            resumed: the position that the run resumes from.
+            rng: the random number states to set when the order has been drawn; None keeps the current ones.
+        """
         loader: Any = self.loader
         if resumed is None or not (resumed.batches or self._draws_extra_seed):
-            return iter(loader)
-        if self._has_state and resumed.loader is not None:
-            if not _is_finished(resumed.loader):
-                loader.load_state_dict(resumed.loader)
-                return iter(loader)
-            # With this state the loader would start the next pass at once. So the order of this epoch is drawn and
-            # skipped: the generators then have the states that the next pass needs. A stream draws no order.
-            if self._is_stream:
-                loader.load_state_dict({})
-                return iter(())
-        return self._skip(resumed.batches)
+            batches = iter(loader)
+        elif self._has_state and resumed.loader is not None and not _is_finished(resumed.loader):
+            loader.load_state_dict(resumed.loader)
+            return self._after_resume(resumed, rng)
+        elif self._has_state and resumed.loader is not None and self._is_stream:
+            # With this state the loader would start the next pass at once. A stream draws no order.
+            loader.load_state_dict({})
+            batches = iter(())
+        else:
+            # Other loaders, too, would start the next pass with such a state. So the order of this epoch is drawn and
+            # skipped: the generators then have the states that the next pass needs.
+            return self._skip(resumed, rng)
+        if rng is not None:
+            restore_rng(rng)
+        return batches
+
+    def _after_resume(
+        self, resumed: Position, rng: dict[str, Any] | None, *, skips: bool = False, is_read: bool = False
+    ) -> Iterator[Any]:
+        """The batches of a pass that continues an epoch; see `Fetches.resume`."""
+        loader: Any = self.loader
+        self._fetches.resume(
+            resumed.batches,
+            resumed.fetched,
+            lambda: None if rng is None else restore_rng(rng),
+            skips=skips,
+            is_read=is_read,
+            later=self._draws_extra_seed,
+        )
+        return skip_batches(iter(loader), resumed.batches, self._report) if is_read else iter(loader)
 
     @property
     def _is_stream(self) -> bool:
@@ -237,58 +262,20 @@ class TrackedData:
 
         Persistent workers draw their seed only before the first epoch, all others before each epoch.
         """
-        stays = bool(getattr(self.loader, "persistent_workers", False)) and not _is_accelerates(self.loader)
-        return stays and self.epoch > 0
+        return bool(getattr(self.loader, "persistent_workers", False)) and self.epoch > 0
 
-    def _skip(self, count: int) -> Iterator[Any]:
-        """An epoch without its first `count` batches.
+    def _skip(self, resumed: Position, rng: dict[str, Any] | None) -> Iterator[Any]:
+        """An epoch without the batches that were trained on.
 
         A loader does not count the batches that its sampler skips, so the loader's own state is not saved.
         """
-        loader: Any = self.loader
-        self._is_by_count = True
-        if _is_accelerates(loader) and not self._is_stream:
-            return iter(sys.modules["accelerate"].skip_first_batches(loader, count))
-        name = "batch_sampler" if getattr(loader, "batch_sampler", None) is not None else "sampler"
-        if self._is_stream or name not in getattr(loader, "__dict__", {}):
-            self._is_by_count = False
-            return skip_batches(iter(loader), count, self._report)
-        restore = _rng_restorer(self._generators) if self._draws_extra_seed else None
-        skipping = _Skipping(vars(loader)[name], count, restore)
-        vars(loader)[name] = skipping  # the loader refuses a plain assignment
-        try:
-            batches = iter(loader)
-        finally:
-            vars(loader)[name] = skipping.sampler
-        # Skip now, because the sampler may draw its order only when the first entry is requested.
-        skipping.skip()
+        self._is_by_count = self._fetches.can_skip
+        if self._fetches.is_followed:
+            return self._after_resume(resumed, rng, skips=self._is_by_count, is_read=not self._is_by_count)
+        batches = skip_batches(iter(self.loader), resumed.batches, self._report)  # pyright: ignore
+        if rng is not None:
+            restore_rng(rng)
         return batches
-
-
-def skip_batches(batches: Iterator[Any], count: int, report: Callable[[str], None]) -> Iterator[Any]:
-    """Read the first `count` batches and drop them, and report how long that takes.
-
-    Args:
-        batches: from the start of an epoch.
-        count: batches to drop.
-        report: receives a sentence every five seconds.
-    """
-    began_s = reported_s = clock.monotonic_s()
-    for done in range(1, count + 1):
-        if next(batches, _END) is _END:
-            break
-        now_s = clock.monotonic_s()
-        if now_s - reported_s > _REPORT_EVERY_S:
-            reported_s = now_s
-            left = format_duration((now_s - began_s) / done * (count - done))
-            report(f"skipping batches that were already trained on: {done} of {count}, {left} left")
-    return batches
-
-
-def _with_first_fetched(batches: Iterator[Any]) -> Iterator[Any]:
-    """Fetch the first batch now. Returns all batches, including this one."""
-    first = next(batches, _END)
-    return iter(()) if first is _END else itertools.chain((first,), batches)
 
 
 def _is_accelerates(loader: Any) -> bool:
@@ -298,58 +285,3 @@ def _is_accelerates(loader: Any) -> bool:
 def _is_finished(state: Any) -> bool:
     """Whether a loader's state says that its pass is over; the key is torchdata's."""
     return isinstance(state, dict) and bool(state.get("_iterator_finished"))  # pyright: ignore
-
-
-def _rng_restorer(generators: list[torch.Generator]) -> Callable[[], None]:
-    """A function that restores the current random number states."""
-    rng, states = capture_rng(), [generator.get_state() for generator in generators]
-
-    def restore() -> None:
-        restore_rng(rng)
-        restore_generators(generators, states)
-
-    return restore
-
-
-class _Skipping:
-    """Wraps a sampler, and leaves out its first entries in one pass only. The loader reads ahead from this object.
-
-    Args:
-        sampler: of single samples or of batches.
-        count: entries to leave out.
-        restore: restores the random number states from before the order was drawn. If given, the order is drawn when
-            the loader asks for an iterator, and not when it asks for the first entry.
-    """
-
-    def __init__(self, sampler: Any, count: int, restore: Callable[[], None] | None) -> None:
-        self.sampler = sampler
-        self._count = count
-        self._restore = restore
-        self._is_done = False
-        self._entries: Iterator[Any] = iter(())
-
-    def __iter__(self) -> "_Skipping":
-        is_early = self._restore is not None and not self._is_done
-        if self._restore is not None and is_early:
-            self._restore()  # a loader with workers asks for two iterators before it starts
-        self._entries = iter(self.sampler)
-        if is_early:
-            self._draw()
-        return self
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def skip(self) -> None:
-        """Leave out the first entries, unless they were left out before. Later passes have all entries."""
-        is_done, self._is_done = self._is_done, True
-        if self._restore is None and not is_done:
-            self._draw()
-
-    def _draw(self) -> None:
-        for _ in itertools.islice(self._entries, self._count):
-            pass
-
-    def __next__(self) -> Any:
-        self.skip()
-        return next(self._entries)

@@ -51,6 +51,10 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled": lambda: DataLoader(_numbers(), batch_size=4, shuffle=True),
     "shuffled, incomplete batch dropped": lambda: DataLoader(_numbers(), batch_size=4, shuffle=True, drop_last=True),
     "drawing while it reads": lambda: DataLoader(Noisy(), batch_size=4, shuffle=True),
+    "drawing in workers": lambda: DataLoader(Noisy(), batch_size=2, shuffle=True, num_workers=2),
+    "drawing in workers that stay": lambda: DataLoader(
+        Noisy(), batch_size=2, shuffle=True, num_workers=2, persistent_workers=True
+    ),
     "shuffled by workers": lambda: DataLoader(_numbers(), batch_size=4, shuffle=True, num_workers=2),
     "shuffled by workers that stay": lambda: DataLoader(
         _numbers(), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True

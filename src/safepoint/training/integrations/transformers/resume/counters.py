@@ -4,16 +4,23 @@ transformers saves what stateful callbacks count, such as the patience of early 
 
 TRL's trainers keep the averages between two log lines and the tokens seen so far in attributes that they do not save.
 Trainers that generate also keep the completions that are still to be trained on: generating them again on resume
-would use other weights.
+would use other weights. Further numbers that a trainer counts are found by `accumulators`.
 """
 
 import copy
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from transformers.trainer_callback import ExportableState
+
+from safepoint.training.integrations.transformers.resume.accumulators import (
+    accumulators,
+    changed,
+    restore_accumulators,
+    restore_into,
+)
 
 _FIGURES = ("_metrics", "_stored_metrics", "_total_train_tokens")
 _CYCLE = ("_step", "_buffered_inputs")
@@ -70,44 +77,54 @@ def _stateful_callbacks(trainer: Any) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrlCounters:
-    """The values of the attributes of TRL's trainers; empty for other trainers.
+class TrainerCounters:
+    """What a trainer has counted.
 
     Args:
-        figures: the attributes in `_FIGURES`, by name; valid for any number of ranks.
-        cycle: the attributes in `_CYCLE`, by name; valid for this rank and its batch geometry only.
+        numbers: see `accumulators`; those of a trainer of TRL that are in `figures` or `cycle` are left out.
+        figures: for TRL's trainers, the attributes in `_FIGURES`, by name; valid for any number of ranks.
+        cycle: for TRL's trainers, the attributes in `_CYCLE`, by name; valid for this rank and its batch geometry
+            only.
         is_training: whether the model was in training mode; if so, TRL logs the averages of training, otherwise those
             of evaluation.
     """
 
+    numbers: dict[str, Any] = field(default_factory=dict[str, Any])
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
     cycle: dict[str, Any] = field(default_factory=dict[str, Any])
     is_training: bool = True
 
     @classmethod
-    def of(cls, trainer: Any) -> "TrlCounters":
+    def of(cls, trainer: Any) -> "TrainerCounters":
         """Copy the containers, but not the tensors in them, which TRL's trainers never change."""
+        numbers = accumulators(trainer)
         if not _is_of_trl(trainer):
-            return cls()
+            return cls(numbers=numbers)
         own = cast("dict[str, Any]", trainer.__dict__)
         cycle = {name: _copied(own[name]) for name in _CYCLE if name in own}
         if not _is_within_cycle(trainer):
             cycle.pop("_buffered_inputs", None)  # the next micro-batch generates completions
         return cls(
+            numbers={name: one for name, one in numbers.items() if name not in {*_FIGURES, *_CYCLE}},
             figures={name: _copied(own[name]) for name in _FIGURES if name in own},
             cycle=cycle,
             is_training=bool(trainer.model.training),
         )
 
+    def since(self, begin: "TrainerCounters") -> "TrainerCounters":
+        """Without the numbers that are as they were at `begin`: settings of the script, not counts."""
+        return replace(self, numbers=changed(self.numbers, begin.numbers))
+
     def restore(self, trainer: Any) -> None:
         """Set these values on a trainer of the same kind."""
+        restore_accumulators(trainer, self.numbers)
         own = cast("dict[str, Any]", trainer.__dict__)
         if not _is_of_trl(trainer):
             return
         # Other names in a file of a checkpoint would replace any attribute of the trainer, also a method.
         for name in (name for name in _FIGURES if name in self.figures):
             if isinstance(own.get(name), dict):
-                _restore_into(own[name], self.figures[name])
+                restore_into(own[name], self.figures[name])
             else:
                 own[name] = self.figures[name]
         for name in (name for name in _CYCLE if name in self.cycle):
@@ -136,15 +153,3 @@ def _copied(value: Any, device: torch.device | None = None) -> Any:
     if isinstance(value, tuple):
         return tuple(_copied(one, device) for one in cast("tuple[Any, ...]", value))
     return value.to(device) if isinstance(value, torch.Tensor) and device is not None else value
-
-
-def _restore_into(target: dict[Any, Any], value: dict[Any, Any]) -> None:
-    """Restore in place, because a container may be a defaultdict, and other code may refer to it."""
-    for name in target.keys() - value.keys():
-        del target[name]
-    for name, one in value.items():
-        is_there = name in target or (isinstance(target, defaultdict) and isinstance(one, dict))
-        if is_there and isinstance(target[name], dict) and isinstance(one, dict):
-            _restore_into(target[name], cast("dict[Any, Any]", one))
-        else:
-            target[name] = _copied(one)

@@ -1,9 +1,11 @@
 """The Trainer's position in its data, restored from the loader's own state where it has one.
 
-The Trainer skips batches with Accelerate's `skip_first_batches`. For map-style data that skips indices; a stream is
-read again from its start, without any message. With this module, a loader that has its own state (Accelerate's
-`use_stateful_dataloader`) receives that state, and reading a stream again is logged. If a sampler has a generator of
-its own, the order of an epoch depends on the generator's state when the epoch starts. Only this module saves that.
+The Trainer skips batches with Accelerate's `skip_first_batches`, which makes a second loader. That loader lacks the
+size of a batch, so `gather_for_metrics` no longer removes what fills up the last batch of an epoch; and it reads a
+stream again from its start, without any message. With this module the Trainer keeps its loader. A loader that has its
+own state (Accelerate's `use_stateful_dataloader`) receives that state; of other map-style data, the indices are
+skipped; and reading a stream again is logged. If a sampler has a generator of its own, the order of an epoch depends
+on the generator's state when the epoch starts. Only this module saves that.
 """
 
 import copy
@@ -14,7 +16,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.plain.data.tracked_data import skip_batches
+from safepoint.training.plain.data.fetches import Fetches
+from safepoint.training.plain.data.skipping import skip_batches
 from safepoint.training.state.plain_values import is_plain
 from safepoint.training.state.rng import generators_of, other_generators, restore_generators
 
@@ -26,16 +29,30 @@ class DataPosition:
         context: this rank.
         saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
         generators: the states of the generators in the checkpoint; see `RankState.generators`.
+        fetched: see `RankState.fetched`.
+        restore: sets the random number states of the checkpoint's step, when the batches that were ahead have been
+            fetched.
     """
 
-    def __init__(self, context: RankContext, saved: Any, generators: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        saved: Any,
+        generators: list[torch.Tensor],
+        fetched: Any = None,
+        restore: Callable[[], None] = lambda: None,
+    ) -> None:
         self._context = context
         self._saved = saved
+        self._saved_fetched = fetched
+        self._restore = restore
+        self._fetches = Fetches(None)
         self._saved_generators = generators
         self._generators: list[torch.Tensor] = generators
         self._num_generators = len(generators)
         self._loader: Any = None
         self._has_warned = False
+        self._is_later = False
 
     @property
     def state(self) -> Any:
@@ -63,8 +80,26 @@ class DataPosition:
             return self._generators
         return [generator.get_state() for generator in generators_of(self._loader)]
 
-    def begin_epoch(self, loader: Any) -> None:
-        """An epoch over `loader` starts. In the first epoch of a resumed run, restore the generators' states."""
+    def fetched(self, *, within_epoch: bool) -> dict[str, Any]:
+        """The states of generators that reading the data draws from, for a checkpoint; see `RankState.fetched`.
+
+        Args:
+            within_epoch: whether an epoch has started and not ended.
+        """
+        return self._fetches.state() if within_epoch else self._fetches.state_between_epochs
+
+    def begin_epoch(self, loader: Any, number: int = 0) -> None:
+        """An epoch over `loader` starts. In the first epoch of a resumed run, restore the generators' states.
+
+        Args:
+            loader: the Trainer's own.
+            number: of the epoch, from 0.
+        """
+        self._is_later = number > 0 and bool(getattr(loader, "persistent_workers", False))
+        if loader is not self._loader:
+            self._fetches = Fetches(loader)
+            if self._is_later and self._fetches.can_skip:
+                self._fetches.resume(0, self._saved_fetched, lambda: None, skips=True, later=True)
         if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
             # Accelerate started the first epoch when it made the loader, with a sampler that it replaced afterwards.
             # The order of that sampler cannot be reproduced. Loading an empty state discards the started epoch.
@@ -88,11 +123,21 @@ class DataPosition:
                 loader.load_state_dict({})
                 return _LoaderOf(loader, lambda: iter(()))
             loader.load_state_dict(self._saved)
+            self._continue(0)
             return loader
         if is_stateful or isinstance(getattr(loader, "dataset", None), IterableDataset):
+            self._continue(count, is_read=True)
             return _LoaderOf(loader, lambda: skip_batches(iter(loader), count, self._report))
         self._check_generators(loader)
-        return original(loader, count)
+        if not self._fetches.can_skip:
+            return original(loader, count)
+        self._continue(count, skips=True)
+        return loader
+
+    def _continue(self, count: int, *, skips: bool = False, is_read: bool = False) -> None:
+        if self._fetches.is_followed:
+            saved, later = self._saved_fetched, self._is_later
+            self._fetches.resume(count, saved, self._restore, skips=skips, is_read=is_read, later=later)
 
     def _check_generators(self, loader: Any) -> None:
         before, now = self._num_generators, len(generators_of(loader))

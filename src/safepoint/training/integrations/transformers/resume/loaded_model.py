@@ -6,15 +6,17 @@
   model has, and the Trainer finds none of these weights.
 - PEFT takes the settings that scale an adapter's output from the script. If they differ from the checkpoint's, the
   weights still fit, and no error is raised.
-- TRL does not save a reference model that follows the trained model (`sync_ref_model`). A resume would start with the
-  reference of the first step.
+- A callback may add an adapter when training begins, such as the teacher of TRL's SDFT. The Trainer would add it
+  before, with the settings that the checkpoint has for it, and the callback would fail.
 """
 
+import contextlib
 import copy
+import importlib
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,15 +24,13 @@ import torch
 
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
-from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights
-from safepoint.training.state.data_only import load_data
+from safepoint.training.state.temporary_attributes import temporarily
 
 _log = logging.getLogger("safepoint")
 _SCALING = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora", "use_dora")
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _DEFAULT = "default"
 """PEFT's name for an adapter that the script has not named. It is in the folder of the checkpoint itself."""
-_REFERENCE = "safepoint_reference.pt"
 
 
 def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int) -> None:
@@ -119,20 +119,11 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
         step: of the checkpoint.
 
     Raises:
-        ConflictError: an adapter has another scale, or is of another kind, or the model does not have it.
+        ConflictError: an adapter has another scale, or is of another kind.
     """
     configs: Any = getattr(model, "peft_config", None)
     if not isinstance(configs, dict):
         return
-    stored = _adapters_in(folder)
-    others = sorted(stored - configs.keys()) if stored - {_DEFAULT} else []
-    if others:  # the Trainer would add it to the model, with the settings that the checkpoint has for it
-        raise ConflictError(
-            f"the checkpoint of step {step} has an adapter {printable(others[0])}, which this run's model does not "
-            "have; training was not started",
-            hint="create the adapters as in the run that wrote the checkpoint, or start from the beginning with "
-            "--from-scratch",
-        )
     for name, config in cast("dict[str, Any]", configs).items():
         file = (folder if name == _DEFAULT else folder / name) / "adapter_config.json"
         try:
@@ -151,37 +142,56 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
                 )
 
 
+@contextlib.contextmanager
+def only_own_adapters(model: Any) -> Generator[None]:
+    """Let the Trainer load those adapters of a checkpoint that the model has, and no others."""
+    load: Any = getattr(model, "load_adapter", None)
+    configs: Any = getattr(model, "peft_config", None)
+    if load is None or not isinstance(configs, dict):
+        yield
+        return
+    own = set(cast("dict[str, Any]", configs))
+
+    def load_own(path: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        return load(path, name, *args, **kwargs) if name in own else None
+
+    with temporarily(model, load_adapter=load_own):
+        yield
+
+
+def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, step: int) -> None:
+    """Load the adapters that callbacks have added since the Trainer loaded the others.
+
+    Args:
+        model: the model to train.
+        loaded: the names of the adapters that the Trainer has loaded.
+        folder: the checkpoint.
+        step: of the checkpoint.
+
+    Raises:
+        ConflictError: the checkpoint has an adapter that the model does not have.
+    """
+    configs: Any = getattr(model, "peft_config", None)
+    if not isinstance(configs, dict):
+        return
+    stored, own = _adapters_in(folder), set(cast("dict[str, Any]", configs))
+    others = sorted(stored - own) if stored - {_DEFAULT} else []
+    if others:
+        raise ConflictError(
+            f"the checkpoint of step {step} has an adapter {printable(others[0])}, which this run's model does not "
+            "have; training was not started",
+            hint="create the adapters as in the run that wrote the checkpoint, or start from the beginning with "
+            "--from-scratch",
+        )
+    for name in sorted((stored & own) - set(loaded)):
+        place = folder if name == _DEFAULT else folder / name
+        peft = importlib.import_module("peft")
+        weights = peft.load_peft_weights(str(place), device="cpu")
+        peft.set_peft_model_state_dict(model, weights, adapter_name=name)
+
+
 def _adapters_in(folder: Path) -> set[str]:
     """The names of the adapters that the Trainer would load from a checkpoint: `default` from the folder itself, and
     each other one from a folder in it."""
     places = {_DEFAULT: folder, **{path.name: path for path in folder.iterdir()}}
     return {name for name, place in places.items() if any((place / file).is_file() for file in _ADAPTERS)}
-
-
-class ReferenceModel:
-    """TRL's reference model, if it follows the trained model. One rank saves it, and all ranks load it.
-
-    If no rank has the whole reference model, it is not saved, and a warning is logged.
-
-    Args:
-        trainer: about to train.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        model = getattr(trainer, "ref_model", None) if getattr(trainer.args, "sync_ref_model", False) else None
-        self._model: torch.nn.Module | None = None if splits_weights(trainer) else model
-        if model is not self._model:
-            _log.warning(
-                "sync_ref_model=True: the reference model is sharded, so checkpoints do not contain it; a resume "
-                "starts with the reference of the first step"
-            )
-
-    def write(self, folder: Path) -> None:
-        """Write the reference model into the folder of a checkpoint."""
-        if self._model is not None:
-            torch.save(self._model.state_dict(), folder / _REFERENCE)
-
-    def read(self, folder: Path) -> None:
-        """Read the reference model from a verified checkpoint. Does nothing if the checkpoint has none."""
-        if self._model is not None and (folder / _REFERENCE).is_file():
-            self._model.load_state_dict(load_data(folder / _REFERENCE))

@@ -4,7 +4,7 @@ The Trainer loads model, optimizer, scheduler, its own state and random number s
 
 - the random number states from which the running epoch's order was drawn;
 - the loss since the last log line;
-- the counters of stateful callbacks (such as the patience of early stopping) and of TRL's trainers;
+- the counters of stateful callbacks (such as the patience of early stopping) and of the trainer;
 - the position in the data, when ranks or batches have changed or the data has no length;
 - whether the run had already decided to end.
 """
@@ -23,12 +23,14 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import has_own_model_save
 from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
-from safepoint.training.integrations.transformers.resume.counters import restore_callbacks
+from safepoint.training.integrations.transformers.resume.counters import TrainerCounters, restore_callbacks
 from safepoint.training.integrations.transformers.resume.data_position import DataPosition
+from safepoint.training.integrations.transformers.resume.generation_settings import restore_generation_settings
+from safepoint.training.integrations.transformers.resume.kept_models import KeptModels
 from safepoint.training.integrations.transformers.resume.loaded_model import (
-    ReferenceModel,
     check_adapter_settings,
     complete_load,
+    load_later_adapters,
 )
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LoaderState, RankState
 from safepoint.training.integrations.transformers.sharding.repartition import follow_accumulation
@@ -61,12 +63,16 @@ class TrainerResume:
         self._rng_to_restore: dict[str, Any] | None = None
         self._begins_in_epoch = False
         self._has_begun = False
+        self._is_deferred_work_done = False
         self.is_regular = True
         """Whether every step of the run had the batch geometry `geometry`."""
-        self.reference = ReferenceModel(trainer)
-        """TRL's reference model."""
+        self.kept = KeptModels(trainer)
+        """The models beside the trained one."""
+        self._adapters = set(getattr(trainer.model, "peft_config", None) or ())
         self.geometry = BatchGeometry.of(trainer, context.place.world_size)
         """The batch geometry in force: ranks, micro-batches per step, samples per step, samples per epoch."""
+        self.counted_at_begin = TrainerCounters.of(trainer)
+        """The numbers that the trainer had before it trained."""
         self.requested_accumulation = self.geometry.accumulation
         """Micro-batches per step that the script requests."""
         self.is_complete = False
@@ -81,6 +87,8 @@ class TrainerResume:
             context,
             self._state.loader if self._state is not None else None,
             self._state.generators if self._state is not None else [],
+            self._state.fetched if self._state is not None else {},
+            self._continue_rng,
         )
         """The position in the data."""
 
@@ -151,21 +159,35 @@ class TrainerResume:
             `deferred_work_done`.
         """
         self._has_begun = True
+        self.kept.loop_begins(None if self._point is None else self._point.path)
         if self._point is None:
             return DeferredWork()
-        self.reference.read(self._point.path)
+        self._warn_of_repeated_data()
+        path, step = self._point.path, self._point.manifest.step
+        load_later_adapters(self._trainer.model, self._adapters, path, step=step)
         self._drop_other_best(self._point.path.parent)
         restore_callbacks(self._trainer)
         if self._state is None:
             return DeferredWork()
         self._state.loss.restore(self._trainer)
         self._state.counted.restore(self._trainer)
+        restore_generation_settings(self._trainer.model, self._state.generation)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
         self._epoch_rng = self._state.epoch_rng
         self._begins_in_epoch = bool(self._epoch_rng)
         self._trainer._load_rng_state(str(self._point.path))
         return self._state.pending
+
+    def _warn_of_repeated_data(self) -> None:
+        epoch = float(self._trainer.state.epoch or 0.0)
+        if self._trainer.args.ignore_data_skip and not epoch.is_integer():
+            self._context.log.warning(
+                "ignore_data_skip=True: the run resumes at epoch %.2f, and reads the data of epoch %s from its "
+                "beginning; samples that were trained on are trained on again",
+                epoch,
+                int(epoch),
+            )
 
     def _drop_other_best(self, folder: Path) -> None:
         """Forget a best checkpoint of another run. Otherwise the training would end with that one's weights.
@@ -187,6 +209,7 @@ class TrainerResume:
     def deferred_work_done(self) -> None:
         """Copy the random number states after the deferred work. The first step starts with these states."""
         if self._state is not None:
+            self._is_deferred_work_done = True
             self._rng_to_restore = capture_rng()
 
     def begin_epoch(self) -> None:
@@ -205,6 +228,7 @@ class TrainerResume:
             epoch_rng=self._epoch_rng if within_epoch else {},
             loader=self.data.state,
             generators=self.data.generators(within_epoch=within_epoch),
+            fetched=self.data.fetched(within_epoch=within_epoch),
         )
 
     # ---- the Trainer's methods ------------------------------------------------------------------------------
@@ -218,14 +242,19 @@ class TrainerResume:
             complete_load(trainer.model, result.missing_keys, point.path, step=point.manifest.step)
 
     def _load_rng(self, original: Callable[..., Any], checkpoint: Any) -> None:
-        if self._rng_to_restore is not None:
-            restore_rng(self._rng_to_restore)
-            self._rng_to_restore = None
+        if self._is_deferred_work_done:
+            self._continue_rng()
         elif self._state is not None and self._state.rng:
             restore_rng(self._state.rng)
         else:
             with only_data(checkpoint) if checkpoint is not None else contextlib.nullcontext():
                 original(checkpoint)
+
+    def _continue_rng(self) -> None:
+        """Set the states with which the first step starts, unless they were set before."""
+        rng, self._rng_to_restore = self._rng_to_restore, None
+        if rng is not None:
+            restore_rng(rng)
 
     def _initial_position(self, original: Callable[..., Any], *args: Any) -> tuple[int, int]:
         original(*args)
@@ -248,7 +277,7 @@ class TrainerResume:
             # The run was complete before it resumed: the Trainer itself would train one step too many.
             control.should_training_stop = True
             return
-        self.data.begin_epoch(train_dataloader)
+        self.data.begin_epoch(train_dataloader, int(kwargs.get("epoch") or 0))
         original(train_dataloader=train_dataloader, **kwargs)
 
 

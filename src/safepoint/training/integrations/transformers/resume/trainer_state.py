@@ -4,8 +4,10 @@
   the middle of an epoch starts the epoch from the same states;
 - the loss accumulated since the last log line, and what the average at the end needs;
 - work that was due at the step and deferred for a quick exit: an evaluation, the end of an epoch;
-- what TRL's trainers count (`counters`);
+- what trainers count (`counters`);
+- the settings for generating, if an evaluation changed them;
 - the states of generators of the data loader and its samplers, which determine the order of the data;
+- the random number states with which a batch was read that has not been trained on;
 - the training time so far.
 
 `RollbackPoint` holds the same in memory, and also what changes within a step. With it, the Trainer can go back to the
@@ -20,7 +22,11 @@ from typing import Any
 import torch
 
 from safepoint.errors import CheckpointError
-from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrlCounters
+from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrainerCounters
+from safepoint.training.integrations.transformers.resume.generation_settings import (
+    generation_settings,
+    restore_generation_settings,
+)
 from safepoint.training.state.base_model import frozen_buffers
 from safepoint.training.state.plain_values import is_plain, load_plain
 from safepoint.training.state.rng import capture_rng, restore_rng
@@ -107,13 +113,15 @@ class RankState:
         loader: the data loader's own state, where it has one.
         generators: states of the generators of loader and samplers at the start of the running epoch; between two
             epochs, the current ones.
-        counted: see `TrlCounters`.
+        counted: see `TrainerCounters`.
         asked_accumulation: micro-batches per step that the script requests, which may not be those in force; 0 in
             files of older releases.
         is_irregular: whether the run has steps of several sizes, so that the number of steps does not determine the
             position in the data.
         rng: the current random number states. The Trainer's own file has the states of all devices that the rank saw,
             and does not say which device belonged to the rank.
+        fetched: the random number states for the batches that were fetched and not trained on; see `Fetches.state`.
+        generation: see `generation_settings`.
     """
 
     loss: LossTotals
@@ -122,10 +130,12 @@ class RankState:
     elapsed_s: float
     loader: Any = None
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    counted: TrlCounters = field(default_factory=TrlCounters)
+    counted: TrainerCounters = field(default_factory=TrainerCounters)
     asked_accumulation: int = 0
     is_irregular: bool = False
     rng: dict[str, Any] = field(default_factory=capture_rng)
+    fetched: dict[str, Any] = field(default_factory=dict[str, Any])
+    generation: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def write(self, folder: Path, rank: int) -> None:
         """Write the file of `rank` into `folder`; waits for the device to finish the step.
@@ -139,6 +149,7 @@ class RankState:
             "pending": {**_values_of(self.pending), "grad_norm": None if grad_norm is None else float(grad_norm)},
             "counted": {
                 "figures": {name: one for name, one in self.counted.figures.items() if is_plain(one)},
+                "numbers": self.counted.numbers,
                 "cycle": self.counted.cycle if is_plain(self.counted.cycle) else {},
                 "is_training": self.counted.is_training,
             },
@@ -164,7 +175,7 @@ class RankState:
 
     def without_batches(self) -> "RankState":
         """The state for a run with other batches, without the loader's state and completions, which do not fit."""
-        return replace(self, loader=None, counted=replace(self.counted, cycle={}))
+        return replace(self, loader=None, fetched={}, counted=replace(self.counted, numbers={}, cycle={}))
 
     @classmethod
     def _read(cls, path: Path) -> "RankState":
@@ -172,7 +183,7 @@ class RankState:
             record: dict[str, Any] = {"rng": {}, **load_plain(path)}
             record["loss"] = LossTotals(**record["loss"])
             record["pending"] = DeferredWork(**record["pending"])
-            record["counted"] = TrlCounters(**record.get("counted", {}))
+            record["counted"] = TrainerCounters(**record.get("counted", {}))
             return cls(**{name: record[name] for name in cls.__slots__ if name in record})
         except (TypeError, LookupError, AttributeError) as error:
             raise CheckpointError(f"{path} is not the state of a rank: {error!r}") from error
@@ -190,11 +201,13 @@ class LoaderState:
         epoch_rng: see `RankState`.
         loader: see `RankState`.
         generators: see `RankState`.
+        fetched: see `RankState`.
     """
 
     epoch_rng: dict[str, Any]
     loader: Any
     generators: list[torch.Tensor]
+    fetched: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class RollbackPoint:
@@ -220,7 +233,8 @@ class RollbackPoint:
         self._num_tokens = trainer.state.num_input_tokens_seen
         self._num_logged = len(trainer.state.log_history)
         self._callbacks = CallbackCounters(trainer)
-        self._counted = TrlCounters.of(trainer)
+        self._counted = TrainerCounters.of(trainer)
+        self._generation = generation_settings(trainer.model)
         self._buffers = {name: tensor.clone() for name, tensor in _saved_buffers(trainer)} if with_buffers else {}
 
     def restore(self, trainer: Any) -> None:
@@ -233,6 +247,7 @@ class RollbackPoint:
         del trainer.state.log_history[self._num_logged :]
         self._callbacks.restore(trainer)
         self._counted.restore(trainer)
+        restore_generation_settings(trainer.model, self._generation)
         with torch.no_grad():
             for name, tensor in _saved_buffers(trainer):
                 if name in self._buffers:

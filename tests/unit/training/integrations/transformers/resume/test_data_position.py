@@ -105,3 +105,19 @@ def test_generators_that_are_as_they_were(before: int, make: Callable[[], Any]) 
     position = DataPosition(CONTEXT, None, [torch.Generator().get_state()] * before)
     left = list(without_first(position, loader, 1))
     assert len(left) == len(loader) - 1
+
+
+def test_what_fills_up_the_last_batch_is_known_after_a_resume() -> None:
+    """`gather_for_metrics` removes it, by the loader's `remainder`."""
+
+    def made() -> Any:
+        batches = BatchSampler(RandomSampler(Shuffled()), batch_size=3, drop_last=False)
+        shared = accelerate.BatchSamplerShard(batches, num_processes=2, process_index=0)
+        return accelerate.DataLoaderShard(Shuffled(), batch_sampler=shared)
+
+    whole = made()
+    assert [(one.end_of_dataloader, one.remainder) for one in [whole] for _ in one] == [(False, 2), (True, 2)]
+    position = DataPosition(CONTEXT, None, [])
+    resumed = without_first(position, made(), 1)
+    assert [(resumed.end_of_dataloader, resumed.remainder) for _ in resumed] == [(True, 2)]
+    assert len(list(resumed)) == 2  # the next epoch is whole

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.training.integrations.transformers.resume.counters import TrlCounters
+from safepoint.training.integrations.transformers.resume.counters import TrainerCounters
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
 
 
@@ -27,7 +27,7 @@ class Online:
         self._buffered_inputs: Any = None
 
 
-def through_a_file(counted: TrlCounters, folder: Path, *, world_size: int = 2) -> TrlCounters:
+def through_a_file(counted: TrainerCounters, folder: Path, *, world_size: int = 2) -> TrainerCounters:
     loss = LossTotals(since_log=0.0, total=0.0, last_logged_step=0, first_step=0)
     for rank in range(2):
         RankState(loss=loss, pending=DeferredWork(), epoch_rng={}, elapsed_s=0.0, counted=counted).write(folder, rank)
@@ -50,7 +50,7 @@ def test_a_trainer_goes_on_counting(tmp_path: Path) -> None:
     trainer = Online()
     metrics = trainer._metrics["train"]
     metrics["of before"].append(9.0)
-    through_a_file(TrlCounters.of(counting()), tmp_path).restore(trainer)
+    through_a_file(TrainerCounters.of(counting()), tmp_path).restore(trainer)
     assert trainer._metrics["train"] is metrics
     assert metrics == {"entropy": [1.5, 2.5]}
     metrics["new"].append(1.0)  # still one that makes lists
@@ -62,7 +62,7 @@ def test_a_trainer_goes_on_counting(tmp_path: Path) -> None:
 def test_later_counts_do_not_change_what_was_taken() -> None:
     """A moment that is gone back to is that moment."""
     trainer = counting()
-    counted = TrlCounters.of(trainer)
+    counted = TrainerCounters.of(trainer)
     trainer._metrics["train"]["entropy"].append(3.5)
     trainer._metrics["train"]["new"].append(3.5)
     trainer._step += 1
@@ -75,12 +75,12 @@ def test_completions_are_kept_while_they_are_needed() -> None:
     """After the last step that uses them they are not."""
     trainer = counting()
     trainer._step = 4
-    assert "_buffered_inputs" not in TrlCounters.of(trainer).cycle
+    assert "_buffered_inputs" not in TrainerCounters.of(trainer).cycle
 
 
 def test_another_number_of_ranks_keeps_figures_only(tmp_path: Path) -> None:
     """Completions are those of a rank."""
-    counted = through_a_file(TrlCounters.of(counting()), tmp_path, world_size=1)
+    counted = through_a_file(TrainerCounters.of(counting()), tmp_path, world_size=1)
     assert counted.figures["_total_train_tokens"] == 77
     assert not counted.cycle
 
@@ -90,7 +90,7 @@ def test_what_could_run_code_is_left_out(tmp_path: Path) -> None:
     trainer = counting()
     trainer._metrics["train"]["odd"] = object()
     trainer._buffered_inputs[0]["tools"] = object()
-    counted = through_a_file(TrlCounters.of(trainer), tmp_path)
+    counted = through_a_file(TrainerCounters.of(trainer), tmp_path)
     assert counted.figures == {"_total_train_tokens": 77}
     assert not counted.cycle
 
@@ -99,8 +99,9 @@ def test_other_trainers_are_left_alone() -> None:
     """Attributes of the same names are somebody else's."""
     trainer: Any = counting()
     trainer.__class__ = type("Own", (), {})
-    assert TrlCounters.of(trainer) == TrlCounters()
-    TrlCounters(figures={"_step": 1}).restore(trainer)
+    counted = TrainerCounters.of(trainer)
+    assert counted.since(counted) == TrainerCounters()
+    TrainerCounters(figures={"_step": 1}).restore(trainer)
     assert trainer._step == 3
     with pytest.raises(AttributeError):
-        TrlCounters.of(Online.__new__(Online))
+        TrainerCounters.of(Online.__new__(Online))

@@ -1,0 +1,107 @@
+"""The numbers that a trainer has counted or added up in its attributes.
+
+A trainer of a library, or a subclass in the script, may keep running averages or totals, and log them every few
+steps. This module finds them by their values: attributes that are numbers, or dictionaries and lists of numbers, and
+that training has changed. Left out are
+
+- attributes that the Trainer of transformers uses itself, because it restores them or sets them again;
+- True and False, which often say that something was prepared in this process.
+"""
+
+import functools
+import inspect
+from collections import deque
+from typing import Any, cast
+
+_NUMBERS = (bool, int, float)
+_LONGEST = 10_000
+"""Longer containers are data, and not a count."""
+_LEFT_OUT = {"_last_loaded_step"}
+"""TRL: the step of the weights that vLLM has. A new vLLM has others."""
+_MISSING = object()
+
+
+def accumulators(trainer: Any) -> dict[str, Any]:
+    """Copies of the trainer's attributes that may be such numbers, by name."""
+    left_out = _names_in_trainer()
+    own = cast("dict[str, Any]", vars(trainer))
+    return {name: copied(value) for name, value in own.items() if name not in left_out and _is_count(value)}
+
+
+def changed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The entries of `now` that differ from those of `before`."""
+    return {name: value for name, value in now.items() if repr(before.get(name, _MISSING)) != repr(value)}
+
+
+def restore_accumulators(trainer: Any, saved: Any) -> None:
+    """Set these numbers on a trainer, in place where they are in a container.
+
+    Only attributes are set that hold such a number already, as the value or as the default of the class: a file of a
+    checkpoint must not replace other attributes.
+    """
+    left_out = _names_in_trainer()
+    for name, value in (cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}).items():
+        if not isinstance(name, str) or name in left_out or not _is_count(value):
+            continue
+        own: Any = inspect.getattr_static(trainer, name, _MISSING)
+        if _is_count(own) and type(own) in _NUMBERS and type(value) in _NUMBERS:
+            vars(trainer)[name] = value
+        elif isinstance(own, list | deque) and isinstance(value, list) and _is_number(own):
+            _refill(own, value)
+        elif isinstance(own, dict) and isinstance(value, dict) and _is_number(own):
+            restore_into(cast("dict[Any, Any]", own), cast("dict[Any, Any]", value))
+
+
+def restore_into(target: dict[Any, Any], value: dict[Any, Any]) -> None:
+    """Restore in place, because a container may be a defaultdict, and other code may refer to it."""
+    for name in target.keys() - value.keys():
+        del target[name]
+    for name, one in value.items():
+        makes_dict = isinstance(getattr(target, "default_factory", None), type) and isinstance(one, dict)
+        inner = target[name] if name in target or makes_dict else None
+        if isinstance(inner, dict) and isinstance(one, dict):
+            restore_into(cast("dict[Any, Any]", inner), cast("dict[Any, Any]", one))
+        elif isinstance(inner, deque) and isinstance(one, list):
+            _refill(inner, one)
+        else:
+            target[name] = copied(one)
+
+
+def _refill(target: Any, values: Any) -> None:
+    target.clear()
+    target.extend(copied(values))
+
+
+def copied(value: Any) -> Any:
+    """A copy of plain containers, in which deques are lists."""
+    if isinstance(value, dict):
+        return {name: copied(one) for name, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | deque):
+        return [copied(one) for one in cast("list[Any]", value)]
+    return value
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is not bool and _is_number(value)
+
+
+def _is_number(value: Any, depth: int = 0) -> bool:
+    """Whether a value is a number, or a container of numbers."""
+    if type(value) in _NUMBERS:
+        return True
+    if depth > 4 or not isinstance(value, dict | list | deque) or len(cast("list[Any]", value)) > _LONGEST:
+        return False
+    if isinstance(value, dict):
+        mapping = cast("dict[Any, Any]", value)
+        return all(type(key) in {str, int} and _is_number(one, depth + 1) for key, one in mapping.items())
+    return all(_is_number(one, depth + 1) for one in cast("list[Any]", value))
+
+
+@functools.cache
+def _names_in_trainer() -> frozenset[str]:
+    """The names of all attributes that the Trainer's own methods use."""
+    from transformers import Trainer
+
+    contents = cast("dict[str, Any]", vars(Trainer))
+    methods = [inspect.unwrap(one) for one in contents.values() if inspect.isfunction(one)]
+    return frozenset(name for method in methods for name in method.__code__.co_names) | _LEFT_OUT

@@ -1,0 +1,42 @@
+"""The settings with which a model generates, which an evaluation may change.
+
+`Seq2SeqTrainer` completes `model.generation_config` in its first evaluation that generates, and later evaluations pad
+to the length in it. A resumed run makes its model again, without these changes.
+"""
+
+from typing import Any, cast
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def generation_settings(model: Any) -> dict[str, Any]:
+    """The plain values in the `generation_config` of a model; empty if it has none."""
+    own = _settings_of(model)
+    return {name: _copied(value) for name, value in own.items() if _is_plain(value)}
+
+
+def restore_generation_settings(model: Any, saved: Any) -> None:
+    """Set what `generation_settings` has returned.
+
+    Other names than those of the model's settings, and values that are no plain ones, are ignored: the file may be
+    someone else's.
+    """
+    own = _settings_of(model)
+    for name, value in (cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}).items():
+        if name in own and _is_plain(own[name]) and _is_plain(value):
+            own[name] = _copied(value)
+
+
+def _settings_of(model: Any) -> dict[str, Any]:
+    settings: Any = getattr(model, "generation_config", None)
+    return {} if settings is None else cast("dict[str, Any]", vars(settings))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, cast("list[Any]", value)))
+    return type(value) in _PLAIN
+
+
+def _copied(value: Any) -> Any:
+    return [_copied(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value

@@ -1,0 +1,172 @@
+"""The models and tensors that a trainer and its callbacks keep beside the trained model, such as a teacher.
+
+They may follow the trained model, step by step. No trainer saves them, so a resume would start with those of the
+first step. Saved are
+
+- every model and every tensor that a callback refers to, because a callback runs at each step;
+- every other model of the trainer, if its weights have changed since training began. A frozen reference model stays
+  out of the checkpoint.
+
+One rank saves them, and all ranks load them.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from safepoint.errors import ConflictError, UsageError
+from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights
+from safepoint.training.state.data_only import load_data
+
+_REFERENCE = "safepoint_reference.pt"
+_KEPT = "safepoint_kept_{name}.pt"
+_NUM_SAMPLES = 64
+"""Tensors of a model, and elements of each, that are compared to see whether the model has changed."""
+
+
+class KeptModels:
+    """The models and tensors beside the trained model of one trainer.
+
+    Args:
+        trainer: about to train.
+
+    Raises:
+        UsageError: a callback refers to a model whose weights the ranks have split.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._before: dict[int, torch.Tensor] = {}
+        followed = [name for name, module in self._models() if self._is_followed(module)]
+        if followed and splits_weights(trainer):
+            raise UsageError(
+                f"a callback changes the model {followed[0]}, whose weights the ranks have split: a checkpoint would "
+                "not contain it; training was not started",
+                hint="train with DDP or ZeRO-2, or with a model that does not change "
+                "(sync_ref_model=False, teacher_model_kind='base')",
+            )
+
+    def loop_begins(self, folder: Path | None) -> None:
+        """Remember the models as they are when training begins, and read those that a checkpoint has.
+
+        Args:
+            folder: a verified checkpoint, or None.
+
+        Raises:
+            ConflictError: a model or a tensor in the checkpoint does not fit this run's.
+        """
+        self._before = {id(module): _fingerprint(module) for _, module in self._models()}
+        if folder is None or splits_weights(self._trainer):
+            return
+        for name, kept in self._kept():
+            path = folder / _file_of(name)
+            if path.is_file():
+                _load(name, kept, load_data(path), folder)
+
+    def write(self, folder: Path) -> None:
+        """Write what has to be saved into the folder of a checkpoint; one rank calls it."""
+        if splits_weights(self._trainer):
+            return
+        for name, kept in self._kept():
+            if not isinstance(kept, torch.nn.Module):
+                torch.save(kept, folder / _file_of(name))
+            elif self._is_followed(kept) or not torch.equal(
+                self._before.get(id(kept), torch.empty(0)), _fingerprint(kept)
+            ):
+                torch.save(kept.state_dict(), folder / _file_of(name))
+
+    def _kept(self) -> Iterator[tuple[str, Any]]:
+        yield from self._models()
+        yield from self._tensors_of_callbacks()
+
+    def _models(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """The models that share no weight with the trained one, each once, with a name for its file."""
+        own = _weights_of(self._trainer.model)
+        seen: set[int] = set()
+        for name, value in self._attributes():
+            module = getattr(value, "module", value) if isinstance(value, torch.nn.Module) else value
+            if not isinstance(module, torch.nn.Module) or id(module) in seen:
+                continue
+            seen.add(id(module))
+            weights = _weights_of(module)
+            if weights and not weights & own:
+                yield name, module
+
+    def _tensors_of_callbacks(self) -> Iterator[tuple[str, Any]]:
+        """The lists and dictionaries of tensors of callbacks, without tensors of the trained model."""
+        own = _weights_of(self._trainer.model)
+        for name, value in self._attributes_of_callbacks():
+            tensors = list(cast("dict[Any, Any]", value).values()) if isinstance(value, dict) else value
+            if not isinstance(tensors, list) or not tensors:
+                continue
+            if all(isinstance(one, torch.Tensor) and id(one) not in own for one in cast("list[Any]", tensors)):
+                yield name, value
+
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        yield from list(cast("dict[str, Any]", vars(self._trainer)).items())
+        yield from self._attributes_of_callbacks()
+
+    def _attributes_of_callbacks(self) -> Iterator[tuple[str, Any]]:
+        for callback in self._trainer.callback_handler.callbacks:
+            kind = cast("Any", type(callback))
+            if not kind.__module__.startswith(("transformers.", "safepoint.")):
+                for name, value in list(getattr(callback, "__dict__", {}).items()):
+                    yield f"{kind.__name__}.{name}", value
+
+    def _is_followed(self, module: torch.nn.Module) -> bool:
+        values = [value for _, value in self._attributes_of_callbacks()]
+        return any(one is module or getattr(one, "module", None) is module for one in values)
+
+
+def _file_of(name: str) -> str:
+    return _REFERENCE if name == "ref_model" else _KEPT.format(name=re.sub(r"\W", "_", name))
+
+
+def _weights_of(module: torch.nn.Module) -> set[int]:
+    return {id(one) for one in module.parameters()}
+
+
+def _fingerprint(module: torch.nn.Module) -> torch.Tensor:
+    """Some elements of the model's tensors."""
+    tensors = [one.detach() for one in module.state_dict(keep_vars=True).values() if isinstance(one, torch.Tensor)]
+    chosen = tensors[:: max(1, len(tensors) // _NUM_SAMPLES)]
+    parts = [one.flatten()[:: max(1, one.numel() // _NUM_SAMPLES)].to(torch.float64) for one in chosen if one.numel()]
+    return torch.cat([part.cpu() for part in parts]) if parts else torch.empty(0)
+
+
+def _load(name: str, kept: Any, saved: Any, folder: Path) -> None:
+    """Set a model's weights, or a callback's tensors in place.
+
+    Raises:
+        ConflictError: they do not fit.
+    """
+    try:
+        if isinstance(kept, torch.nn.Module):
+            kept.load_state_dict(saved)
+        else:
+            _copy_tensors(kept, saved)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ConflictError(
+            f"{name} in {folder.name} does not fit this run's: {error}; training was not started",
+            hint="create it as in the run that wrote the checkpoint, or start from the beginning with --from-scratch",
+        ) from error
+
+
+def _copy_tensors(kept: Any, saved: Any) -> None:
+    """Copy the tensors of a list or a dictionary into those of another one.
+
+    Raises:
+        ValueError: the containers or the tensors have other kinds or sizes.
+    """
+    if type(saved) is not type(kept) or len(saved) != len(kept):
+        raise ValueError(f"{len(kept)} tensors are needed")
+    keys: list[Any] = list(kept.keys() if hasattr(kept, "keys") else range(len(kept)))
+    for key in keys:
+        if not isinstance(saved[key], torch.Tensor) or saved[key].shape != kept[key].shape:
+            raise ValueError(f"{key} has another shape")
+    with torch.no_grad():
+        for key in keys:
+            kept[key].copy_(saved[key])

@@ -1,0 +1,34 @@
+"""Warns when a script trains, and none of the trainers that Safepoint saves has begun."""
+
+import logging
+from types import ModuleType
+from typing import Any
+
+from safepoint.training.context.rank_context import RankContext
+from safepoint.training.integrations.imports import after_import
+
+_log = logging.getLogger("safepoint")
+
+
+def install(context: RankContext) -> None:
+    """Warn at the first step of an optimizer in this process, and not only at the end of the script."""
+    if not context.place.is_first:
+        return
+
+    def watch(module: ModuleType) -> None:
+        optimizers: Any = module
+        is_first = True
+
+        def before_step(*_: Any) -> None:
+            nonlocal is_first
+            was_first, is_first = is_first, False
+            if was_first and context.outputs.is_empty:
+                _log.warning(
+                    "the script trains, but no Trainer of Hugging Face or TRL, no SafepointCallback and no session "
+                    "has begun: nothing of this training is saved"
+                )
+
+        # The hook stays: torch must not be changed while it runs its hooks.
+        optimizers.register_optimizer_step_pre_hook(before_step)
+
+    after_import("torch.optim.optimizer", watch)

@@ -1,0 +1,98 @@
+"""Models and tensors beside the trained model: a teacher that follows it, and a reference that does not."""
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from safepoint.errors import ConflictError
+from safepoint.training.integrations.transformers.resume.kept_models import KeptModels
+
+
+class Follows:
+    """As TRL's callbacks: of SDFT and SDPO, of `sync_ref_model`, and of BEMA."""
+
+    def __init__(self, model: torch.nn.Module, teacher: torch.nn.Module | None) -> None:
+        self.teacher = teacher
+        self.shadow_weights = {"a": torch.zeros(2)}
+        self.thetat_params = list(model.parameters())
+
+    def step(self) -> None:
+        self.shadow_weights["a"] += 1
+        if self.teacher is not None:
+            for weight in self.teacher.parameters():
+                weight.data.mul_(0.5)
+
+
+def trainer(seed: int, *, is_followed: bool = True) -> Any:
+    torch.manual_seed(seed)
+    model, reference, teacher = (torch.nn.Linear(3, 3) for _ in range(3))
+    callback = Follows(model, teacher if is_followed else None)
+    return SimpleNamespace(
+        model=model,
+        model_wrapped=torch.nn.Sequential(model),
+        ref_model=reference,
+        teacher_model=torch.nn.DataParallel(teacher),
+        callback=callback,
+        callback_handler=SimpleNamespace(callbacks=[callback]),
+        accelerator=SimpleNamespace(distributed_type="NO"),
+        args=SimpleNamespace(),
+        is_deepspeed_enabled=False,
+        is_fsdp_enabled=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{KeptModels.__module__}.splits_weights", lambda trainer: False)
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_a_teacher_that_changes(is_followed: bool, tmp_path: Path) -> None:
+    """It may be a callback or the trainer itself that changes it. What stays frozen is not saved."""
+    first = trainer(1, is_followed=is_followed)
+    kept = KeptModels(first)
+    kept.loop_begins(None)
+    first.callback.step()
+    if not is_followed:
+        first.teacher_model.module.weight.data[2, 2] += 1
+    kept.write(tmp_path)
+    shadow = "safepoint_kept_Follows_shadow_weights.pt"
+    assert {path.name for path in tmp_path.iterdir()} == {shadow, "safepoint_kept_teacher_model.pt"}
+    second = trainer(2, is_followed=is_followed)
+    reference, own = (copy.deepcopy(one.state_dict()) for one in (second.ref_model, second.model))
+    KeptModels(second).loop_begins(tmp_path)
+    assert torch.equal(second.teacher_model.module.weight, first.teacher_model.module.weight)
+    assert second.callback.shadow_weights["a"].tolist() == [1, 1]
+    assert all(torch.equal(second.ref_model.state_dict()[name], one) for name, one in reference.items())
+    assert all(torch.equal(second.model.state_dict()[name], one) for name, one in own.items())
+
+
+def test_a_reference_that_follows_keeps_its_file(tmp_path: Path) -> None:
+    first = trainer(1)
+    first.callback.teacher = first.ref_model
+    kept = KeptModels(first)
+    kept.loop_begins(None)
+    kept.write(tmp_path)
+    assert (tmp_path / "safepoint_reference.pt").is_file()
+
+
+@pytest.mark.parametrize("content", [{"weight": torch.zeros(9, 9)}, {}, 5, [torch.zeros(3)]])
+def test_weights_that_do_not_fit(content: Any, tmp_path: Path) -> None:
+    for name in ("teacher_model", "Follows_shadow_weights"):
+        path = tmp_path / f"safepoint_kept_{name}.pt"
+        torch.save(content, path)
+        with pytest.raises(ConflictError, match="does not fit this run's"):
+            KeptModels(trainer(1)).loop_begins(tmp_path)
+        path.unlink()
+
+
+def test_a_teacher_that_is_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from safepoint.errors import UsageError
+
+    monkeypatch.setattr(f"{KeptModels.__module__}.splits_weights", lambda trainer: True)
+    with pytest.raises(UsageError, match="a callback changes the model teacher_model"):
+        KeptModels(trainer(1))
