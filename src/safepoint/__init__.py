@@ -11,10 +11,40 @@ from typing import TYPE_CHECKING, Any
 from safepoint._version import __version__
 
 if TYPE_CHECKING:
+    from kubeflow.trainer import (
+        DATASET_PATH,
+        MODEL_PATH,
+        BuiltinTrainer,
+        ContainerBackendConfig,
+        CustomTrainer,
+        CustomTrainerContainer,
+        DataCacheInitializer,
+        DataFormat,
+        DataType,
+        Event,
+        HuggingFaceDatasetInitializer,
+        HuggingFaceModelInitializer,
+        Initializer,
+        KubernetesBackendConfig,
+        LocalProcessBackendConfig,
+        LoraConfig,
+        Loss,
+        Runtime,
+        RuntimeKind,
+        RuntimeTrainer,
+        S3DatasetInitializer,
+        S3ModelInitializer,
+        TorchTuneConfig,
+        TorchTuneInstructDataset,
+        TrainerType,
+        TrainingRuntimeSource,
+        TrainJobTemplate,
+        get_tpu_num_nodes,
+        update_trainjob_status,
+    )
+
     from safepoint.sdk import LocalConfig, PeriodicCheckpointConfig, TrainerClient, TransformersTrainer
     from safepoint.training.plain.session import Run, session
-
-_SDK = {"LocalConfig", "PeriodicCheckpointConfig", "TrainerClient", "TransformersTrainer"}
 
 
 def __getattr__(name: str) -> Any:
@@ -23,19 +53,50 @@ def __getattr__(name: str) -> Any:
         from safepoint.training.plain import session as run
 
         return getattr(run, name)
-    if name in _SDK:
+    if name in __all__:
+        # Kubeflow's own names too, so that a program changes only the package that it imports from.
         from safepoint import sdk
+        from safepoint.sdk.upstream import trainer
 
-        return getattr(sdk, name)
+        return getattr(sdk if hasattr(sdk, name) else trainer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
+    "DATASET_PATH",
+    "MODEL_PATH",
+    "BuiltinTrainer",
+    "ContainerBackendConfig",
+    "CustomTrainer",
+    "CustomTrainerContainer",
+    "DataCacheInitializer",
+    "DataFormat",
+    "DataType",
+    "Event",
+    "HuggingFaceDatasetInitializer",
+    "HuggingFaceModelInitializer",
+    "Initializer",
+    "KubernetesBackendConfig",
     "LocalConfig",
+    "LocalProcessBackendConfig",
+    "LoraConfig",
+    "Loss",
     "PeriodicCheckpointConfig",
     "Run",
+    "Runtime",
+    "RuntimeKind",
+    "RuntimeTrainer",
+    "S3DatasetInitializer",
+    "S3ModelInitializer",
+    "TorchTuneConfig",
+    "TorchTuneInstructDataset",
+    "TrainJobTemplate",
     "TrainerClient",
+    "TrainerType",
+    "TrainingRuntimeSource",
     "TransformersTrainer",
     "__version__",
+    "get_tpu_num_nodes",
     "session",
+    "update_trainjob_status",
 ]

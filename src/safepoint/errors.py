@@ -27,6 +27,7 @@ Every message says what happened, what was done about it, and what the reader ca
 """
 
 import re
+from collections.abc import Callable
 from enum import IntEnum
 
 _ADDRESS = re.compile(
@@ -57,6 +58,19 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Several lines, each of them `printable`; tabs become spaces."""
     return "\n".join(printable(line.expandtabs()) for line in text.split("\n"))
+
+
+_words: list[Callable[[str], str]] = []
+
+
+def name_options(words: Callable[[str], str]) -> None:
+    """In all messages of this process, write the names of options as `words` returns them."""
+    _words[:] = [words]
+
+
+def in_readers_words(text: str) -> str:
+    """A message with the names of options as `name_options` has set them."""
+    return _words[0](text) if _words else text
 
 
 class ExitCode(IntEnum):
@@ -95,8 +109,8 @@ class SafepointError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        self.message = printable_lines(message)
-        self.hint = None if hint is None else printable_lines(hint)
+        self.message = printable_lines(in_readers_words(message))
+        self.hint = None if hint is None else printable_lines(in_readers_words(hint))
         super().__init__(self.message)
 
     def __str__(self) -> str:

@@ -271,12 +271,12 @@ def test_the_article_in_an_object_store(
     assert list(state_folder().glob("jobs.sqlite3*"))
     client.delete_job(name, with_checkpoints=True)
     left = [item.key for item in bucket.server.store(bucket.prefix).list()]
-    assert all(key.startswith(".safepoint/") for key in left), left
+    assert all(key.startswith(".safepoint/") or key == "README.md" for key in left), left  # TRL's model card
 
 
 @pytest.mark.long
-def test_chapter_6_saves_by_epochs(client: TrainerClient, ingredients: Path, tmp_path: Path) -> None:
-    """With only an output folder: two nodes, a rank for each requested GPU, the three newest epochs."""
+def test_chapter_6_with_only_an_output_folder(client: TrainerClient, ingredients: Path) -> None:
+    """Two nodes, a rank for each requested GPU; the script's own arguments decide when to save."""
     trainer = TransformersTrainer(
         func=train_fn,
         func_args={"model_path": str(ingredients / "model")},
@@ -293,7 +293,7 @@ def test_chapter_6_saves_by_epochs(client: TrainerClient, ingredients: Path, tmp
     assert isinstance(job, TrainJob)
     assert job.progress is not None
     assert job.progress.world_size == 4
-    assert [one.step for one in client.list_checkpoints(name)] == [24, 16, 8], "64 samples, 8 in each step"
+    assert [one.step for one in client.list_checkpoints(name)] == [24], "64 samples, 8 in each step"
 
 
 @pytest.mark.long

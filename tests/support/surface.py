@@ -33,6 +33,7 @@ from safepoint.jobs.model.records import JobState, RequestedAction
 from safepoint.progress import prometheus_text
 from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, State
 from safepoint.progress.trainer_status import TrainerStatus
+from safepoint.sdk.upstream import trainer as kubeflow
 from safepoint.settings.run_settings import RunSettings, variable
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
@@ -42,8 +43,8 @@ _SOURCES = Path(package.__file__).parent
 _VARIABLE = re.compile(r"\b(?:SAFEPOINT|PET|AWS|KUBEFLOW|XDG)_[A-Z0-9_]*[A-Z0-9]\b")
 _READ = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()"([A-Z][A-Z0-9_]*)\"""")
 """Any other variable, where it is read by name."""
-_BETWEEN_PROCESSES = {"record_folder", "launcher_pid", "keeper", "has_begun", "first_start"}
-"""Settings that no person sets: those of the launcher for its ranks, and of `submit` for pods."""
+_BETWEEN_PROCESSES = {"wording", "record_folder", "launcher_pid", "keeper", "has_begun", "first_start"}
+"""Settings that no person sets: those of the launcher for its ranks, of `submit` for pods, and of the SDK."""
 _METRICS = ("train_metrics", "eval_metrics", "trainMetrics", "evalMetrics")
 _OPEN = {
     "libraries",
@@ -65,12 +66,16 @@ def surface() -> dict[str, Any]:
         "commands": {" ".join(path): _parameters(command) for path, command in walk(root())},
         "variables": sorted(_variables()),
         "exit_codes": {code.name: int(code) for code in ExitCode},
-        "python": {name: _signatures(getattr(package, name)) for name in sorted(package.__all__)}
+        "python": {name: _signatures(getattr(package, name)) for name in sorted({*package.__all__} - _KUBEFLOWS)}
         | {f"sdk.{name}": _signatures(getattr(sdk, name)) for name in sorted({*sdk.__all__} - {*package.__all__})},
         "events": {_event_name(kind): _fields(kind) for kind in sorted(Event.__subclasses__(), key=_event_name)},
         "metrics": _metrics(),
         "json": {name: _shape(document) for name, document in sorted(_documents().items())},
     }
+
+
+_KUBEFLOWS = {*kubeflow.__all__} - {"TrainerClient"}
+"""Names that `safepoint` has from Kubeflow's SDK, whose signatures are those of its release."""
 
 
 def _parameters(command: TyperCommand) -> dict[str, Any]:

@@ -138,12 +138,21 @@ class Progress:
 
     @property
     def percent(self) -> float | None:
-        """From 0 to 100, rounded down to a tenth; 100 only for a finished training; None when unknown."""
-        if self.state is State.FINISHED:
+        """From 0 to 100, rounded down to a tenth; 100 only for a training that has finished and did not stop early;
+        None when unknown."""
+        if self.state is State.FINISHED and not self.early_end:
             return 100.0
         if self.max_steps <= 0:
             return None if self.step else 0.0
         return min(99.9, math.floor(1000 * max(0, self.step) / self.max_steps) / 10)
+
+    @property
+    def early_end(self) -> str:
+        """How far a training came that has finished before its last step, as by early stopping; otherwise empty."""
+        has_done_all = not 0 < self.step < self.max_steps or 0 < self.num_epochs <= self.epoch
+        if self.state is not State.FINISHED or has_done_all:
+            return ""
+        return f"training stopped early, at step {self.step} of {self.max_steps}"
 
     @property
     def remaining_s(self) -> float | None:

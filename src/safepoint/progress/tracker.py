@@ -126,6 +126,8 @@ class ProgressTracker:
         """Record the end of the training. Returns when the record is written, or after `limit_s` seconds."""
         with self._lock:
             self._state = state
+        message = message or self.now().early_end
+        with self._lock:
             self._known["message"] = message
         if self._file is not None:
             self._file.flush(limit_s)

@@ -41,7 +41,7 @@ class TrainerStatus:
     """The progress of a job as the controllers read it; None where a value is unknown.
 
     Args:
-        percentage: from 0 to 100; 100 only when the job has succeeded.
+        percentage: from 0 to 100; 100 only when the job has succeeded and its training did not stop early.
         remaining_s: seconds; 0 only when the job has succeeded.
         step: see `Progress`.
         total_steps: see `Progress.max_steps`.
@@ -54,6 +54,7 @@ class TrainerStatus:
         attempt: which start of the run this is, from 1.
         safe_s: when training reached `safe_step`, seconds since 1970.
         save_s: see `SaveStatistics.expected_s`.
+        early_end: see `Progress.early_end`.
     """
 
     percentage: int | None
@@ -69,6 +70,7 @@ class TrainerStatus:
     attempt: int = 0
     safe_s: float | None = None
     save_s: float | None = None
+    early_end: str = ""
 
     @classmethod
     def of(cls, progress: Progress, *, has_ended: bool) -> "TrainerStatus":
@@ -82,7 +84,7 @@ class TrainerStatus:
         train_metrics = {"loss": progress.loss, **progress.train_metrics}
         train_metrics["throughput_samples_sec"] = progress.samples_per_s
         return cls(
-            percentage=100 if is_done else _below_hundred(progress.percent),
+            percentage=100 if is_done and not progress.early_end else _below_hundred(progress.percent),
             remaining_s=0 if is_done else _left(progress),
             step=progress.step,
             total_steps=progress.max_steps or None,
@@ -95,6 +97,7 @@ class TrainerStatus:
             attempt=progress.attempt,
             safe_s=None if progress.safe_time is None else clock.parse_utc(progress.safe_time),
             save_s=progress.saves.expected_s,
+            early_end=progress.early_end if has_ended else "",
         )
 
     def to_bytes(self) -> bytes:
@@ -108,6 +111,7 @@ class TrainerStatus:
             checkpoint: the newest one, if it was checked; `safepoint suspend` reads it.
         """
         record = self._record() | ({} if checkpoint is None else {CHECKPOINT: asdict(checkpoint)})
+        record |= {"message": self.early_end} if self.early_end else {}
         data = json.dumps(record, allow_nan=False).encode()
         if len(data) <= _MOST_TERMINATION_BYTES:
             return data

@@ -1,11 +1,14 @@
 """`TrainerClient`: Kubeflow's client, extended with jobs on this machine, suspend, resume and scale."""
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from safepoint.errors import UnsupportedError
+from safepoint.sdk.checks import check_config, check_name, check_train, check_wait
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import JobStorageError, as_kubeflow_raises
-from safepoint.sdk.upstream import KubernetesBackendConfig
+from safepoint.sdk.trainers import own_trainer
+from safepoint.sdk.upstream import KubernetesBackendConfig, constants, types
 from safepoint.sdk.upstream import trainer as kubeflow_trainer
 from safepoint.sdk.values import Checkpoint, TrainJob
 
@@ -30,8 +33,9 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
     """
 
     def __init__(self, backend_config: Any = None) -> None:
+        check_config(backend_config)
         if isinstance(backend_config, LocalConfig):
-            from safepoint.sdk.local_backend import LocalBackend  # takes as long to import as the rest of Safepoint
+            from safepoint.sdk.local.backend import LocalBackend  # takes as long to import as the rest of Safepoint
 
             self.backend: Any = LocalBackend(backend_config)
             return
@@ -52,6 +56,87 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
                 hint="for jobs on this machine, use TrainerClient(LocalConfig())",
             ) from error
 
+    def train(
+        self,
+        runtime: str | types.Runtime | None = None,
+        initializer: types.Initializer | None = None,
+        trainer: types.CustomTrainer | types.CustomTrainerContainer | types.BuiltinTrainer | None = None,
+        options: list[Any] | None = None,
+    ) -> str:
+        """Submit a job and return its name.
+
+        Args:
+            runtime: the name of a runtime, or what `get_runtime` returns; None for `torch-distributed`.
+            initializer: what brings the data set and the model; None for none.
+            trainer: the training.
+            options: such as `Name("my-job")`.
+
+        Raises:
+            ValueError: an argument is invalid; nothing was started.
+            RuntimeError: the job could not be submitted.
+            NotImplementedError: the backend cannot run such a job.
+        """
+        check_train(runtime, initializer, trainer, options)
+        with as_kubeflow_raises():
+            trainer = own_trainer(trainer)
+        return super().train(runtime, initializer, trainer, options)
+
+    def list_jobs(self, runtime: types.Runtime | None = None) -> list[TrainJob]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The jobs, oldest first; with `runtime`, only those with this runtime."""
+        return cast("list[TrainJob]", super().list_jobs(runtime))
+
+    def get_job(self, name: str) -> TrainJob:
+        """One job.
+
+        Raises:
+            RuntimeError: there is no such job.
+        """
+        check_name(name)
+        return cast("TrainJob", super().get_job(name))
+
+    def get_job_logs(
+        self, name: str, step: str = constants.NODE + "-0", follow: bool | None = False
+    ) -> Iterator[str]:
+        """The lines of a job's output.
+
+        Args:
+            name: the job.
+            step: `node-N`, or on this machine `rank-N`.
+            follow: wait for further lines until the job has stopped.
+
+        Raises:
+            RuntimeError: there is no such job.
+        """
+        check_name(name)
+        return super().get_job_logs(name, step, follow)
+
+    def wait_for_job_status(
+        self,
+        name: str,
+        status: set[str] = {constants.TRAINJOB_COMPLETE},  # noqa: B006  Kubeflow's default, never changed
+        timeout: int = 600,
+        polling_interval: int = 2,
+        callbacks: list[Callable[[types.TrainJob], None]] | None = None,
+    ) -> TrainJob:
+        """Wait until a job has one of the states.
+
+        Args:
+            name: the job.
+            status: the states, such as `{"Complete"}`.
+            timeout: the longest wait in seconds.
+            polling_interval: seconds between two looks at the job.
+            callbacks: called with the job after each look.
+
+        Raises:
+            RuntimeError: there is no such job, or it has ended in another state.
+            TimeoutError: the job has none of the states yet. It continues.
+            ValueError: an argument is invalid.
+        """
+        check_name(name)
+        check_wait(status, timeout, polling_interval)
+        found = super().wait_for_job_status(name, set(status), timeout, polling_interval, callbacks)
+        return cast("TrainJob", found)
+
     def delete_job(self, name: str, *, with_checkpoints: bool = False) -> None:
         """Stop a job and remove it. Its checkpoints stay, unless `with_checkpoints` is set.
 
@@ -63,6 +148,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             RuntimeError: there is no such job.
             NotImplementedError: this backend cannot delete checkpoints.
         """
+        check_name(name)
         if with_checkpoints:
             self._with("delete_with_checkpoints").delete_with_checkpoints(name)
         else:
@@ -80,6 +166,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             TimeoutError: the job has not stopped yet.
             NotImplementedError: this backend has no such method.
         """
+        check_name(name)
         return self._with("suspend_job").suspend_job(name, timeout=timeout)
 
     def resume_job(self, name: str) -> TrainJob:
@@ -89,6 +176,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             RuntimeError: there is no such job, or it is active or complete. On a cluster: or it has failed.
             NotImplementedError: this backend has no such method.
         """
+        check_name(name)
         return self._with("resume_job").resume_job(name)
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
@@ -105,6 +193,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             TimeoutError: the change is not complete yet.
             NotImplementedError: this backend has no such method.
         """
+        check_name(name)
         return self._with("scale_job").scale_job(name, num_nodes, timeout=timeout)
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
@@ -114,6 +203,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             RuntimeError: there is no such job, or its output location cannot be read.
             NotImplementedError: this backend has no such method.
         """
+        check_name(name)
         return self._with("list_checkpoints").list_checkpoints(name)
 
     def _with(self, method: str) -> Any:

@@ -200,6 +200,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
     Raises:
         UsageError: a field is invalid.
     """
+    trainer.check()  # its fields may have been assigned since it was made
     untyped: Any = trainer
     given: dict[str, Any] = untyped.env or {}
     env = {name: str(text) for name, text in given.items() if text is not None}
@@ -222,7 +223,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         files[_AUTHORITIES] = _certificates(trainer.ca_bundle)
         storage["AWS_CA_BUNDLE"] = f"{SHIPPED_TO}/{_AUTHORITIES}"
     grace_s = trainer.grace_period_seconds
-    settings = trainer.run_settings()
+    settings = replace(trainer.run_settings(), wording="sdk")
     poll = {f"{TRACKING}/metrics-poll-interval": str(trainer.metrics_poll_interval_seconds)}
     if not trainer.enable_progression_tracking:
         poll = {}

@@ -12,6 +12,7 @@ from safepoint.errors import (
     UsageError,
     WaitTimeoutError,
 )
+from safepoint.settings.wording import in_sdk_words
 
 
 class MissingExtraError(UnsupportedError, ImportError):
@@ -66,4 +67,5 @@ def as_kubeflow_raises() -> Generator[None]:
         kind = next(own for general, own in _KINDS if isinstance(error, general))
         if isinstance(error, kind):
             raise
-        raise kind(error.message, hint=error.hint) from error
+        hint = None if error.hint is None else in_sdk_words(error.hint)
+        raise kind(in_sdk_words(error.message), hint=hint) from error

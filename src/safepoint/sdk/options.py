@@ -1,5 +1,7 @@
 """What Kubeflow's options set in a job's TrainJob, and the older option `PodTemplateOverrides`.
 
+The names of `kubeflow.trainer.options` can be imported from here too.
+
 An option is called with the TrainJob as nested dicts, and sets its part. Promises: nothing that an option sets is
 dropped in silence. Patches of one manager become one patch, because a TrainJob has at most one of each manager.
 """
@@ -11,7 +13,7 @@ from typing import Any, cast
 
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.objects import at
-from safepoint.sdk.upstream import KubernetesBackend
+from safepoint.sdk.upstream import KubernetesBackend, upstream_options
 
 _MANAGER = "trainer.kubeflow.org/kubeflow-sdk"
 _METADATA = {"name", "labels", "annotations"}
@@ -35,6 +37,12 @@ class SetByOptions:
     annotations: Mapping[str, str]
     patches: tuple[Mapping[str, Any], ...]
     deadline_s: int | None
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_") or not hasattr(upstream_options, name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(upstream_options, name)
 
 
 def apply_options(options: Sequence[Any], trainer: Any, backend: Any) -> SetByOptions:

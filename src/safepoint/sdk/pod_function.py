@@ -4,7 +4,7 @@ Kubeflow's client reads the source of a function with `inspect`, passes it throu
 The pod function has two behaviours. Called on this machine, it calls the original function. But the source that
 `inspect` finds for it is another one, made from `_SOURCE`. This source contains the training as base64, which a shell
 does not change, and runs the training under Safepoint on every rank. Kubeflow's client appends a line that calls the
-pod function with the arguments.
+pod function with the arguments by name, or, for its local processes, with one mapping of them.
 """
 
 import base64
@@ -24,9 +24,10 @@ _ORIGINAL = "__safepoint_function__"
 _numbers = itertools.count()
 # This source must have no character that a shell interprets: no dollar, no back-tick, no backslash.
 _SOURCE = """\
-def {name}(**func_args):
+def {name}(by_position=None, /, **func_args):
     import base64, importlib.util, json, os, runpy, sys, tempfile
 
+    func_args = by_position or func_args
     plan = json.loads(base64.b64decode("{plan}"))
     for variable, text in plan["environ"].items():
         os.environ.setdefault(variable, text)

@@ -7,24 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from safepoint.errors import UsageError
+from safepoint.errors import UnsupportedError, UsageError
 from safepoint.foundation.field_types import FLAG, NAMED, PATH, SECONDS, TEXT, Kind, check_fields, texts, whole
+from safepoint.sdk.checks import check_resources, is_of_fork
 from safepoint.sdk.pod_function import PodRun, original_of, pod_function
 from safepoint.sdk.upstream import constants, types
 from safepoint.settings.run_settings import SAVE_STRATEGIES, RunSettings
+from safepoint.settings.wording import in_sdk_words
 from safepoint.storage.location import parse_location
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?(.*)", re.DOTALL)
+_SLIP = re.compile(r"\s*(s3|pvc)(?::/?(?!/)|//|:\\|\\\\)", re.IGNORECASE)
+"""The beginning of a location that was meant to begin with `s3://` or `pvc://`."""
 _FORMS = "pvc://<claim>/<path>, s3://<bucket>/<prefix> or a path"
 _NAMES = {"pvc": "claim", "s3": "bucket"}
-_OPTION = re.compile(r"--[a-z-]+")
-_FIELDS = {
-    "--keep": "retention",
-    "--store-keep": "retention",
-    "--snapshot-memory": "staging_size",
-    "--grace": "grace_period_seconds",
-}
-"""For an option of `safepoint run`: the field that sets it, if the field has another name than the option."""
 
 
 def _is_size(value: Any) -> bool:
@@ -63,6 +59,11 @@ TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
     "staging_size": Kind(words="a size in bytes, or a string such as 8Gi", fits=_is_size).optional,
     "ca_bundle": PATH.optional,
     "save_every": Kind(words="a string such as 10m, or auto", fits=TEXT.fits).optional,
+    "on_upload_failure": TEXT,
+    "resume": TEXT,
+    "from_scratch": FLAG,
+    "allow_batch_change": FLAG,
+    "extra_files_limit": Kind(words="a size in bytes, or a string such as 1Gi", fits=_is_size).optional,
     "snapshot_steps": Kind(words="a positive number of steps, or auto", fits=_are_steps).optional,
 }
 
@@ -115,14 +116,13 @@ class TransformersTrainer(types.CustomTrainer):
         enable_progression_tracking: serve the progress of the training over HTTP.
         metrics_port: the port on the first node at which the progress is served; 1024-65535.
         metrics_poll_interval_seconds: how often the controller of a cluster reads the progress; 5-300.
-        enable_jit_checkpoint: save after each epoch if neither `periodic_checkpoint_config` nor `save_every` is set.
-            An `output_dir` sets this field to True. When the job is asked to stop, Safepoint saves even if the field
-            is False. There is one exception: Kubeflow's own client submits the job, the image lacks Safepoint, and
-            `func` is a function. If the field is True or `save_every` is set, such a job fails; otherwise it trains
-            without Safepoint.
+        enable_jit_checkpoint: an `output_dir` sets this field to True. When the job is asked to stop, Safepoint saves
+            even if the field is False. There is one exception: Kubeflow's own client submits the job, the image lacks
+            Safepoint, and `func` is a function. If the field is True or `save_every` is set, such a job fails;
+            otherwise it trains without Safepoint.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None
             leaves the choice to the script.
-        periodic_checkpoint_config: when to save periodically.
+        periodic_checkpoint_config: when to save periodically; None leaves this to the script's own arguments.
         data_connection_name: the name of the Secret that has the access keys for `s3://`; on this machine, the name
             of a table in ~/.config/safepoint/connections.toml.
         verify_cloud_storage_access: before the model is loaded, check that the object store can be written.
@@ -138,6 +138,15 @@ class TransformersTrainer(types.CustomTrainer):
         save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint chooses the time
             by the cost of a save.
         snapshot_steps: the number of optimizer steps between two snapshots in memory, or `auto`.
+        extra_files_limit: with `s3://`, how much of the other files in the output folder (plots, metrics, a model of
+            the function's own) to upload at the end and when the job is interrupted, as a number of bytes or a string
+            such as `1Gi`; 0 for none. None means 10Gi.
+        on_upload_failure: when uploads fail, `continue` the training, or save and `stop` it.
+        resume: where the first start of a job begins: `auto` for the newest valid checkpoint, `never` for step 0, or
+            the path of a checkpoint.
+        from_scratch: begin a new run at step 0, and move the checkpoints in the output folder aside, on the first
+            start of a job.
+        allow_batch_change: resume with another number of samples per step than the checkpoint's.
 
     Raises:
         ValueError: a field is invalid.
@@ -166,11 +175,36 @@ class TransformersTrainer(types.CustomTrainer):
     ca_bundle: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     save_every: str | None = field(default=None, kw_only=True)
     snapshot_steps: int | str | None = field(default=None, kw_only=True)
+    extra_files_limit: int | str | None = field(default=None, kw_only=True)
+    on_upload_failure: str = field(default="continue", kw_only=True)
+    resume: str = field(default="auto", kw_only=True)
+    from_scratch: bool = field(default=False, kw_only=True)
+    allow_batch_change: bool = field(default=False, kw_only=True)
     function: Callable[..., Any] | str = field(init=False, repr=False)
     """The value given as `func`. The field `func` is replaced by its pod function; see `pod_function`."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "func":
+            object.__setattr__(self, "function", original_of(value))
+            value = pod_function(self.function, self._pod_run)
+        object.__setattr__(self, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "func"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.func = state["function"]  # makes a pod function of this copy
+
     def __post_init__(self) -> None:
-        self.function = original_of(self.func)
+        self.check()
+
+    def check(self) -> None:
+        """Check the fields; called again at submission, because they can be assigned.
+
+        Raises:
+            ValueError: a field is invalid.
+        """
         given: Any = self.function
         if not callable(given) and not (isinstance(given, str) and given.strip()):
             raise ValueError(f"func must be a function, the path of a script or the name of a module, not {given!r}")
@@ -178,26 +212,38 @@ class TransformersTrainer(types.CustomTrainer):
         if self.output_dir:
             self.output_dir = normalize_output_dir(self.output_dir)
             self.enable_jit_checkpoint = True
-            if self.output_dir.startswith("s3://") and not self.data_connection_name:
-                raise ValueError(
-                    f"output_dir {self.output_dir!r} requires data_connection_name, the name of the data connection "
-                    "with the object store's keys"
-                )
+        self._check_connection()
+        check_resources(self.resources_per_node)
         self._check_config()
         self._check_retention()
         try:
             settings = self.run_settings()
         except UsageError as error:
-            raise ValueError(_OPTION.sub(_field_of, str(error))) from error
+            raise ValueError(in_sdk_words(str(error))) from error
         if settings.snapshot_bytes == 0:
             raise ValueError(f"staging_size {self.staging_size!r} must be more than 0")
-        self.func = pod_function(self.function, self._pod_run)  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def _check_connection(self) -> None:
+        connection, is_remote = self.data_connection_name, (self.output_dir or "").startswith("s3://")
+        if is_remote and not (connection or "").strip():
+            raise ValueError(
+                f"output_dir {self.output_dir!r} requires data_connection_name, the name of the data connection "
+                "with the object store's keys"
+            )
+        if connection and not is_remote:
+            raise ValueError(
+                f"data_connection_name {connection!r} has no effect, because output_dir is {self.output_dir!r}: "
+                "remove it, or use an output_dir s3://<bucket>/<prefix>"
+            )
 
     def _check_config(self) -> None:
         config = self.periodic_checkpoint_config
         if config is None:
             return
         names = [item.name for item in dataclasses.fields(PeriodicCheckpointConfig)]
+        if isinstance(config, type):
+            name = config.__name__
+            raise ValueError(f"periodic_checkpoint_config is the class {name}: use {name}()")  # noqa: TRY004  as above
         if not all(hasattr(config, name) for name in names):
             raise ValueError(f"periodic_checkpoint_config must be a PeriodicCheckpointConfig, not {config!r}")
         check_fields(config, PERIODIC_CHECKPOINT_CONFIG)  # another class may not have checked its fields
@@ -223,9 +269,9 @@ class TransformersTrainer(types.CustomTrainer):
 
     @property
     def checkpoint_config(self) -> PeriodicCheckpointConfig | None:
-        """When to save periodically, with defaults applied; None leaves this to the script."""
-        if self.periodic_checkpoint_config is None and self.enable_jit_checkpoint:
-            return PeriodicCheckpointConfig(save_strategy="no" if self.save_every is not None else "epoch")
+        """When to save periodically; None leaves this to the script, but for `save_every`."""
+        if self.periodic_checkpoint_config is None and self.save_every is not None:
+            return PeriodicCheckpointConfig(save_strategy="no")
         return self.periodic_checkpoint_config
 
     def run_settings(self, base: RunSettings | None = None) -> RunSettings:
@@ -246,9 +292,14 @@ class TransformersTrainer(types.CustomTrainer):
             "store_keep": store_keep,
             "grace_s": None if self.grace_period_seconds is None else float(self.grace_period_seconds),
             "snapshot_steps": None if self.snapshot_steps is None else str(self.snapshot_steps),
+            "extra_files_limit": None if self.extra_files_limit is None else str(self.extra_files_limit),
             "snapshot_memory": None if self.staging_size is None else str(self.staging_size),
             "metrics_port": self.metrics_port if self.enable_progression_tracking else None,
             "verify_access": None if self.verify_cloud_storage_access else False,
+            "on_upload_failure": None if self.on_upload_failure == "continue" else self.on_upload_failure,
+            "resume": None if self.resume == "auto" else self.resume,
+            "from_scratch": self.from_scratch or None,
+            "allow_batch_change": self.allow_batch_change or None,
         }
         given = {name: value for name, value in given.items() if value is not None}
         if config is not None or self.save_every is not None:
@@ -263,7 +314,7 @@ class TransformersTrainer(types.CustomTrainer):
 
     def _pod_run(self) -> PodRun:
         defaults = RunSettings().to_environment()
-        settings = self.run_settings().to_environment().items()
+        settings = dataclasses.replace(self.run_settings(), wording="sdk").to_environment().items()
         environ = {variable: text for variable, text in settings if text and text != defaults[variable]}
         return PodRun(
             func_args=self.func_args,
@@ -279,26 +330,46 @@ class TransformersTrainer(types.CustomTrainer):
         return environ
 
 
+def own_trainer(trainer: Any) -> Any:
+    """A trainer that was made with the class of Red Hat's version of the SDK, as one of Safepoint; others unchanged.
+
+    Raises:
+        UnsupportedError: it is another trainer of Red Hat's.
+        ValueError: a field is invalid.
+    """
+    if isinstance(trainer, types.CustomTrainer) or not is_of_fork(trainer):
+        return trainer
+    name = type(trainer).__name__
+    if name != TransformersTrainer.__name__:
+        raise UnsupportedError(
+            f"{name} of Red Hat's SDK is not supported; nothing was started",
+            hint="call the training from a function, and pass it to a TransformersTrainer",
+        )
+    own = {item.name for item in dataclasses.fields(TransformersTrainer) if item.init}
+    return TransformersTrainer(**{name: value for name, value in vars(trainer).items() if name in own})
+
+
 def normalize_output_dir(text: str) -> str:
     """Check an output location. Return it with a lower-case scheme, without extra slashes; a path is unchanged.
 
     Raises:
         ValueError: the scheme is not supported, the bucket or claim is missing, or the location is invalid.
     """
+    if text != text.strip():
+        raise ValueError(f"output_dir {text!r} begins or ends with a space; use {_FORMS}, or None")
     match = _SCHEME.fullmatch(text)
+    slip = _SLIP.match(text)
+    if slip is not None and (match is None or match[2] is None):
+        scheme, rest = slip[1].lower(), text[slip.end() :]
+        raise ValueError(f"output_dir {text!r} must begin with {scheme}://, as in {scheme}://{rest}")
     if match is None:
         return text
     scheme, slashes, rest = match[1].lower(), match[2], match[3]
     if scheme not in _NAMES or slashes is None:
         raise ValueError(f"output_dir {text!r} has the scheme {scheme!r}, which is not supported; use {_FORMS}")
-    if not rest.partition("/")[0]:
+    if not rest.partition("/")[0].strip():
         raise ValueError(f"output_dir {text!r} has no {_NAMES[scheme]}; use {_FORMS}")
     try:
         return str(parse_location(f"{scheme}://{rest}"))
     except ValueError as error:
         raise ValueError(f"output_dir: {error}") from error
-
-
-def _field_of(option: re.Match[str]) -> str:
-    """The field that sets an option. It replaces the option in a message of `RunSettings`."""
-    return _FIELDS.get(option[0], option[0].removeprefix("--").replace("-", "_"))

@@ -11,6 +11,7 @@ try:
         from kubeflow import trainer
         from kubeflow.common import constants as common_constants
         from kubeflow.common.types import KubernetesBackendConfig
+        from kubeflow.trainer import options as upstream_options
         from kubeflow.trainer.backends.base import RuntimeBackend
         from kubeflow.trainer.backends.kubernetes import utils as kubernetes_utils
         from kubeflow.trainer.backends.kubernetes.backend import KubernetesBackend
@@ -35,4 +36,5 @@ __all__ = [
     "kubernetes_utils",
     "trainer",
     "types",
+    "upstream_options",
 ]

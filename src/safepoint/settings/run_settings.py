@@ -46,6 +46,8 @@ class RunSettings:
     `newest=2,every=1000,best=1:eval_loss`."""
     store_keep: str | None = None
     """Which checkpoints stay in the object store, in the syntax of `keep`; None keeps all."""
+    extra_files_limit: str = "10Gi"
+    """How much of the other files in the output folder is uploaded at the end, such as plots; 0 for none."""
     on_upload_failure: str = "continue"
     """When uploads fail: `continue` the training, or save and `stop` it."""
     verify_access: bool = True
@@ -75,6 +77,8 @@ class RunSettings:
     """How much memory all snapshots of one node may take, such as `8Gi`; None limits only by `snapshot_slots`."""
     verbosity: int = 0
     """0: one line per event; more: details."""
+    wording: str = "options"
+    """How messages name options: as `options`, or as the fields of the SDK; one of `wording.WORDINGS`."""
     record_folder: str | None = None
     """The folder in which ranks record for their launcher how they ended; set by the launcher."""
     launcher_pid: int | None = None
@@ -96,6 +100,7 @@ class RunSettings:
             ("--keep", self.keep, parse_policies),
             ("--store-keep", self.store_keep, parse_policies),
             ("--snapshot-memory", self.snapshot_memory, parse_bytes),
+            ("--extra-files-limit", self.extra_files_limit, parse_bytes),
         ):
             try:
                 if text is not None:

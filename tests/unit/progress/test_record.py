@@ -1,6 +1,7 @@
 """The record of progress: its arithmetic, its JSON form, and what is not one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,23 @@ def test_only_a_finished_training_is_at_100(state: State) -> None:
     assert last.percent is not None
     assert (last.percent == 100.0) == (state is State.FINISHED)
     early = Progress(time=TIME, state=state, step=400, max_steps=500, step_s=1.0)
-    assert early.percent == (100.0 if state is State.FINISHED else 80.0)
+    assert early.percent == 80.0
     assert early.remaining_s == (0.0 if state is State.FINISHED else 100.0)
+
+
+def test_a_training_that_stopped_early() -> None:
+    """It stays where it stopped, and says so; not if all epochs are done, whatever number of steps was expected."""
+    early = Progress(time=TIME, state=State.FINISHED, step=50, max_steps=100, epoch=1.0, num_epochs=2.0)
+    assert (early.percent, early.remaining_s) == (50.0, 0.0)
+    assert early.early_end == "training stopped early, at step 50 of 100"
+    for whole in (
+        replace(early, step=100),
+        replace(early, epoch=2.0),
+        replace(early, max_steps=0),
+        replace(early, step=0),
+    ):
+        assert (whole.early_end, whole.percent) == ("", 100.0)
+    assert replace(early, state=State.INTERRUPTED).early_end == ""
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**6))

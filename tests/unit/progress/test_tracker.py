@@ -140,6 +140,17 @@ def test_an_end_is_written_before_it_returns(tracked: Tracked, tmp_path: Path) -
     assert (tracked.written().run_id, tracked.written().step, tracked.written().percent) == ("r2", 0, 100.0)
 
 
+def test_an_early_end_says_so(tracked: Tracked) -> None:
+    """In the record, which has no other message then."""
+    tracked.begin()
+    tracked.figures.reached(step=5, max_steps=10, epoch=0.5, num_epochs=1.0)
+    tracked.figures.end(State.FINISHED)
+    assert (tracked.written().percent, tracked.written().message) == (
+        50.0,
+        "training stopped early, at step 5 of 10",
+    )
+
+
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     """They may tell all the same."""
     figures = ProgressTracker(places=[tmp_path / "job.json"], is_first=False)

@@ -61,6 +61,17 @@ def test_100_percent_and_no_time_left_only_when_the_job_has_ended_well(state: St
     assert (status["estimatedRemainingSeconds"] == 0) == is_done
 
 
+def test_a_job_that_stopped_early() -> None:
+    """Its percentage stays, no time is left, and the termination message says why."""
+    status = TrainerStatus.of(replace(FULL, state=State.FINISHED), has_ended=True)
+    message = json.loads(status.to_termination_message())
+    assert (message["progressPercentage"], message["estimatedRemainingSeconds"]) == (24, 0)
+    assert message.pop("message") == "training stopped early, at step 120 of 500"
+    assert message == json.loads(status.to_bytes())
+    whole = TrainerStatus.of(replace(FULL, state=State.FINISHED, step=500), has_ended=True)
+    assert "message" not in json.loads(whole.to_termination_message())
+
+
 def test_a_failed_job_has_no_time_left_to_tell() -> None:
     """It does not go on."""
     assert record(replace(FULL, state=State.FAILED), has_ended=True)["estimatedRemainingSeconds"] is None

@@ -19,7 +19,7 @@ from safepoint.jobs.model.records import JobState, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.sdk import LocalConfig, TrainerClient, TrainJob, TransformersTrainer
-from safepoint.sdk.local_backend import LocalBackend
+from safepoint.sdk.local.backend import LocalBackend
 from safepoint.sdk.upstream import RuntimeBackend, common_options, kubernetes_options, types
 from safepoint.sdk.upstream import trainer as kubeflow
 from tests.support.job_values import supervised
@@ -239,7 +239,7 @@ def test_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
             call()
         assert isinstance(error.value, SafepointError)
         assert error.value.exit_code == ExitCode.NOT_SUPPORTED
-    with pytest.raises(ValueError, match="Invalid backend config"):
+    with pytest.raises(ValueError, match="backend_config must be a configuration of a backend"):
         TrainerClient("local")
 
 

@@ -11,7 +11,7 @@ import pytest
 from safepoint.errors import UsageError
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.sdk import LocalConfig, PeriodicCheckpointConfig, TransformersTrainer
-from safepoint.sdk.local_spec import LocalJob, local_job
+from safepoint.sdk.local.spec import LocalJob, local_job
 from safepoint.sdk.upstream import types
 
 

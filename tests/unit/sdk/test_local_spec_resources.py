@@ -6,7 +6,7 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.jobs.local.slots import Slots, check_size, remark_on
-from safepoint.sdk.local_spec import share_for
+from safepoint.sdk.local.spec import share_for
 from tests.support.job_values import job_spec
 
 LAPTOP = Slots(cpu=8, gpu=0)

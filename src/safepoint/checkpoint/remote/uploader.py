@@ -18,6 +18,7 @@ from safepoint.checkpoint.format.verify import read_manifest, read_part
 from safepoint.checkpoint.local.final_model import FINAL, final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import Policy, prune
+from safepoint.checkpoint.remote.extra_files import ExtraFiles
 from safepoint.checkpoint.remote.publish import NodeUploaders, Published, publish
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import upload_record
@@ -41,6 +42,7 @@ class Uploader:
         report: receives the events.
         node: the number of the node whose folder it is; node 0 prunes the store.
         num_nodes: how many nodes upload parts of the same checkpoints; 1 where all ranks share one folder.
+        extra_bytes: how many bytes of other files in the folder to upload at most; see `ExtraFiles`.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Uploader:
         report: Callable[[Event], None],
         node: int = 0,
         num_nodes: int = 1,
+        extra_bytes: int = 0,
     ) -> None:
         self._output = output
+        self.extra_files = ExtraFiles(output, remote, limit_bytes=extra_bytes, is_first_node=node == 0, report=report)
         self._remote = remote
         self._policies = policies
         self._report = report
@@ -143,6 +147,19 @@ class Uploader:
             )
         if self._others.exist:
             self._prune()  # another node may have committed the newest
+
+    def upload_extra_files(self) -> None:
+        """Upload the other files of the folder: no process of the training writes there any more.
+
+        Raises:
+            ConflictError: another attempt has claimed the location.
+            StorageError: an upload failed.
+        """
+
+        def progress(num_bytes: int) -> None:
+            self.last_progress_s = clock.monotonic_s()
+
+        self.extra_files.upload(progress=progress, deadline_s=self.deadline_s)
 
     @property
     def is_waiting(self) -> bool:

@@ -47,6 +47,7 @@ class UploaderPlan:
         keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
         node: see `Uploader`.
         num_nodes: see `Uploader`.
+        extra_bytes: see `Uploader`.
         passed_over: steps whose checkpoints in the store were found damaged at the start.
         grace_s: how long to go on uploading the newest checkpoint after the training's process has died.
         verbosity: of the console.
@@ -59,6 +60,7 @@ class UploaderPlan:
     keep: str | None = None
     node: int = 0
     num_nodes: int = 1
+    extra_bytes: int = 0
     passed_over: tuple[int, ...] = ()
     grace_s: float = 30.0
     verbosity: int = 0
@@ -89,12 +91,14 @@ class _Process:
             report=report,
             node=plan.node,
             num_nodes=plan.num_nodes,
+            extra_bytes=plan.extra_bytes,
         )
         self._wake = threading.Event()
         self._finishing = threading.Event()
         self._left_out_final = False
         self._ended = threading.Event()
         self._exit_code = ExitCode.OK
+        self._code_without_extras: ExitCode | None = None
 
     def run(self) -> int:
         threading.Thread(target=self._work, name="safepoint-uploader", daemon=True).start()
@@ -122,15 +126,30 @@ class _Process:
                     pause_s = FIRST_PAUSE_S
                 if self._finishing.is_set():
                     self._uploader.check_complete()
-                    return ExitCode.STORAGE if self._left_out_final else ExitCode.OK
+                    self._code_without_extras = ExitCode.STORAGE if self._left_out_final else ExitCode.OK
+                    self._uploader.upload_extra_files()
+                    return self._code_without_extras
                 self._wait(_LOOK_EVERY_S)
             except ConflictError:
                 raise
             except SafepointError as error:
                 if self._is_to_give_up(error):
-                    return ExitCode.STORAGE
+                    if self._code_without_extras is not None:
+                        self._uploader.extra_files.report_left_out(str(error))
+                    return self._code_at_deadline
                 self._wait(_LOOK_EVERY_S if self._uploader.is_waiting else pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    @property
+    def _code_at_deadline(self) -> ExitCode:
+        """The exit code when there is no more time: an interrupted training is saved without its extra files."""
+        is_saved = self._uploader.newest_only and self._code_without_extras is not None
+        return self._code_without_extras or ExitCode.OK if is_saved else ExitCode.STORAGE
+
+    def _end_at_deadline(self) -> None:
+        if self._code_without_extras is not None:
+            self._uploader.extra_files.report_left_out("there was no more time")
+        os._exit(int(self._code_at_deadline))
 
     def _wait(self, pause_s: float) -> None:
         self._wake.wait(pause_s)
@@ -178,7 +197,7 @@ class _Process:
         self._uploader.with_final = not newest_only
         self._uploader.deadline_s = deadline_s
         if deadline_s is not None:
-            end = threading.Timer(max(0.0, deadline_s - clock.monotonic_s()), os._exit, (int(ExitCode.STORAGE),))
+            end = threading.Timer(max(0.0, deadline_s - clock.monotonic_s()), self._end_at_deadline)
             end.daemon = True
             end.start()
         if not self._finishing.is_set():

@@ -86,6 +86,15 @@ class RunOptions:
             show_default="all",
         ),
     ] = None
+    extra_files_limit: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            envvar="SAFEPOINT_EXTRA_FILES_LIMIT",
+            help="With an object store: how much of the other files in the output folder, such as plots, to upload "
+            "at the end. 0: none.",
+        ),
+    ] = "10Gi"
     on_upload_failure: Annotated[
         str,
         typer.Option(

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from safepoint.errors import printable, printable_lines
+from safepoint.errors import in_readers_words, printable, printable_lines
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_bytes, format_duration
 
@@ -29,7 +29,8 @@ class _Line(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         kind, colour = _STYLES.get(record.levelno, ("", ""))
         # A line break in a name must not look like another line of Safepoint.
-        text = printable_lines(f"safepoint: {kind}{super().format(record)}").replace("\n", "\n  ")
+        text = in_readers_words(super().format(record))
+        text = printable_lines(f"safepoint: {kind}{text}").replace("\n", "\n  ")
         return f"{colour}{text}\033[0m" if self._colour and colour else text
 
 

@@ -404,6 +404,34 @@ class UploadSuperseded(Event):
         return f"step {self.step} is not uploaded: a newer checkpoint replaced it"
 
 
+class ExtraFilesUploaded(Event):
+    """The files that the program has left in the output folder are in the object store too."""
+
+    num_files: int
+    location: str
+    size_bytes: int
+    duration_s: float
+
+    def _sentence(self) -> str:
+        what = plural(self.num_files, "other file")
+        return f"uploaded {what} of the output folder to {self.location}, {_pace(self.size_bytes, self.duration_s)}"
+
+
+class ExtraFilesLeftOut(Event, is_warning=True, cause="reason"):
+    """Files that the program has left in the output folder are not in the object store."""
+
+    num_files: int
+    example: str
+    folder: str
+    location: str
+    reason: str
+
+    def _sentence(self) -> str:
+        are = "is" if self.num_files == 1 else "are"
+        what = f"{plural(self.num_files, 'file')} in {self.folder}, such as {self.example}, {are}"
+        return f"{what} not uploaded to {self.location}: {self.reason}"
+
+
 class UploadUnfinished(Event, is_warning=True):
     """The run has ended before everything that it had to upload was in the object store.
 
@@ -421,7 +449,7 @@ class UploadUnfinished(Event, is_warning=True):
                 "same command on this machine resumes from it and uploads it"
             )
         return (
-            f"a checkpoint or the final model was not uploaded to {self.location}; {self.folder} has it, and the "
+            f"a checkpoint, the final model or another file was not uploaded to {self.location}; {self.folder} has it, and the "
             "same command on this machine uploads it"
         )
 

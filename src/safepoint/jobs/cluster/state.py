@@ -172,6 +172,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     trainer = at(job, "spec", "trainer")
     notes = texts(job, "metadata", "annotations")
     progress = progress_of(job, state)
+    early_end = "" if progress is None else progress.early_end
     begun = _time(at(job, "metadata", "creationTimestamp")) or "1970-01-01T00:00:00Z"
     num_nodes = _whole(notes.get(NODES)) or number(trainer, "numNodes") or max(1, len(_training(seen.pods)))
     receipt = read_receipt(notes.get(RECEIPT)) if state is JobState.SUSPENDED else None
@@ -187,7 +188,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         place=place,
         namespace=str(at(job, "metadata", "namespace") or ""),
         state=state,
-        message=(removal_note(job) or message)[:_MOST_MESSAGE],
+        message=(removal_note(job) or message or early_end)[:_MOST_MESSAGE],
         created=_time(notes.get(CREATED, "")) or begun,
         command=command_line(program, is_module=bool(record.get("is_module"))) if program else "",
         num_nodes=num_nodes,

@@ -233,7 +233,8 @@ class Supervisor:
         """Store the end of the attempt and the new state of the job."""
         launchers.wait_until_gone()
         safe, is_not_stored = rank_reports.newest_step(self._folder)
-        output = output_of(self._job.spec, rank_reports.progress(self._folder))
+        progress = rank_reports.progress(self._folder)
+        output = output_of(self._job.spec, progress)
         is_missing = is_not_stored and output is not None and parse_location(output).is_remote
         exit_codes = launchers.exit_codes
         with self._history.transaction():
@@ -245,6 +246,7 @@ class Supervisor:
                 missing_in=output or "" if is_missing else "",
                 has_progressed=safe is not None and safe > (job.safe_step or 0),
                 setbacks=job.setbacks,
+                early_end="" if progress is None else progress.early_end,
             )
             columns: dict[str, Any] = {
                 "exit_code": outcome.exit_code,

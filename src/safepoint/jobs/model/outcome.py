@@ -44,6 +44,7 @@ def conclude(
     missing_in: str = "",
     has_progressed: bool,
     setbacks: int,
+    early_end: str = "",
 ) -> Outcome:
     """Decide the state of a job whose launchers have all ended.
 
@@ -54,9 +55,10 @@ def conclude(
         missing_in: the object store, if the checkpoint of `safe_step` was not uploaded to it; otherwise empty.
         has_progressed: whether this attempt committed a later step than the one it began with.
         setbacks: interruptions without progress before this one.
+        early_end: see `Progress.early_end`.
     """
     if all(code == ExitCode.OK for code in exit_codes):
-        return Outcome(state=JobState.COMPLETE, exit_code=0, message="")
+        return Outcome(state=JobState.COMPLETE, exit_code=0, message=early_end)
     was_asked = wanted is not RequestedAction.RUN
     failure = _failure_of(exit_codes)
     if failure is not None and not (was_asked and failure == ExitCode.STORAGE):

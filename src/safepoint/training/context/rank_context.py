@@ -12,6 +12,7 @@ from safepoint.foundation.environment import Place, forget_service_links, is_lau
 from safepoint.foundation.events import console
 from safepoint.progress.tracker import ProgressTracker
 from safepoint.settings.run_settings import RunSettings
+from safepoint.settings.wording import use_wording
 from safepoint.training.context.keeper_connection import KeeperConnection
 from safepoint.training.context.outcome import Outcome
 from safepoint.training.context.outputs import Outputs
@@ -80,6 +81,7 @@ def current_context() -> RankContext:
     forget_service_links()
     settings, place = RunSettings.from_environment(), Place.from_environment()
     console.set_up(settings.verbosity)
+    use_wording(settings.wording)
     context = RankContext(settings, place)
     context.termination.install(
         on_signal=context.reporter.report_signal,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from safepoint.foundation.events import console
 from safepoint.settings.run_settings import STATUS_URL, RunSettings
+from safepoint.settings.wording import use_wording
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
 from safepoint.snapshot.protocol.channel import new_keeper_key
@@ -48,6 +49,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         a save.
     """
     console.set_up(settings.verbosity)
+    use_wording(settings.wording)
     if settings.job_dir is not None:
         settings = replace(settings, job_dir=os.path.abspath(settings.job_dir))
     with launcher_folder() as folder:

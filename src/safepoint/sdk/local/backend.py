@@ -17,9 +17,11 @@ from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.local.slots import count_slots
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import JobRecord
+from safepoint.sdk import options as options_module
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import as_kubeflow_raises
-from safepoint.sdk.local_spec import local_job
+from safepoint.sdk.local.pod_folder import check_mounts
+from safepoint.sdk.local.spec import local_job
 from safepoint.sdk.upstream import RuntimeBackend, constants, kubernetes_options, types
 from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_of, event_of, states_of, train_job
 
@@ -74,9 +76,9 @@ class LocalBackend(RuntimeBackend):
             device_count=str(count),
         )
         trainer.set_command(_COMMAND)
-        return types.Runtime(
-            name=constants.DEFAULT_TRAINING_RUNTIME, trainer=trainer, kind=types.RuntimeKind.TRAINING_RUNTIME
-        )
+        kinds = getattr(types, "RuntimeKind", None)  # Red Hat's 0.3 has none
+        kind: dict[str, Any] = {} if kinds is None else {"kind": kinds.TRAINING_RUNTIME}
+        return types.Runtime(name=constants.DEFAULT_TRAINING_RUNTIME, trainer=trainer, **kind)
 
     def get_runtime_packages(self, runtime: types.Runtime) -> None:
         """Print the version and the packages of the interpreter that runs the jobs."""
@@ -122,7 +124,8 @@ class LocalBackend(RuntimeBackend):
         for option in options:
             if isinstance(option, (kubernetes_options.TrainerCommand, kubernetes_options.TrainerArgs)):
                 raise UsageError(f"the option {type(option).__name__} applies to a CustomTrainerContainer only")
-            if type(option).__module__ == kubernetes_options.__name__:
+            if type(option).__module__ in {kubernetes_options.__name__, options_module.__name__}:
+                check_mounts(option)
                 _log.warning("the option %s has no effect on this machine", type(option).__name__)
                 continue
             option(applied, trainer, self)

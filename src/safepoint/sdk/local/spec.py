@@ -5,7 +5,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ from safepoint.foundation.field_types import check_fields
 from safepoint.foundation.quantities import parse_count
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.slots import Slots, count_slots, remark_on
+from safepoint.jobs.model.connections import IDENTITY
 from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.jobs.model.spec import JobSpec, check_name, name_from, names_of_secrets
 from safepoint.sdk.config import LocalConfig
+from safepoint.sdk.local.pod_folder import provide_pod_folder
 from safepoint.sdk.trainers import CUSTOM_TRAINER, TRANSFORMERS_TRAINER, TransformersTrainer
 from safepoint.sdk.upstream import types
 from safepoint.settings.run_settings import RunSettings
-from safepoint.storage.location import CLAIMS, parse_location
+from safepoint.storage.location import CLAIMS, parse_location, resolve_claim
 
 SCRIPT = "train.py"
 _STORAGE = (CLAIMS, "SAFEPOINT_VERIFY_TLS")
@@ -75,6 +77,8 @@ def local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | Non
 def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | None) -> LocalJob:
     transformers = trainer if isinstance(trainer, TransformersTrainer) else None
     untyped: Any = trainer  # Kubeflow declares no types for some fields
+    if transformers is not None:
+        transformers.check()  # its fields may have been assigned since it was made
     check_fields(trainer, CUSTOM_TRAINER if transformers is None else TRANSFORMERS_TRAINER)
     machine = count_slots()
     share = share_for(untyped.resources_per_node, machine=machine)
@@ -85,7 +89,7 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
     program = _program(untyped.func if transformers is None else transformers.function, trainer, config)
     name = name_from(program.name, secrets.token_hex(2)) if name is None else name
     check_name(name)
-    settings, env = _settings(_checked(untyped.env), transformers)
+    settings, env = _settings(_checked(untyped.env, has_connection=transformers is not None), transformers)
     secret_names = names_of_secrets(env)
     if secret_names:
         _log.warning(
@@ -93,6 +97,8 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
             ", ".join(secret_names),
         )
     env |= _claims(settings.output_dir, config, env)
+    texts = [program.script or _text_of(program), repr(untyped.func_args), *env.values()]
+    provide_pod_folder(texts, _claim_folder(settings.output_dir, env))
     if transformers is not None:
         env |= transformers.storage_environment()
         if transformers.ca_bundle is not None and not os.path.isfile(transformers.ca_bundle):
@@ -146,11 +152,21 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
     return _Program(name=function.rpartition(".")[2], command=(function, *options), is_module=True)
 
 
-def _checked(env: Mapping[str, Any] | None) -> dict[str, str]:
-    for name, text in (env or {}).items():
+def _checked(env: Mapping[str, Any] | None, *, has_connection: bool) -> dict[str, str]:
+    """The variables of `env`. One that is None is left out: it stands for a variable that is not set."""
+    found = {name: text for name, text in (env or {}).items() if text is not None}
+    for name, text in found.items():
         if not isinstance(text, str):
             raise UsageError(f"env[{name!r}] is {text!r}; its value must be a string")
-    return dict(env or {})
+    keys = sorted(IDENTITY.intersection(found))
+    if keys:
+        other = "data_connection_name" if has_connection else "a TransformersTrainer with data_connection_name"
+        raise UsageError(
+            f"env has {', '.join(keys)}, and env is stored in the job history; nothing was submitted",
+            hint="remove them from env, and set them in the environment of this program (os.environ): jobs of this "
+            f"machine inherit it. For an output_dir in s3://, {other} keeps them in connections.toml",
+        )
+    return found
 
 
 def _settings(env: Mapping[str, str], transformers: TransformersTrainer | None) -> tuple[RunSettings, dict[str, str]]:
@@ -161,7 +177,24 @@ def _settings(env: Mapping[str, str], transformers: TransformersTrainer | None) 
     unknown = sorted(name for name in rest if name.startswith("SAFEPOINT_") and name not in _STORAGE)
     if unknown:
         _log.warning("env has SAFEPOINT_ variables that do not exist and have no effect: %s", ", ".join(unknown))
-    return settings if transformers is None else transformers.run_settings(settings), rest
+    settings = settings if transformers is None else transformers.run_settings(settings)
+    return replace(settings, wording="sdk"), rest
+
+
+def _text_of(program: _Program) -> str:
+    """The text of a script; empty for a module, which may be anywhere."""
+    try:
+        return "" if program.is_module else Path(program.command[0]).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _claim_folder(output: str | None, env: Mapping[str, str]) -> str | None:
+    """The folder for the claim of a `pvc://` location; None for other locations."""
+    location = parse_location(output) if output is not None else None
+    if location is None or location.claim is None:
+        return None
+    return resolve_claim(replace(location, path=""), env.get(CLAIMS, "")).path
 
 
 def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,170 @@
+"""The files that a program leaves in the output folder beside its checkpoints: plots, metrics, a model of its own.
+
+They are uploaded under the same names, after the checkpoints, when the program or the attempt ends. They belong to no
+checkpoint: no manifest lists them, and a later attempt that writes a file of the same name replaces it. Promises: at
+most the given number of bytes is uploaded, smallest files first, and what is left out is reported.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.format.verify import read_manifest
+from safepoint.checkpoint.local.final_model import FINAL, final_folder
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
+from safepoint.errors import ManifestError, ObjectNotFoundError, printable
+from safepoint.foundation import clock
+from safepoint.foundation.events.run_events import ExtraFilesLeftOut, ExtraFilesUploaded
+from safepoint.foundation.events.stream import Event
+from safepoint.foundation.units import format_bytes
+from safepoint.storage.store import is_key
+
+_NUM_THREADS = 4
+_NOT_AT_ROOT = {".safepoint", FINAL, "cloud-upload-staging"}
+_CACHES = {".cache", "__pycache__", ".ipynb_checkpoints", ".locks"}
+_PREFIXES = ("set-aside-", "tmp-checkpoint-")
+_WEIGHTS = (".safetensors", ".bin")
+
+
+class ExtraFiles:
+    """The extra files of one output folder.
+
+    Args:
+        output: the folder.
+        remote: the claimed location.
+        limit_bytes: how many bytes to upload at most; 0 uploads nothing.
+        is_first_node: whether this is the folder of node 0. The files of other nodes do not replace those of node 0.
+        report: receives the events.
+    """
+
+    def __init__(
+        self,
+        output: OutputFolder,
+        remote: RemoteFolder,
+        *,
+        limit_bytes: int,
+        is_first_node: bool,
+        report: Callable[[Event], None],
+    ) -> None:
+        self._output = output
+        self._remote = remote
+        self._limit_bytes = limit_bytes
+        self._is_first_node = is_first_node
+        self._report = report
+        self._sent: dict[str, tuple[int, int]] = {}
+
+    def upload(self, *, progress: Callable[[int], None], deadline_s: float | None) -> None:
+        """Upload the files. After a failure the caller may call it again, to continue.
+
+        Raises:
+            ConflictError: another attempt has claimed the location.
+            StorageError: an upload failed.
+        """
+        if not self._limit_bytes:
+            return
+        chosen, left_out = self._choose()
+        started_s = clock.monotonic_s()
+
+        def send(file: tuple[str, tuple[int, int]]) -> int:
+            path, stamp = file
+            is_sent = self._sent.get(path) == stamp or self._send(path, progress, deadline_s)
+            self._sent[path] = stamp
+            return stamp[0] if is_sent else 0
+
+        is_new = any(self._sent.get(path) != stamp for path, stamp in chosen)
+        with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-upload") as threads:
+            size_bytes = sum(threads.map(send, chosen))
+        where = str(self._remote.store.location)
+        if chosen and is_new:
+            duration_s = round(clock.monotonic_s() - started_s, 3)
+            event = ExtraFilesUploaded(
+                num_files=len(chosen), location=where, size_bytes=size_bytes, duration_s=duration_s
+            )
+            self._report(event)
+        if left_out:
+            limit = format_bytes(self._limit_bytes)
+            reason = f"together they exceed the limit of {limit}, or their names are no names of objects"
+            self.report_left_out(reason, left_out)
+
+    def report_left_out(self, reason: str, names: list[str] | None = None) -> None:
+        """Report that files are not uploaded.
+
+        Args:
+            reason: why.
+            names: of the files; None for all that are not uploaded yet.
+        """
+        if names is None:
+            chosen, _ = self._choose()
+            names = [path for path, stamp in chosen if self._sent.get(path) != stamp]
+        if names:
+            example = printable(names[0])
+            folder, where = str(self._output.root), str(self._remote.store.location)
+            self._report(
+                ExtraFilesLeftOut(num_files=len(names), example=example, folder=folder, location=where, reason=reason)
+            )
+
+    def _send(self, path: str, progress: Callable[[int], None], deadline_s: float | None) -> bool:
+        store = self._remote.store
+        if not self._is_first_node:
+            with contextlib.suppress(ObjectNotFoundError):
+                store.stat(path, deadline_s=deadline_s)
+                return False
+        source = Path(os.path.realpath(self._output.root / path))
+        if not source.is_file():  # deleted since it was listed
+            return False
+        file = SourceFile(path=path, source=source)
+        fence = self._remote.fence
+        upload_verified(
+            store, path, file, fence=lambda: fence(deadline_s=deadline_s), progress=progress, deadline_s=deadline_s
+        )
+        return True
+
+    def _choose(self) -> tuple[list[tuple[str, tuple[int, int]]], list[str]]:
+        """The files to upload, each with its size and time of change; and the names of those that are left out."""
+        published = self._published_weights()
+        found = sorted(self._files(), key=lambda file: (file[1][0], file[0]))
+        chosen: list[tuple[str, tuple[int, int]]] = []
+        left_out: list[str] = []
+        total_bytes = 0
+        for path, stamp in found:
+            if published.get(path) == stamp[0]:
+                continue
+            total_bytes += stamp[0]
+            if total_bytes > self._limit_bytes or not is_key(path):
+                left_out.append(path)
+            else:
+                chosen.append((path, stamp))
+        return chosen, left_out
+
+    def _published_weights(self) -> dict[str, int]:
+        """The weights in the output folder itself that are uploaded as the final model: name → size in bytes."""
+        try:
+            entries = read_manifest(final_folder(self._output)).files
+        except (OSError, ManifestError):
+            return {}
+        return {entry.path: entry.size_bytes for entry in entries if entry.path.endswith(_WEIGHTS)}
+
+    def _files(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        root = os.path.realpath(self._output.root)
+        for folder, folders, names in os.walk(root):
+            below = os.path.relpath(folder, root)
+            prefix = "" if below == "." else f"{below}/"
+            folders[:] = sorted(name for name in folders if not _is_skipped(name, is_at_root=not prefix))
+            for name in names:
+                path = os.path.join(folder, name)
+                # A link may lead out of the folder, to files that are not the program's output.
+                if os.path.realpath(path).startswith(f"{root}/") and os.path.isfile(path):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = os.stat(path)
+                        yield f"{prefix}{name}", (status.st_size, status.st_mtime_ns)
+
+
+def _is_skipped(folder: str, *, is_at_root: bool) -> bool:
+    if folder in _CACHES or step_of(Path(folder)) is not None:
+        return True
+    return is_at_root and (folder in _NOT_AT_ROOT or folder.startswith(_PREFIXES))

@@ -1,0 +1,118 @@
+"""Checks the arguments of the client before anything starts. Each message names the argument and the fix."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from safepoint.foundation.quantities import parse_bytes, parse_count
+from safepoint.sdk.failures import InvalidRequestError
+from safepoint.sdk.upstream import types
+
+_TRAINERS = (types.CustomTrainer, types.CustomTrainerContainer, types.BuiltinTrainer)
+_SIZES = ("memory", "storage", "ephemeral-storage")
+_LEAST_MEMORY = 4 << 20
+"""No process of Python fits into less: such a number was meant in another unit."""
+
+
+def check_config(backend_config: Any) -> None:
+    """Raise InvalidRequestError if the argument of `TrainerClient` is a class, a string or a number."""
+    if isinstance(backend_config, type):
+        name = backend_config.__name__
+        raise InvalidRequestError(
+            f"backend_config is the class {name}, not an object of it", hint=f"use TrainerClient({name}())"
+        )
+    if isinstance(backend_config, str | int | float | Mapping):
+        raise InvalidRequestError(
+            f"backend_config must be a configuration of a backend, not {_shown(backend_config)}",
+            hint="use TrainerClient(LocalConfig()) for this machine, or TrainerClient(KubernetesBackendConfig())",
+        )
+
+
+def check_train(runtime: Any, initializer: Any, trainer: Any, options: Any) -> None:
+    """Raise InvalidRequestError if an argument of `train` is of another type."""
+    if isinstance(runtime, _TRAINERS) or is_of_fork(runtime):
+        raise InvalidRequestError(
+            f"the first argument of train is the runtime, and it is a {type(runtime).__name__}",
+            hint="pass the trainer by name: train(trainer=…)",
+        )
+    _check("runtime", runtime, str | types.Runtime, "the name of a runtime, or what get_runtime returns")
+    _check("initializer", initializer, types.Initializer, "an Initializer(dataset=…, model=…)")
+    if callable(trainer) and not isinstance(trainer, type):
+        raise InvalidRequestError(
+            "trainer must be a trainer, not a function", hint="use train(trainer=TransformersTrainer(func=…))"
+        )
+    if not is_of_fork(trainer):
+        _check("trainer", trainer, _TRAINERS, "a TransformersTrainer or one of Kubeflow's trainers")
+    check_resources(getattr(trainer, "resources_per_node", None))
+    if options is None:
+        return
+    if not isinstance(options, list | tuple):
+        what = type(options).__name__
+        raise InvalidRequestError(f"options must be a list, not {_shown(options)}", hint=f"use options=[{what}(…)]")
+    for option in options:
+        if isinstance(option, type) or not callable(option):
+            example = option.__name__ if isinstance(option, type) else "Name"
+            raise InvalidRequestError(
+                f"options has {_shown(option)}, which is not an option", hint=f"use options=[{example}(…)]"
+            )
+
+
+def check_name(name: Any) -> None:
+    """Raise InvalidRequestError if the name of a job is no string."""
+    if not isinstance(name, str) or not name.strip():
+        hint = "use job.name" if isinstance(name, types.TrainJob) else "use the name that train returned"
+        raise InvalidRequestError(f"name must be the name of a job, not {_shown(name)}", hint=hint)
+
+
+def check_wait(status: Any, timeout: Any, polling_interval: Any) -> None:
+    """Raise InvalidRequestError if an argument of `wait_for_job_status` is of another type."""
+    if isinstance(status, str):
+        raise InvalidRequestError(
+            f"status must be a set of states, not the string {status!r}", hint=f"use status={{{status!r}}}"
+        )
+    if not isinstance(status, set | frozenset | list | tuple) or not all(isinstance(one, str) for one in status):
+        raise InvalidRequestError(
+            f"status must be a set of states, not {_shown(status)}", hint="use status={'Complete'}"
+        )
+    for argument, value in (("timeout", timeout), ("polling_interval", polling_interval)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidRequestError(
+                f"{argument} must be a number of seconds, not {_shown(value)}", hint=f"use {argument}=600"
+            )
+
+
+def check_resources(resources: Any) -> None:
+    """Raise InvalidRequestError if a resource of `resources_per_node` is no quantity, or is too small to run."""
+    for name, value in resources.items() if isinstance(resources, Mapping) else ():
+        field, plain = f"resources_per_node[{name!r}]", str(name).lower()
+        try:
+            if plain in _SIZES:
+                least, is_enough = _LEAST_MEMORY, parse_bytes(value) >= _LEAST_MEMORY
+                hint = "write a size with its unit, such as '16Gi'"
+            else:
+                least, is_enough = 1, parse_count(value) >= (1 if plain == "cpu" else 0)
+                hint = "write a number of at least 1"
+        except ValueError as error:
+            raise InvalidRequestError(f"{field}: {error}") from error
+        if not is_enough:
+            unit = " bytes" if plain in _SIZES else ""
+            raise InvalidRequestError(f"{field} is {value!r}, which is less than {least}{unit}", hint=hint)
+
+
+def _check(name: str, value: Any, kinds: Any, words: str) -> None:
+    if value is not None and not isinstance(value, kinds):
+        raise InvalidRequestError(f"{name} must be {words}, not {_shown(value)}")
+
+
+def is_of_fork(value: Any) -> bool:
+    """Whether it is a trainer of Red Hat's version of the SDK, which does not derive from Kubeflow's."""
+    return type(value).__module__.startswith("kubeflow.trainer.rhai")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return "a function"
+    is_plain = value is None or isinstance(value, str | int | float)
+    return repr(value) if is_plain else f"a {type(value).__name__}"

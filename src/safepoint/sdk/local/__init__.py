@@ -1,0 +1,1 @@
+"""Runs the jobs of the SDK on this machine."""

@@ -1,0 +1,82 @@
+"""Folders of pods that functions name: where OpenShift AI mounts checkpoints, and what a patch of a runtime mounts.
+
+A function that was written for a pod may read and write below `/mnt/kubeflow-checkpoints`. On this machine that path
+is a link to the folder of the claim. Promises: nothing that exists there is changed, and a job that would not find the
+folder is refused with the command that makes the link.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from safepoint.errors import UsageError
+from safepoint.foundation.environment import home_folder
+
+POD_FOLDER = "/mnt/kubeflow-checkpoints"
+"""Where the root of a claim is mounted in OpenShift AI's pods."""
+_log = logging.getLogger("safepoint")
+
+
+def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
+    """If a text names `POD_FOLDER`, make sure that this machine has it.
+
+    Args:
+        texts: the program of a job, and its arguments.
+        claim_folder: the folder for the claim of the job's output location; None if it has no claim.
+
+    Raises:
+        UsageError: the link cannot be made, or leads elsewhere.
+    """
+    if not any(POD_FOLDER in text for text in texts):
+        return
+    cache = os.environ.get("XDG_CACHE_HOME") or f"{home_folder()}/.cache"
+    target = claim_folder or os.path.join(cache, "safepoint", "kubeflow-checkpoints")
+    os.makedirs(target, exist_ok=True)
+    if not os.path.lexists(POD_FOLDER):
+        try:
+            os.symlink(target, POD_FOLDER)
+        except OSError as error:
+            raise UsageError(
+                f"the function uses {POD_FOLDER}, where OpenShift AI mounts a claim, and this machine has no such "
+                f"folder ({error.strerror}); nothing was started",
+                hint=f"make a link once: sudo ln -s {target} {POD_FOLDER}",
+            ) from error
+        _log.info("made a link %s to %s, because the function uses it", POD_FOLDER, target)
+    elif claim_folder is not None and os.path.realpath(POD_FOLDER) != os.path.realpath(target):
+        raise UsageError(
+            f"the function uses {POD_FOLDER}, which is {os.path.realpath(POD_FOLDER)} on this machine, and the claim of "
+            f"output_dir is the folder {target}; nothing was started",
+            hint=f"use that folder for the claim in LocalConfig(pvc=…), or: sudo ln -sfn {target} {POD_FOLDER}",
+        )
+    elif not os.path.isdir(POD_FOLDER):
+        raise UsageError(f"{POD_FOLDER} is no folder; nothing was started", hint="remove it, or make it a folder")
+
+
+def check_mounts(option: Any) -> None:
+    """Refuse an option that mounts a volume at a path that this machine lacks.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    for path in _mount_paths(option):
+        if not os.path.isdir(path):
+            raise UsageError(
+                f"the option {type(option).__name__} mounts a volume at {path}, and this machine has no such folder; "
+                "nothing was started",
+                hint=f"make a link to a folder with its content: sudo ln -s /some/folder {path}",
+            )
+
+
+def _mount_paths(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, item in cast("Mapping[str, Any]", value).items():
+            if name in {"mountPath", "mount_path"} and isinstance(item, str):
+                yield item
+            else:
+                yield from _mount_paths(item)
+    elif isinstance(value, list | tuple):
+        for item in cast("list[Any]", value):
+            yield from _mount_paths(item)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from _mount_paths(vars(value))

@@ -1,0 +1,44 @@
+"""The names of the options in messages: those of the command line, or the fields of the SDK that a job came from."""
+
+import re
+
+from safepoint.errors import name_options
+
+WORDINGS = ("options", "sdk")
+_OPTION = re.compile(r"--[a-z]+(?:-[a-z]+)*")
+_OF_CONFIG = "{} of periodic_checkpoint_config"
+_FIELDS = {
+    "--output-dir": "output_dir",
+    **{f"--{name.replace('_', '-')}": _OF_CONFIG.format(name) for name in ("save_strategy", "save_steps")},
+    "--save-total-limit": _OF_CONFIG.format("save_total_limit"),
+    "--save-every": "save_every",
+    "--keep": "retention",
+    "--store-keep": "retention",
+    "--on-upload-failure": "on_upload_failure",
+    "--verify-access": "verify_cloud_storage_access",
+    "--no-verify-access": "verify_cloud_storage_access=False",
+    "--grace": "grace_period_seconds",
+    "--resume": "resume",
+    "--from-scratch": "from_scratch=True",
+    "--allow-batch-change": "allow_batch_change=True",
+    "--snapshot-steps": "snapshot_steps",
+    "--snapshot-memory": "staging_size",
+    "--extra-files-limit": "extra_files_limit",
+    "--metrics-port": "metrics_port",
+    "--nnodes": "num_nodes",
+    "--nproc-per-node": "resources_per_node",
+    "--connection": "data_connection_name",
+    "--image": "image",
+}
+"""For options of `run` and `submit`: the fields of `TransformersTrainer`."""
+
+
+def in_sdk_words(text: str) -> str:
+    """`text` with the fields of the SDK in place of options. Options that have no field stay."""
+    return _OPTION.sub(lambda option: _FIELDS.get(option[0], option[0]), text)
+
+
+def use_wording(wording: str) -> None:
+    """Name options in all messages of this process as `wording` does, one of `WORDINGS`."""
+    if wording == "sdk":
+        name_options(in_sdk_words)
