@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from safepoint.foundation.quantities import parse_bytes, parse_count
 from safepoint.sdk.failures import InvalidRequestError
@@ -49,7 +49,7 @@ def check_train(runtime: Any, initializer: Any, trainer: Any, options: Any) -> N
     if not isinstance(options, list | tuple):
         what = type(options).__name__
         raise InvalidRequestError(f"options must be a list, not {_shown(options)}", hint=f"use options=[{what}(…)]")
-    for option in options:
+    for option in cast("list[Any]", options):
         if isinstance(option, type) or not callable(option):
             example = option.__name__ if isinstance(option, type) else "Name"
             raise InvalidRequestError(
@@ -70,7 +70,8 @@ def check_wait(status: Any, timeout: Any, polling_interval: Any) -> None:
         raise InvalidRequestError(
             f"status must be a set of states, not the string {status!r}", hint=f"use status={{{status!r}}}"
         )
-    if not isinstance(status, set | frozenset | list | tuple) or not all(isinstance(one, str) for one in status):
+    is_collection = isinstance(status, set | frozenset | list | tuple)
+    if not is_collection or not all(isinstance(one, str) for one in cast("list[Any]", status)):
         raise InvalidRequestError(
             f"status must be a set of states, not {_shown(status)}", hint="use status={'Complete'}"
         )
@@ -83,7 +84,8 @@ def check_wait(status: Any, timeout: Any, polling_interval: Any) -> None:
 
 def check_resources(resources: Any) -> None:
     """Raise InvalidRequestError if a resource of `resources_per_node` is no quantity, or is too small to run."""
-    for name, value in resources.items() if isinstance(resources, Mapping) else ():
+    given = cast("Mapping[Any, Any]", resources) if isinstance(resources, Mapping) else {}
+    for name, value in given.items():
         field, plain = f"resources_per_node[{name!r}]", str(name).lower()
         try:
             if plain in _SIZES:
