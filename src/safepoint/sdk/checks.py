@@ -84,7 +84,7 @@ def check_wait(status: Any, timeout: Any, polling_interval: Any) -> None:
 
 def check_resources(resources: Any) -> None:
     """Raise InvalidRequestError if a resource of `resources_per_node` is no quantity, or is too small to run."""
-    given = cast("Mapping[Any, Any]", resources) if isinstance(resources, Mapping) else {}
+    given = cast("dict[Any, Any]", resources if isinstance(resources, Mapping) else {})
     for name, value in given.items():
         field, plain = f"resources_per_node[{name!r}]", str(name).lower()
         try:

@@ -79,7 +79,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         check_train(runtime, initializer, trainer, options)
         with as_kubeflow_raises():
             trainer = own_trainer(trainer)
-        return super().train(runtime, initializer, trainer, options)
+        kubeflow: Any = super()  # Kubeflow declares no types of options
+        return kubeflow.train(runtime, initializer, trainer, options)
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[TrainJob]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The jobs, oldest first; with `runtime`, only those with this runtime."""

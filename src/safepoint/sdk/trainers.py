@@ -194,7 +194,8 @@ class TransformersTrainer(types.CustomTrainer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.func = state["function"]  # makes a pod function of this copy
+        # Makes a pod function of this copy.
+        self.func = state["function"]  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self) -> None:
         self.check()
@@ -346,7 +347,8 @@ def own_trainer(trainer: Any) -> Any:
             hint="call the training from a function, and pass it to a TransformersTrainer",
         )
     own = {item.name for item in dataclasses.fields(TransformersTrainer) if item.init}
-    return TransformersTrainer(**{name: value for name, value in vars(trainer).items() if name in own})
+    given: dict[str, Any] = vars(trainer)
+    return TransformersTrainer(**{name: value for name, value in given.items() if name in own})
 
 
 def normalize_output_dir(text: str) -> str:

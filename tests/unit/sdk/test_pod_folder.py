@@ -31,7 +31,9 @@ def folder(machine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def submit(folder: Path, output: str | None = "pvc://claim/run", **config: Any) -> None:
     config = config or {"pvc": {"claim": folder.parent.parent / "claim"}}
-    local_job(TransformersTrainer(train, {"path": f"{folder}/models"}, output_dir=output), LocalConfig(**config), None)
+    local_job(
+        TransformersTrainer(train, {"path": f"{folder}/models"}, output_dir=output), LocalConfig(**config), None
+    )
 
 
 def test_the_claim_is_where_pods_have_it(folder: Path) -> None:

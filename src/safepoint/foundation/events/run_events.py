@@ -449,8 +449,8 @@ class UploadUnfinished(Event, is_warning=True):
                 "same command on this machine resumes from it and uploads it"
             )
         return (
-            f"a checkpoint, the final model or another file was not uploaded to {self.location}; {self.folder} has it, and the "
-            "same command on this machine uploads it"
+            f"a checkpoint, the final model or another file was not uploaded to {self.location}; {self.folder} has "
+            "it, and the same command on this machine uploads it"
         )
 
 

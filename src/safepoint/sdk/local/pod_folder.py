@@ -1,8 +1,8 @@
 """Folders of pods that functions name: where OpenShift AI mounts checkpoints, and what a patch of a runtime mounts.
 
 A function that was written for a pod may read and write below `/mnt/kubeflow-checkpoints`. On this machine that path
-is a link to the folder of the claim. Promises: nothing that exists there is changed, and a job that would not find the
-folder is refused with the command that makes the link.
+is a link to the folder of the claim. Promises: nothing that exists there is changed, and a job that would not find
+the folder is refused with the command that makes the link.
 """
 
 import logging
@@ -45,8 +45,8 @@ def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
         _log.info("made a link %s to %s, because the function uses it", POD_FOLDER, target)
     elif claim_folder is not None and os.path.realpath(POD_FOLDER) != os.path.realpath(target):
         raise UsageError(
-            f"the function uses {POD_FOLDER}, which is {os.path.realpath(POD_FOLDER)} on this machine, and the claim of "
-            f"output_dir is the folder {target}; nothing was started",
+            f"the function uses {POD_FOLDER}, which is {os.path.realpath(POD_FOLDER)} on this machine, and the claim "
+            f"of output_dir is the folder {target}; nothing was started",
             hint=f"use that folder for the claim in LocalConfig(pvc=…), or: sudo ln -sfn {target} {POD_FOLDER}",
         )
     elif not os.path.isdir(POD_FOLDER):
