@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from safepoint.errors import UnsupportedError, UsageError
 from safepoint.foundation.field_types import FLAG, NAMED, PATH, SECONDS, TEXT, Kind, check_fields, texts, whole
@@ -347,7 +347,7 @@ def own_trainer(trainer: Any) -> Any:
             hint="call the training from a function, and pass it to a TransformersTrainer",
         )
     own = {item.name for item in dataclasses.fields(TransformersTrainer) if item.init}
-    given: dict[str, Any] = vars(trainer)
+    given = cast("dict[str, Any]", vars(trainer))
     return TransformersTrainer(**{name: value for name, value in given.items() if name in own})
 
 
