@@ -124,7 +124,7 @@ _CASES = {
     "memory with another unit": _bad("--memory 32GX", _USAGE, "memory '32GX' is not a quantity", "32Gi"),
     "memory in GB": _bad("--memory 32GB", _USAGE, "memory '32GB' is not a quantity", "32Gi"),
     "memory below zero": _bad("--memory=-1Gi", _USAGE, "memory '-1Gi' is not a quantity", "32Gi"),
-    "memory of zero": _bad("--memory 0", _USAGE, "memory '0' is nothing", "ask for more"),
+    "memory of zero": _bad("--memory 0", _USAGE, "memory '0' is zero", "ask for more"),
     "memory without unit": _bad("--memory 512", _USAGE, "memory '512' is too little", "unit"),
     "memory in thousandths": _bad("--memory 512m", _USAGE, "memory '512m' is too little", "unit"),
     "cpu below zero": _bad("--cpu=-1", _USAGE, "--cpu", "--help"),

@@ -51,7 +51,7 @@ class Reporter:
 
 
 class HeldFolder:
-    """The output folder. Its lock ensures that only one keeper commits into it.
+    """The output folder. Where the file system has locks, its lock ensures that only one keeper commits into it.
 
     Args:
         reporter: writes the keeper's events into the folder, while it is open.

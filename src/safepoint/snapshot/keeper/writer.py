@@ -31,7 +31,7 @@ def write_snapshots(state: KeeperState) -> None:
         with state.changed:
             state.is_writing = False
             is_current = group.registry.written(snapshot, is_durable=outcome.is_durable)
-            # Reports free blocks before the outcome: a rank that receives the outcome may need the blocks at once.
+            # Ranks learn which blocks are free before they learn the outcome: they may need a block at once.
             state.notify(group)
             if is_current:
                 group.last_outcome = outcome

@@ -44,7 +44,7 @@ def form_for(api: ClusterApi, trainjob: Object, *, runtime: Object) -> Object:
         runtime: the reference to a runtime that exists already.
 
     Raises:
-        UsageError: it has what the cluster's Trainer cannot do.
+        UsageError: the TrainJob asks for something that the cluster's Trainer cannot do.
     """
     probe: Object = {**trainjob, "spec": {**trainjob["spec"], "runtimeRef": runtime}}
     older: Object | None = None

@@ -85,7 +85,7 @@ def _check_resources(resources: Mapping[str, str]) -> None:
                 f"{name} {text!r} is not a quantity of Kubernetes; {_NOTHING}", hint=f"write it like {example}"
             )
         if not float(match["number"]):
-            raise UsageError(f"{name} {text!r} is nothing; {_NOTHING}", hint="leave it out, or ask for more")
+            raise UsageError(f"{name} {text!r} is zero; {_NOTHING}", hint="leave it out, or ask for more")
         if "/" in name and not text.isdecimal():
             raise UsageError(
                 f"{name} {text!r} is not a whole number, and devices cannot be divided; {_NOTHING}",

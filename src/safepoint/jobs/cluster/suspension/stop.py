@@ -159,7 +159,7 @@ def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str 
     Args:
         job: suspended.
         before: its state before; None if it was suspended.
-        reason: why no save was requested.
+        reason: why no save was made on request.
     """
     newest = "" if job.safe_step is None else f"its newest checkpoint is of step {job.safe_step}"
     if job.receipt is not None:
@@ -173,7 +173,7 @@ def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str 
     if before in {JobState.STARTING, JobState.RESUMING}:
         return _joined("it did not train yet", newest)
     saved = "" if job.safe_step is None else f"step {job.safe_step} is saved"
-    return _joined(saved, f"no save was requested before, because {reason}" if reason else "")
+    return _joined(saved, f"no save was made on request, because {reason}" if reason else "")
 
 
 def _joined(*parts: str) -> str:
