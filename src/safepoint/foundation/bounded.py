@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from typing import Generic, TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 
@@ -26,17 +26,23 @@ class Work(Generic[_T]):
         except BaseException as error:  # noqa: BLE001  raised again by `result`
             self._future.set_exception(error)
 
-    def is_done(self, limit_s: float) -> bool:
-        """Wait at most `limit_s` seconds, and return whether the task has returned or raised."""
-        return bool(wait([self._future], limit_s).done)
+    def is_done(self, limit_s: float, *, unless: Future[Any] | None = None) -> bool:
+        """Wait at most `limit_s` seconds, and return whether the task has returned or raised.
 
-    def result(self, limit_s: float) -> _T | None:
-        """What the task returned, or None when it is not done within `limit_s` seconds.
+        Args:
+            limit_s: how long to wait.
+            unless: when this is done, the wait ends too.
+        """
+        wait([self._future, *([] if unless is None else [unless])], limit_s, FIRST_COMPLETED)
+        return self._future.done()
+
+    def result(self, limit_s: float, *, unless: Future[Any] | None = None) -> _T | None:
+        """What the task returned, or None when it is not done; see `is_done`.
 
         Raises:
             BaseException: what the task raised.
         """
-        return self._future.result() if self.is_done(limit_s) else None
+        return self._future.result() if self.is_done(limit_s, unless=unless) else None
 
 
 def do_within(task: Callable[[], object], limit_s: float) -> bool:

@@ -54,6 +54,8 @@ class _Changes:
         self._printed: dict[str, str] = {}
 
     def __call__(self, jobs: JobPlace[Any], found: Sequence[Job]) -> None:
+        names = {job.name for job in found}
+        self._printed = {name: text for name, text in self._printed.items() if name in names}
         for job in found:
             text = without_credentials(json.dumps(versioned(job_document(jobs, job))))
             if self._printed.get(job.name) != text:
@@ -70,6 +72,8 @@ class _Screen:
 
     def __call__(self, jobs: JobPlace[Any], found: Sequence[Job]) -> None:
         reports = [jobs.progress_of(job) for job in found]
+        names = {job.name for job in found}
+        self._losses = {name: losses for name, losses in self._losses.items() if name in names}
         for job, progress in zip(found, reports, strict=True):
             losses = self._losses.setdefault(job.name, deque(maxlen=_POINTS))
             # An unchanged loss is taken to mean that there is no new report.

@@ -5,20 +5,22 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from safepoint.errors import NotFoundError, StorageError, TransientError, UsageError
+from safepoint.errors import NotFoundError, TransientError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.connection import Connection
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, number
-from safepoint.jobs.cluster.transport.client import REQUEST_S, Client, document
-from safepoint.jobs.cluster.transport.failures import GoneError, refusal
+from safepoint.jobs.cluster.transport.client import REQUEST_S, Budget, Client, document
+from safepoint.jobs.cluster.transport.failures import GoneError, TooMuchError, refusal
 
 WITHIN_S = 30.0
 """For how long a request is repeated while the server is busy or out of reach."""
 _PAGE = 500
-_MOST_OBJECTS = 100_000
+_MOST_OBJECTS, _MOST_OBJECT_BYTES = 100_000, 256 << 20
+_MOST_EVENT_BYTES = 16 << 20
 _MOST_EXPIRED = 5
 """How often a list that consists of several pages starts over because the API server has dropped its next page."""
 _LIST_S = 600.0
+_LATE_S = 10.0
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _GROUPS = {
@@ -106,7 +108,7 @@ class ClusterApi:
             has_content: False returns only the metadata, for kinds whose contents are large or secret.
 
         Raises:
-            StorageError: there are more than 100,000 objects.
+            TooMuchError: there are more than 100,000 objects, or they have more than 256 MiB.
             GoneError: the API server has dropped the next page of the list again and again.
         """
         return self.objects_at(kind, labels=labels, fields=fields, has_content=has_content)[0]
@@ -117,6 +119,7 @@ class ClusterApi:
         """The objects as `objects` returns them, and the version from which a watch continues."""
         headers = {} if has_content else {"accept": _NAMES_ONLY}
         found: list[Object] = []
+        budget = Budget(_MOST_OBJECT_BYTES, f"the {kind} of {self.connection.name}")
         marker, num_expired, until_s = "", 0, clock.monotonic_s() + _LIST_S
         while len(found) <= _MOST_OBJECTS:
             if clock.monotonic_s() > until_s:  # pages may be empty
@@ -129,7 +132,7 @@ class ClusterApi:
             }
             query = {name: value for name, value in given.items() if value}
             try:
-                page: Any = self._client.request("GET", self._path(kind), query=query, headers=headers)
+                page: Any = self._client.request("GET", self._path(kind), query=query, headers=headers, budget=budget)
             except GoneError:  # the next page has expired: start over
                 num_expired += 1
                 if num_expired > _MOST_EXPIRED:
@@ -142,7 +145,7 @@ class ClusterApi:
             marker = str(at(page, "metadata", "continue") or "")
             if not marker:
                 return found, str(at(page, "metadata", "resourceVersion") or "")
-        raise StorageError(f"cluster {self.connection.name} has more than {_MOST_OBJECTS} {kind}; nothing was done")
+        raise TooMuchError(f"cluster {self.connection.name} has more than {_MOST_OBJECTS} {kind}; nothing was done")
 
     def create(self, kind: str, body: Object, *, is_dry_run: bool = False) -> Object:
         """Create an object, or with `is_dry_run` only ask whether it could be created.
@@ -240,8 +243,8 @@ class ClusterApi:
     ) -> Generator[tuple[str, Object]]:
         """Yield each change of an object since `version`: ADDED, MODIFIED or DELETED, and the object.
 
-        Without a version, all objects come first, as ADDED. The watch ends after `timeout_s`, or when the server ends
-        the connection. The caller can then continue with the version of the last object.
+        Without a version, all objects come first, as ADDED. The watch ends about `timeout_s` later, or when the
+        server ends the connection. The caller can then continue with the version of the last object.
 
         Raises:
             GoneError: `version` is too old; list the objects again.
@@ -253,8 +256,13 @@ class ClusterApi:
             "allowWatchBookmarks": "true",
             **({"labelSelector": labels} if labels else {}),
         }
-        with self._client.lines(self._path(kind), query, read_s=timeout_s + 10) as lines:
+        until_s = clock.monotonic_s() + timeout_s + _LATE_S
+        with self._client.lines(
+            self._path(kind), query, read_s=timeout_s + _LATE_S, most_line_bytes=_MOST_EVENT_BYTES
+        ) as lines:
             for line in lines:
+                if clock.monotonic_s() > until_s:  # the server should have ended it
+                    return
                 event = document(line)
                 what, item = str(at(event, "type")), at(event, "object")
                 if what == "ERROR" or not isinstance(item, dict):

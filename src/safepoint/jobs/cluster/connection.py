@@ -145,7 +145,7 @@ def missing_files(config: SingleConfig) -> list[str]:
     """The files of certificates and keys that a kubeconfig names, and that do not exist."""
     user = config.user or User()
     named = (config.cluster.certificate_auth, user.client_cert, user.client_key)
-    return [str(file) for file in named if file and not Path(file).is_file()]
+    return [str(file) for file in named if file and not Path(file).exists()]
 
 
 def _files(file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> list[Path]:

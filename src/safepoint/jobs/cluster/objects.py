@@ -1,5 +1,6 @@
 """Reads fields of a cluster's objects. Every field may be missing."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -45,6 +46,11 @@ def name_of(value: Any) -> str:
 def uid_of(value: Any) -> str:
     """The uid of an object. A later object of the same name has another uid."""
     return str(at(value, "metadata", "uid") or "")
+
+
+def size_of(value: Object) -> int:
+    """About how many bytes an object has in an answer."""
+    return len(json.dumps(value))
 
 
 def condition(value: Any, kind: str) -> Any:

@@ -7,10 +7,12 @@ same bytes.
 import functools
 import hashlib
 import io
+import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import Any
 
 from safepoint._version import __version__
 
@@ -82,9 +84,9 @@ main()
 """
 
 
-# The command of a pod contains this program and the digest. So a person who can replace the config map, and cannot
-# change the job, cannot make its pods run something else.
-_CHECKED = """\
+# Every command that a pod runs contains this program and the digest. So a person who can replace the config map, and
+# cannot change the job, cannot make its pods run something else.
+_CHECK = """\
 import hashlib
 import os
 import runpy
@@ -99,9 +101,19 @@ for name in sorted(os.listdir(place)):
         digest.update(f"{name} {len(data)} ".encode() + data)
 if digest.hexdigest() != expected:
     sys.exit(f"safepoint: error: the config map at {place} has changed since the job was submitted; nothing was run")
-sys.argv[:] = [os.path.join(place, "safepoint.pyz"), *sys.argv[3:]]
-runpy.run_path(sys.argv[0], run_name="__main__")
+archive = os.path.join(place, "safepoint.pyz")
 """
+_RUN = """\
+sys.argv[:] = [archive, *sys.argv[3:]]
+runpy.run_path(archive, run_name="__main__")
+"""
+_RUN_MODULE = """\
+sys.path.insert(0, archive)
+sys.argv[:] = sys.argv[3:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+_PYTHON = ("python3", "-P", "-c")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def command_of(place: str, files: Mapping[str, bytes]) -> list[str]:
@@ -113,7 +125,24 @@ def command_of(place: str, files: Mapping[str, bytes]) -> list[str]:
         place: the folder where the files are mounted.
         files: all files there, by name; one of them is the archive.
     """
-    return ["python3", "-P", "-c", _CHECKED, place, digest_of_files(files)]
+    return [*_PYTHON, _CHECK + _RUN, place, digest_of_files(files)]
+
+
+def module_command(command: Sequence[Any], module: str, *arguments: str) -> list[str] | None:
+    """The command that runs a module of Safepoint in a pod, with the same check as the pod's own command.
+
+    Args:
+        command: the pod's own command, see `command_of`.
+        module: the name of the module.
+        arguments: its arguments.
+
+    Returns:
+        The command; None if `command` has no digest, as that of an earlier release.
+    """
+    place, digest = command[4:6] if len(command) >= 6 else (None, None)
+    if not isinstance(place, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        return None
+    return [*_PYTHON, _CHECK + _RUN_MODULE, place, digest, module, *arguments]
 
 
 def digest_of_files(files: Mapping[str, bytes]) -> str:

@@ -49,7 +49,7 @@ _SAY_AFTER_S = 15.0
 _MOVE_S = 30.0
 _EVENTS_AFTER_S = 2.0
 _TIMES_BROKEN = 20
-_MOST_LINES = 20
+_MOST_LINES, _MOST_SHOWN = 20, 4096
 _MOST_CHARACTERS = 1 << 28
 _CODES = {int(code) for code in ExitCode}
 
@@ -240,4 +240,4 @@ def _frames(api: ClusterApi, pod: str, said: deque[str]) -> Iterator[Frame]:
         if frame is not None:
             yield frame
         elif line.strip():
-            said.append(line.strip())
+            said.append(line.strip()[:_MOST_SHOWN])

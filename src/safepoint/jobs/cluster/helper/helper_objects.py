@@ -93,7 +93,7 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
     container: Object = {
         "name": CONTAINER,
         "image": basis.image,
-        "command": ["python3", f"{_PLACE}/{pod_archive.NAME}", *request.arguments],
+        "command": [*pod_archive.command_of(_PLACE, _files()), *request.arguments],
         "env": _environment(request, basis),
         "volumeMounts": mounts,
         "resources": {
@@ -151,7 +151,7 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
 
 def config_maps(request: HelperRequest, job: Object) -> list[Object]:
     """The config maps that the pod waits for. They belong to the Job from their beginning, and go with it."""
-    contents: list[dict[str, bytes]] = [{pod_archive.NAME: pod_archive.build_archive()}]
+    contents: list[dict[str, bytes]] = [_files()]
     contents += [{f"{number:04d}": piece} for number, piece in enumerate(request.pieces)]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name_of(job), "uid": uid_of(job)}
     return [
@@ -168,6 +168,10 @@ def config_maps(request: HelperRequest, job: Object) -> list[Object]:
         }
         for number, content in enumerate(contents)
     ]
+
+
+def _files() -> dict[str, bytes]:
+    return {pod_archive.NAME: pod_archive.build_archive()}
 
 
 def _map_name(helper: str, number: int) -> str:

@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Generator
 from typing import Any
 
-import httpx2
 from lightkube.config.models import UserExec
 from lightkube.core.exceptions import ConfigError
 
@@ -19,34 +17,26 @@ from safepoint.foundation import clock
 _WITHIN_S = 180.0
 _LOOK_S = 0.02
 _MOST_BYTES = 1 << 20
-_UNAUTHORIZED = 401
 
 
-class TokenProgram(httpx2.Auth):
-    """Sends the token that a program has printed. If the cluster refuses it, the program is run again.
+def token_from(program: UserExec) -> str:
+    """The token that a program prints.
 
     Args:
         program: as the kubeconfig describes it.
+
+    Raises:
+        ConfigError: the program failed, or gave no token in time.
+        OSError: it cannot be started.
+        KeyError, TypeError, ValueError: its answer has no token.
     """
-
-    def __init__(self, program: UserExec) -> None:
-        self._program = program
-        self._token: str | None = None
-
-    def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        """See `httpx2.Auth`.
-
-        Raises:
-            ConfigError: the program failed, or gave no token in time.
-        """
-        if self._token is not None:
-            request.headers["Authorization"] = f"Bearer {self._token}"
-            response = yield request
-            if response.status_code != _UNAUTHORIZED:
-                return
-        self._token = _token_in(_output_of(self._program))
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        yield request
+    try:
+        token: Any = json.loads(_output_of(program))["status"]["token"]
+    except RecursionError as error:
+        raise ConfigError("its answer is nested too deep") from error
+    if not isinstance(token, str):
+        raise ConfigError("its answer has no valid token")
+    return token
 
 
 def _output_of(program: UserExec) -> bytes:
@@ -74,13 +64,3 @@ def _output_of(program: UserExec) -> bytes:
             said = errors.read(_MOST_BYTES).decode(errors="replace").strip()
             raise ConfigError(f"{program.command} returned {process.returncode}: {said}")
         return output.read(_MOST_BYTES)
-
-
-def _token_in(output: bytes) -> str:
-    try:
-        token: Any = json.loads(output)["status"]["token"]
-    except RecursionError as error:
-        raise ConfigError("its answer is nested too deep") from error
-    if not isinstance(token, str) or not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError("its answer has no valid token")
-    return token

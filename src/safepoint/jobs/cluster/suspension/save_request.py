@@ -5,38 +5,37 @@ from typing import Any
 
 from safepoint.errors import AccessDeniedError, SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.manifests import POD_SIDE
-from safepoint.jobs.cluster.objects import Object, at, name_of
+from safepoint.jobs.cluster.objects import at, items, name_of
+from safepoint.jobs.cluster.pod_archive import module_command
 from safepoint.jobs.cluster.records.receipts import Receipt, receipt_of
-from safepoint.jobs.cluster.state import ClusterJob, container_status, is_training_pod, node_of
+from safepoint.jobs.cluster.state import ClusterJob, Observed, container_status, is_training_pod, node_of
 from safepoint.jobs.cluster.suspension.pod_program import run_in_pod
 
 _MOST_S, _IDLE_S = 900.0, 30.0
 _MODULE = "safepoint.training.launcher.save_request"
-_START = (
-    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
-    f"runpy.run_module({_MODULE!r}, run_name='__main__', alter_sys=True)"
-)
 
 
-def request_save(api: ClusterApi, job: ClusterJob, pods: list[Object], *, within_s: float | None) -> Receipt:
+def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: float | None) -> Receipt:
     """Let a job save, and its ranks wait after that. They continue by themselves if the job is not suspended.
 
     Args:
         api: the namespace.
         job: a running job that Safepoint submitted.
-        pods: of the job.
+        seen: its objects.
         within_s: how long it may take; None for 15 minutes. The pods give up earlier if the ranks do not save.
 
     Raises:
         SafepointError: no checkpoint was requested, or none was made; its message says why, as a part of a sentence.
     """
-    training = [pod for pod in pods if is_training_pod(pod) and at(container_status(pod), "state", "running")]
+    training = [pod for pod in seen.pods if is_training_pod(pod) and at(container_status(pod), "state", "running")]
     first = next((pod for pod in training if node_of(pod) == 0), None)
     if first is None:
         raise SafepointError("its first pod does not run")
     limit_s = _MOST_S if within_s is None else min(_MOST_S, within_s)
-    command = ("python3", "-P", "-c", _START, POD_SIDE, f"{limit_s:g}")
+    own = items(seen.trainjob, "spec", "trainer", "command")
+    command = module_command(own, _MODULE, f"{limit_s:g}")
+    if command is None:
+        raise SafepointError("its command has no digest of its program")
     container = str(at(container_status(first), "name") or "node")
     answer: Any = {}
     try:

@@ -108,7 +108,7 @@ def _try_to_save(
     if job.state is not JobState.RUNNING:
         return None, f"it was {job.state}"
     try:
-        return request_save(api, job, list(seen.pods), within_s=timeout_s), ""
+        return request_save(api, job, seen, within_s=timeout_s), ""
     except SafepointError as error:
         return None, error.message
 

@@ -3,22 +3,29 @@
 import contextlib
 import json
 import random
-import socket
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import httpx2
-from lightkube.config.client_adapter import ConnectionParams, ExecAuth
+from lightkube.config.client_adapter import ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
-from safepoint.errors import AccessDeniedError, SafepointError, StorageError, TransientError, UsageError
+from safepoint.errors import SafepointError, StorageError, TransientError, UsageError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded import Work
 from safepoint.jobs.cluster.connection import CORRECT, Connection, missing_files
-from safepoint.jobs.cluster.login.token_program import TokenProgram
+from safepoint.jobs.cluster.login.bearer import bearer_of
+from safepoint.jobs.cluster.login.login_files import add_certificate, without_files
 from safepoint.jobs.cluster.objects import Object
-from safepoint.jobs.cluster.transport.failures import BusyError, GoneError, reason_of, refusal, unreachable
+from safepoint.jobs.cluster.transport.failures import (
+    BusyError,
+    GoneError,
+    TooMuchError,
+    reason_of,
+    refusal,
+    unreachable,
+)
+from safepoint.jobs.cluster.transport.open_streams import OpenStreams
 
 _T = TypeVar("_T")
 REQUEST_S = 20.0
@@ -26,12 +33,34 @@ REQUEST_S = 20.0
 _CONNECT_S, _CLOSE_S = 5.0, 2.0
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _MOST_ANSWER_BYTES = 64 << 20
-_MOST_LINE_BYTES = 16 << 20
+_MOST_LINE_BYTES = 1 << 20
 _EXCHANGE_S = 300.0
 """How long a request and its answer may take, with the program that gives the token, which may ask a person."""
 _ANSWER_S = 120.0
 """The time limit for a whole answer. The limit for each read does not stop a server that sends byte after byte."""
 _PLAIN = {"accept-encoding": "identity"}
+
+
+class Budget:
+    """How many bytes several answers may have together.
+
+    Args:
+        most_bytes: the limit.
+        what: what the answers contain, for the message.
+    """
+
+    def __init__(self, most_bytes: int, what: str) -> None:
+        self._left_bytes, self._most_bytes, self._what = most_bytes, most_bytes, what
+
+    def take(self, num_bytes: int) -> None:
+        """Count an answer.
+
+        Raises:
+            TooMuchError: there are more bytes than the limit.
+        """
+        self._left_bytes -= num_bytes
+        if self._left_bytes < 0:
+            raise TooMuchError(f"{self._what} have more than {self._most_bytes:,} bytes; nothing was done")
 
 
 class Client:
@@ -50,31 +79,23 @@ class Client:
         try:
             # Without encryption, a proxy could read the requests. The options of this class are of many types.
             parameters: Any = ConnectionParams(timeout=timeout, trust_env=is_encrypted)
-            options: Any = parameters.httpx_params(connection.config)
-        except (ConfigError, OSError) as error:  # for example, a certificate that cannot be read
+            config = without_files(connection.config)
+            options: Any = parameters.httpx_params(config)
+            add_certificate(options["verify"], connection.config)
+        except (ConfigError, OSError, ValueError) as error:  # for example, a certificate that cannot be read
             missing = ", ".join(missing_files(connection.config))
             why = f"{missing} does not exist" if missing else error
             raise UsageError(f"the connection to {connection.name} is not valid: {why}", hint=CORRECT) from error
-        user = connection.config.user
-        if isinstance(options["auth"], ExecAuth) and user is not None and user.exec is not None:
-            options["auth"] = TokenProgram(user.exec)  # it does not wait for ever
+        options["auth"] = bearer_of(connection) or options["auth"]
         self._client = httpx2.Client(**options)
-        self._is_closed = False
-        self._streams: set[Any] = set()
-        self._has_ended = threading.Condition()
+        self._streams = OpenStreams()
         self.num_requests = 0
         """How many requests were sent so far."""
 
     def close(self) -> None:
-        """Close the connections. A thread that reads a stream, or sends a request later, gets StorageError."""
-        with self._has_ended:
-            self._is_closed = True
-            for stream in self._streams:
-                with contextlib.suppress(OSError):  # the server has ended it
-                    # Not the method of SSLSocket, which changes what the reading thread uses.
-                    socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
-            # A connection must not be closed while another thread reads from it.
-            self._has_ended.wait_for(lambda: not self._streams, _CLOSE_S)
+        """Close the connections. A thread that uses one, or sends a request later, gets StorageError."""
+        # A connection must not be closed while another thread reads from it.
+        self._streams.close(within_s=_CLOSE_S)
         self._client.close()
 
     def request(
@@ -85,6 +106,7 @@ class Client:
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
         headers: Mapping[str, str] | None = None,
+        budget: Budget | None = None,
     ) -> Object:
         """Send a request, and repeat it while the server is busy or out of reach.
 
@@ -94,6 +116,7 @@ class Client:
             query: its parameters.
             body: the object to send as JSON.
             headers: in addition to the usual ones.
+            budget: how many bytes the answer may have together with others.
 
         Returns:
             The object in the answer; empty if the answer has none.
@@ -103,12 +126,19 @@ class Client:
         def exchange() -> tuple[httpx2.Response, bytes]:
             given = {"content-type": "application/json", "accept": "application/json", **_PLAIN, **(headers or {})}
             content = None if body is None else json.dumps(body).encode()
-            with self._client.stream(method, path, params=query, content=content, headers=given) as response:
+            with (
+                self._streams.used(),
+                self._client.stream(
+                    method, path, params=query, content=content, headers=given, extensions=self._extensions
+                ) as response,
+            ):
                 return response, _content(response)
 
         def send() -> Object:
             self.num_requests += 1
             response, data = self._in_time(exchange)
+            if budget is not None:
+                budget.take(len(data))
             answer = document(data)
             if response.status_code >= 300:
                 raise refusal(response.status_code, answer, what, after_s=response.headers.get("retry-after"))
@@ -128,11 +158,6 @@ class Client:
             asked_s = 0.0
             try:
                 return send()
-            except (ConfigError, KeyError, TypeError, ValueError, FileNotFoundError, PermissionError) as error:
-                raise AccessDeniedError(
-                    f"the program that gives your token for {name} failed: {type(error).__name__}: {error}",
-                    hint="log in to the cluster again, or correct users in the kubeconfig",
-                ) from error
             except (httpx2.HTTPError, OSError) as error:
                 is_unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
                 failure = unreachable(name, error)
@@ -164,19 +189,22 @@ class Client:
             yield response.extensions["network_stream"]
 
     @contextlib.contextmanager
-    def lines(self, path: str, query: Mapping[str, str], *, read_s: float | None) -> Generator[Iterator[bytes]]:
+    def lines(
+        self, path: str, query: Mapping[str, str], *, read_s: float | None, most_line_bytes: int | None = None
+    ) -> Generator[Iterator[bytes]]:
         """The lines of an answer that the server continues to write.
 
         Args:
             path: the path of the request.
             query: its parameters.
             read_s: for how long the server may send nothing; None is without a limit.
+            most_line_bytes: a longer line is split; None for 1 MiB.
         """
         timeout = httpx2.Timeout(REQUEST_S, connect=_CONNECT_S, read=read_s)
         with self._opened(path, query, timeout=timeout, headers=_PLAIN) as response:
             if response.status_code >= 300:
                 raise self._refused(response, path)
-            yield _lines(response.iter_raw())
+            yield _lines(response.iter_raw(), _MOST_LINE_BYTES if most_line_bytes is None else most_line_bytes)
 
     def _refused(self, response: httpx2.Response, path: str) -> SafepointError:
         data = self._in_time(lambda: _content(response))
@@ -189,31 +217,29 @@ class Client:
         """The answer to a GET, whose body is read by the caller.
 
         Raises:
-            TransientError: the connection broke, also while the caller reads.
+            StorageError: `close` was called, also while the caller reads.
+            TransientError: the connection broke, likewise.
         """
         self.num_requests += 1
-        request = self._client.stream("GET", path, params=query, timeout=timeout, headers=headers)
+        request = self._client.stream(
+            "GET", path, params=query, timeout=timeout, headers=headers, extensions=self._extensions
+        )
         try:
-            with contextlib.ExitStack() as stack:
-                response = self._in_time(lambda: stack.enter_context(request))
-                stack.enter_context(self._registered(response.extensions["network_stream"]))
-                yield response
-        except (httpx2.HTTPError, OSError) as error:
-            raise TransientError(f"the connection to {self.connection.name} broke: {reason_of(error)}") from error
+            with self._streams.used(), contextlib.ExitStack() as stack:
+                yield self._in_time(lambda: stack.enter_context(request))
+            is_closed = self._streams.is_closed
+        except Exception as error:
+            if self._streams.is_closed:
+                raise self._closed() from error
+            if isinstance(error, httpx2.HTTPError | OSError):
+                raise TransientError(f"the connection to {self.connection.name} broke: {reason_of(error)}") from error
+            raise
+        if is_closed:  # a body without a stated length seems to be complete
+            raise self._closed()
 
-    @contextlib.contextmanager
-    def _registered(self, stream: Any) -> Generator[None]:
-        """In this context, `close` ends the stream."""
-        with self._has_ended:
-            if self._is_closed:
-                raise self._closed()
-            self._streams.add(stream)
-        try:
-            yield
-        finally:
-            with self._has_ended:
-                self._streams.discard(stream)
-                self._has_ended.notify_all()
+    @property
+    def _extensions(self) -> dict[str, Any]:
+        return {"trace": self._streams.trace}
 
     def _closed(self) -> StorageError:
         return StorageError(f"the connection to {self.connection.name} was closed")
@@ -225,17 +251,21 @@ class Client:
             StorageError: `close` was called.
             TransientError: it takes too long.
         """
-        if self._is_closed:
+        if self._streams.is_closed:
             raise self._closed()
         try:
-            found = Work(task).result(_EXCHANGE_S)
-        except RuntimeError as error:
-            if self._is_closed:  # in the meantime
+            found = Work(task).result(_EXCHANGE_S, unless=self._streams.closing)
+        except Exception as error:
+            if self._streams.is_closed:  # in the meantime
                 raise self._closed() from error
             raise
-        if found is None:
-            raise TransientError(f"cluster {self.connection.name} did not answer within {_EXCHANGE_S:g} s")
-        return found
+        if found is not None:
+            return found
+        if self._streams.is_closed:
+            raise self._closed()
+        # It is unknown which stream the task uses. The others are opened again when they are needed.
+        self._streams.end()
+        raise TransientError(f"cluster {self.connection.name} did not answer within {_EXCHANGE_S:g} s")
 
 
 def _content(response: httpx2.Response) -> bytes:
@@ -255,17 +285,20 @@ def _content(response: httpx2.Response) -> bytes:
     return bytes(data)
 
 
-def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _lines(blocks: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
     """The lines of a stream. A line that is too long is split into several."""
-    rest = b""
+    rest = bytearray()
     for block in blocks:
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-        if len(rest) > _MOST_LINE_BYTES:
-            yield rest
-            rest = b""
+        rest += block
+        if b"\n" in block:
+            *lines, last = rest.split(b"\n")
+            yield from map(bytes, lines)
+            rest = last
+        if len(rest) > most_bytes:
+            yield bytes(rest)
+            rest = bytearray()
     if rest:
-        yield rest
+        yield bytes(rest)
 
 
 def document(data: bytes) -> Object:

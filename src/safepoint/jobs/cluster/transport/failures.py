@@ -25,6 +25,10 @@ class GoneError(TransientError):
     """The API server no longer has the version at which a watch or a list would continue; list from the start."""
 
 
+class TooMuchError(StorageError):
+    """There are more objects, or they are larger, than Safepoint reads or keeps."""
+
+
 class AlreadyExistsError(ConflictError):
     """An object of this name exists."""
 

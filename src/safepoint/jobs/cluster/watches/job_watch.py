@@ -6,14 +6,54 @@ from collections.abc import Iterator
 
 from safepoint.errors import AccessDeniedError, SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.objects import Object, at, name_of
+from safepoint.jobs.cluster.objects import Object, at, name_of, size_of
 from safepoint.jobs.cluster.state import JOBSET_LABEL, Observed
-from safepoint.jobs.cluster.transport.failures import GoneError
+from safepoint.jobs.cluster.transport.failures import GoneError, TooMuchError
 from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs
 
 _KINDS = ("trainjobs", "pods", "workloads")
 _AGAIN_S, _OPEN_S = 1.0, 240.0
 _FIRST_S = 30.0
+_MOST_OBJECTS, _MOST_BYTES = 100_000, 256 << 20
+
+
+class Kept:
+    """The objects of one kind, by name, as many as fit into the memory.
+
+    Args:
+        kind: the plural of the kind, for the message.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._objects: dict[str, tuple[Object, int]] = {}
+        self._num_bytes = 0
+
+    def add(self, item: Object) -> None:
+        """Keep an object instead of the one that had its name.
+
+        Raises:
+            TooMuchError: there are too many, or they are too large.
+        """
+        self.drop(item)
+        num_bytes = size_of(item)
+        if len(self._objects) >= _MOST_OBJECTS or self._num_bytes + num_bytes > _MOST_BYTES:
+            raise TooMuchError(
+                f"the namespace has more than {_MOST_OBJECTS} {self._kind}, or they have more than {_MOST_BYTES:,} "
+                "bytes; they are not watched"
+            )
+        self._objects[name_of(item)] = item, num_bytes
+        self._num_bytes += num_bytes
+
+    def drop(self, item: Object) -> None:
+        """Forget the object with the name of `item`."""
+        _, num_bytes = self._objects.pop(name_of(item), (None, 0))
+        self._num_bytes -= num_bytes
+
+    @property
+    def objects(self) -> list[Object]:
+        """All of them."""
+        return [item for item, _ in self._objects.values()]
 
 
 class JobWatch:
@@ -25,7 +65,7 @@ class JobWatch:
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
-        self._objects: dict[str, dict[str, Object]] = {kind: {} for kind in _KINDS}
+        self._objects = {kind: Kept(kind) for kind in _KINDS}
         self._lock = threading.Lock()
         self._is_over, self._has_changed = threading.Event(), threading.Event()
         self._has_begun = {kind: threading.Event() for kind in _KINDS}
@@ -51,11 +91,12 @@ class JobWatch:
 
         Raises:
             AccessDeniedError: you may not watch TrainJobs or pods.
+            TooMuchError: there are too many of them, or they are too large.
         """
         if self._failure is not None:
             raise self._failure
         with self._lock:
-            trainjobs, pods, workloads = (list(self._objects[kind].values()) for kind in _KINDS)
+            trainjobs, pods, workloads = (self._objects[kind].objects for kind in _KINDS)
         return objects_of_jobs(trainjobs, pods, workloads)
 
     def _watch(self, kind: str) -> None:
@@ -70,7 +111,7 @@ class JobWatch:
             except GoneError:
                 version = ""
                 self._is_over.wait(_AGAIN_S)
-            except AccessDeniedError as error:
+            except (AccessDeniedError, TooMuchError) as error:
                 if kind != "workloads":  # without Workloads, the state of a job in a queue is incomplete
                     self._failure = error
                 self._begun(kind)
@@ -88,8 +129,11 @@ class JobWatch:
 
     def _list(self, kind: str) -> str:
         found, version = self._api.objects_at(kind, labels=JOBSET_LABEL if kind == "pods" else "")
+        kept = Kept(kind)
+        for item in found:
+            kept.add(item)
         with self._lock:
-            self._objects[kind] = {name_of(item): item for item in found}
+            self._objects[kind] = kept
         self._begun(kind)
         return version
 
@@ -100,7 +144,7 @@ class JobWatch:
     def _note(self, kind: str, what: str, item: Object) -> None:
         with self._lock:
             if what == "DELETED":
-                self._objects[kind].pop(name_of(item), None)
+                self._objects[kind].drop(item)
             else:
-                self._objects[kind][name_of(item)] = item
+                self._objects[kind].add(item)
         self._has_changed.set()

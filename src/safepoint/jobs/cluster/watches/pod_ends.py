@@ -13,6 +13,7 @@ from safepoint.jobs.cluster.state import JOBSET_LABEL, container_status, is_trai
 from safepoint.progress.trainer_status import CHECKPOINT
 
 _AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
+_MOST_PODS, _MOST_NAME = 10_000, 253
 
 
 class PodEnds:
@@ -86,7 +87,10 @@ class PodEnds:
 
     def _note_end(self, pod: Object, ended: Any) -> None:
         code = number(ended, "exitCode")
-        self._codes[name_of(pod)] = code
+        name = name_of(pod)
+        if len(name) > _MOST_NAME or (len(self._codes) >= _MOST_PODS and name not in self._codes):
+            return
+        self._codes[name] = code
         if node_of(pod) == 0 and code == ExitCode.INTERRUPTED_SAVED:
             with contextlib.suppress(ValueError, RecursionError, TypeError, OverflowError):
                 message = json.loads(str(at(ended, "message") or ""))

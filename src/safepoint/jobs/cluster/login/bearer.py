@@ -1,0 +1,76 @@
+"""Sends the token of a login with each request, whether it is in the kubeconfig, in a file, or from a program."""
+
+from collections.abc import Callable, Generator
+from functools import partial
+
+import httpx2
+from lightkube.core.exceptions import ConfigError
+
+from safepoint.errors import AccessDeniedError
+from safepoint.jobs.cluster.connection import Connection
+from safepoint.jobs.cluster.login.login_files import read_login_file
+from safepoint.jobs.cluster.login.token_program import token_from
+
+_UNAUTHORIZED = 401
+
+
+class Bearer(httpx2.Auth):
+    """Sends a token. If the cluster refuses it, the token is read again, because it may have been renewed.
+
+    Args:
+        what: where the token comes from, for messages.
+        read: returns the token. It may raise ConfigError, OSError, KeyError, TypeError or ValueError.
+    """
+
+    def __init__(self, what: str, read: Callable[[], str]) -> None:
+        self._what, self._read = what, read
+        self._token: str | None = None
+
+    def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        """See `httpx2.Auth`.
+
+        Raises:
+            AccessDeniedError: there is no valid token.
+        """
+        if self._token is not None:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+            response = yield request
+            if response.status_code != _UNAUTHORIZED:
+                return
+        self._token = self._read_valid()
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        yield request
+
+    def _read_valid(self) -> str:
+        try:
+            return _checked(self._read())
+        except (ConfigError, OSError, KeyError, TypeError, ValueError) as error:
+            raise AccessDeniedError(
+                f"{self._what} failed: {type(error).__name__}: {error}",
+                hint="log in to the cluster again, or correct users in the kubeconfig",
+            ) from error
+
+
+def _checked(token: str) -> str:
+    # The message of the HTTP library would show a token that no header can have.
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError("there is no valid token in it")
+    return token
+
+
+def bearer_of(connection: Connection) -> Bearer | None:
+    """What sends the token of a connection; None if it logs in without one."""
+    user, name = connection.config.user, connection.name
+    if user is None:
+        return None
+    if user.token_file is not None:
+        return Bearer(f"the file of your token for {name}", partial(_token_in_file, user.token_file))
+    if user.token is not None:
+        return Bearer(f"your token for {name}", partial(str, user.token))
+    if user.exec is not None:
+        return Bearer(f"the program that gives your token for {name}", partial(token_from, user.exec))
+    return None
+
+
+def _token_in_file(path: str) -> str:
+    return read_login_file(path).decode("ascii", errors="replace").strip()

@@ -1,0 +1,82 @@
+"""The files that a kubeconfig names for the login: certificates, the key and the token.
+
+A kubeconfig may come from another person. So each of them is read only if it is a file, with a limit of its size: a
+pipe or a device would be waited for without end. No password for a key is asked for.
+"""
+
+import base64
+import copy
+import os
+import ssl
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError
+
+from safepoint.foundation.environment import open_trusted
+
+_MOST_BYTES = 4 << 20
+"""The certificate authorities of a machine have a quarter of this."""
+
+
+def read_login_file(path: str) -> bytes:
+    """The content of a file.
+
+    Raises:
+        ConfigError: the path is relative, or the file is too large.
+        OSError: it cannot be read, is no file, or may be another user's (see `open_trusted`).
+    """
+    if not os.path.isabs(path):
+        raise ConfigError(f"the path {path} is relative, and it is unknown to which folder")
+    with open_trusted(path) as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{path} has more than {_MOST_BYTES:,} bytes; it was not used")
+    return data
+
+
+def without_files(config: SingleConfig) -> SingleConfig:
+    """The configuration with the content of the certificate authorities, and without the client's certificate.
+
+    As in kubectl, content in the kubeconfig counts before a file.
+    """
+    cluster, user = copy.copy(config.cluster), copy.copy(config.user)
+    if cluster.certificate_auth and not cluster.certificate_auth_data:
+        cluster.certificate_auth_data = base64.b64encode(read_login_file(cluster.certificate_auth)).decode()
+    cluster.certificate_auth = None
+    if user is not None:
+        user.client_cert = user.client_cert_data = user.client_key = user.client_key_data = None
+    return config._replace(cluster=cluster, user=user)
+
+
+def add_certificate(context: ssl.SSLContext, config: SingleConfig) -> None:
+    """Let `context` show the client's certificate, if the kubeconfig has one.
+
+    Raises:
+        ConfigError: the key is missing or encrypted, or a file is too large.
+        OSError: a file cannot be read, or is no certificate.
+    """
+    user = config.user
+    if user is None or not (user.client_cert or user.client_cert_data):
+        return
+    with tempfile.TemporaryDirectory(prefix="safepoint-login-") as folder:  # OpenSSL reads only files; mode 0700
+        certificate, key = Path(folder, "certificate"), Path(folder, "key")
+        certificate.write_bytes(_content(user, "client_cert"))
+        key.write_bytes(_content(user, "client_key"))
+        context.load_cert_chain(certificate, key, password=_refuse_password)
+
+
+def _content(user: User, name: str) -> bytes:
+    data, path = getattr(user, f"{name}_data"), getattr(user, name)
+    if data:
+        return base64.b64decode(data)
+    if not path:
+        raise ConfigError(f"{name.replace('_', '-')} is missing")
+    return read_login_file(path)
+
+
+def _refuse_password() -> NoReturn:
+    raise ConfigError("the client's key is encrypted")
