@@ -20,6 +20,7 @@ from safepoint.errors import UsageError, printable
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.events import console
 from safepoint.foundation.events.answer_frames import Part
+from safepoint.jobs.model.connections import plain_variables
 from safepoint.storage.location import Location, parse_location, resolve_claim
 
 _LOCAL = "local"
@@ -180,14 +181,14 @@ def _refuse_pod_options(given: _Given) -> None:
 def _use_keys_of(context: typer.Context, storage: ClusterStorage) -> None:
     """Set the keys of the connection's Secret in the environment until the command has ended."""
     if storage.connection is None:
-        use_keys(context, {}, storage.env)
+        use_keys(context, {}, plain_variables(storage.env))
         return
     from safepoint.cli.cluster_options import cluster_api
     from safepoint.jobs.cluster.helper.job_storage import secret_values
 
     with cluster_api(storage.on, storage.namespace) as api:
         keys = secret_values(api, storage.connection)
-    use_keys(context, keys, storage.env)
+    use_keys(context, keys, plain_variables(storage.env))
 
 
 # ---- in a pod --------------------------------------------------------------------------------------------------

@@ -47,6 +47,37 @@ IDENTITY = frozenset(
 """Variables that choose the store and its keys. A connection replaces all of them."""
 
 
+_ENDPOINTS = frozenset({"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_S3_ENDPOINT"})
+_KEYS = frozenset(
+    {
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
+        *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN"),
+        *("AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID", "GOOGLE_SERVICE_ACCOUNT_KEY"),
+    }
+)
+_PLAIN = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION", "AZURE_STORAGE_ACCOUNT_NAME"})
+
+
+def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of another person's object that may count on this machine: they have no effect on others.
+
+    Other variables of the stores name files that are sent, servers that get what the user logs in with, or proxies.
+    """
+    return {name: text for name, text in variables.items() if name in _PLAIN}
+
+
+def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of a cluster's Secret that may count on this machine: keys, and the server for which they are.
+
+    A server without keys does not count, because it would get what the user's own keys sign.
+    """
+    own = _KEYS | _PLAIN
+    if all(variables.get(name) for name in _NEEDED):
+        own |= _ENDPOINTS
+    return {name: text for name, text in variables.items() if name in own}
+
+
 def with_keys(environ: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
     """The environment, in which the keys of a connection replace those that it had.
 

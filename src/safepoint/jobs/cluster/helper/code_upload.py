@@ -21,7 +21,7 @@ def put_code(api: ClusterApi, spec: ClusterSpec, code: LargeCode) -> None:
     Raises:
         SafepointError: it cannot be put there; nothing was submitted.
     """
-    storage = JobStorage(output=spec.settings.output_dir, connection=spec.connection, env=spec.env)
+    storage = JobStorage(output=spec.settings.output_dir, connection=spec.connection, env=spec.env, env_here=spec.env)
     folder = code.location.parent
     inventory = open_directly(api, storage, folder)
     if inventory is not None:

@@ -16,9 +16,11 @@ from safepoint.jobs.cluster.helper.helper import HelperError, run_helper
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts
 from safepoint.jobs.cluster.spec import RECORD, REMOVAL, read_record
-from safepoint.jobs.model.connections import with_keys
+from safepoint.jobs.model.connections import keys_in_secret, plain_variables, with_keys
 from safepoint.storage.location import Location, parse_location
 from safepoint.storage.opening import open_store
+
+_CERTIFICATES = ("AWS_CA_BUNDLE", "SAFEPOINT_VERIFY_TLS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +30,31 @@ class JobStorage:
     Args:
         output: its output location; None if it is not known.
         connection: the Secret with the keys of the object store, or None.
-        env: the variables of the job.
+        env: the variables of the job, for pods.
+        env_here: those of them that count on this machine.
     """
 
     output: str | None
     connection: str | None = None
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env_here: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def storage_of(trainjob: Object) -> JobStorage:
     """Where a job saves, as its record says."""
     record = read_record(texts(trainjob, "metadata", "annotations").get(RECORD))
     output, connection = at(record, "settings", "SAFEPOINT_OUTPUT_DIR"), at(record, "connection")
+    env = {str(name): str(text) for name, text in texts(record, "env").items()}
     return JobStorage(
         output=output if isinstance(output, str) else None,
         connection=connection if isinstance(connection, str) else None,
-        env={str(name): str(text) for name, text in texts(record, "env").items()},
+        env=env,
+        env_here=plain_variables(env),  # another person may have written the record
     )
 
 
 def secret_values(api: ClusterApi, name: str) -> dict[str, str]:
-    """The variables in a connection's Secret.
+    """The keys in a connection's Secret; see `keys_in_secret`.
 
     Raises:
         NotFoundError: there is no such Secret.
@@ -67,7 +73,7 @@ def secret_values(api: ClusterApi, name: str) -> dict[str, str]:
             values[str(key)] = base64.b64decode(str(text), validate=True).decode()
         except ValueError as error:  # a value is never shown: it may be a key
             raise UsageError(f"the value of {key} in Secret {name} is not text; nothing was done") from error
-    return values
+    return keys_in_secret(values)
 
 
 def location_of(output: str, job: str) -> Location:
@@ -108,11 +114,12 @@ def open_directly(api: ClusterApi, storage: JobStorage, location: Location) -> I
 
     That is a claim, a Secret that you may not read, or a certificate that only the pods have.
     """
-    if location.claim is not None:
+    is_only_in_pods = any(name in storage.env and name not in storage.env_here for name in _CERTIFICATES)
+    if location.claim is not None or is_only_in_pods:
         return None
     try:
         keys = {} if storage.connection is None else secret_values(api, storage.connection)
-        return Inventory(open_store(location, environ={**with_keys(os.environ, keys), **storage.env}))
+        return Inventory(open_store(location, environ={**with_keys(os.environ, keys), **storage.env_here}))
     except (AccessDeniedError, ValueError):
         return None
 

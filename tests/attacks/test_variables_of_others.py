@@ -1,0 +1,182 @@
+"""Someone who may change a TrainJob or a Secret of a namespace, and the machine of a person who looks at the job.
+
+The record of the job and the Secret have variables. On that machine they must not choose files, programs, proxies or
+servers: a variable of AWS's tools can name a file whose content is sent to a server that another one names.
+"""
+
+import base64
+import http.server
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightkube")
+
+from safepoint.cli.claims import from_outside
+from safepoint.cli.place import ClusterStorage, _identity
+from safepoint.errors import SafepointError
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.connection import connect_to
+from safepoint.jobs.cluster.helper.job_storage import open_directly, secret_values, storage_of
+from safepoint.jobs.cluster.spec import RECORD
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
+from tests.attacks.test_hostile_clusters import Handler, Server, job, kubeconfig
+
+PRIVATE = "PRIVATE-KEY-OF-THE-USER"
+
+
+class Sink(http.server.BaseHTTPRequestHandler):
+    """The server of the other person."""
+
+    seen: list[str]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode(errors="replace")
+        self.seen.append(f"{self.path} {dict(self.headers)} {body}")
+        self.send_response(403)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    do_GET = do_PUT = do_HEAD = do_POST  # noqa: N815  their names are the base class's
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name is the base class's
+        """Write no log."""
+
+
+@pytest.fixture
+def sink() -> Iterator[tuple[str, list[str]]]:
+    handler: Any = type("Bound", (Sink,), {"seen": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", handler.seen
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user with keys of their own, and a private file."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    path = tmp_path / "id_ed25519"
+    path.write_text(PRIVATE)
+    return path
+
+
+def hostile(own: Path, url: str) -> list[dict[str, str]]:
+    """Sets of variables, each of which would send something of the user to `url`."""
+    role = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/r", "AWS_WEB_IDENTITY_TOKEN_FILE": str(own)}
+    return [
+        {**role, "AWS_ENDPOINT_URL_STS": url},
+        {"AWS_CONTAINER_CREDENTIALS_FULL_URI": url, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(own)},
+        {"AWS_ENDPOINT_URL": url},
+        {"AWS_S3_ENDPOINT": url},
+        {"AWS_ENDPOINT_URL_S3": url, "AWS_SHARED_CREDENTIALS_FILE": str(own)},
+        {"HTTPS_PROXY": url, "https_proxy": url, "ALL_PROXY": url},
+        {"PYTHONPATH": str(own.parent), "LD_PRELOAD": str(own), "PATH": str(own.parent)},
+        {"SAFEPOINT_VERIFY_TLS": "0", "AWS_CA_BUNDLE": str(own), "SSL_CERT_FILE": str(own)},
+        {"AZURE_STORAGE_ENDPOINT": url, "azure_storage_endpoint": url, "AZURE_STORAGE_USE_EMULATOR": "true"},
+        {"GOOGLE_APPLICATION_CREDENTIALS": str(own), "GOOGLE_BASE_URL": url},
+    ]
+
+
+def trainjob(env: dict[str, str], connection: str | None = None) -> dict[str, Any]:
+    record = {"settings": {"SAFEPOINT_OUTPUT_DIR": "s3://bucket/run"}, "connection": connection, "env": env}
+    return job("a", **{RECORD: json.dumps(record)})
+
+
+def changed(before: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if before.get(name) != text}
+
+
+def use_of(monkeypatch: pytest.MonkeyPatch, api: Any, storage: ClusterStorage) -> dict[str, str]:
+    """What a command about checkpoints sets in the environment for a job of a cluster."""
+    found: dict[str, str] = {}
+
+    def use_keys(context: Any, keys: Any, env: Any) -> None:
+        before = dict(os.environ)
+        with _identity(keys, env):
+            found.update(changed(before))
+
+    class Opened:
+        def __enter__(self) -> Any:
+            return api
+
+        def __exit__(self, *exception: object) -> None:
+            pass
+
+    monkeypatch.setattr(from_outside, "use_keys", use_keys)
+    monkeypatch.setattr("safepoint.cli.cluster_options.cluster_api", lambda on, namespace: Opened())
+    from_outside._use_keys_of(None, storage)  # pyright: ignore[reportArgumentType]
+    return found
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_of_a_record(
+    number: int, own: Path, sink: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither `delete --checkpoints` nor the commands about checkpoints use them here; a pod may."""
+    url, seen = sink
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOWN")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "OWN-SESSION")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # their own store does not answer
+    if number < 2:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            monkeypatch.delenv(name)
+    env = hostile(own, url)[number]
+    storage = storage_of(trainjob({**env, "AWS_REGION": "eu-west-1"}))
+    api: Any = None
+    inventory = open_directly(api, storage, parse_location("s3://bucket/run"))
+    if inventory is not None:
+        with pytest.raises(SafepointError):
+            inventory.store.list_folders("") if hasattr(inventory.store, "list_folders") else list(
+                inventory.store.list("")
+            )
+    found = use_of(monkeypatch, api, ClusterStorage(on=".", namespace=None, connection=None, env=storage.env))
+    assert found == {"AWS_REGION": "eu-west-1"}
+    assert seen == []
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_of_a_secret(
+    number: int, own: Path, sink: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Secret of a connection gives keys, with the address at which they count; and nothing else."""
+    url, _ = sink
+    env = hostile(own, url)[number]
+    server = Server()
+    data = {name: base64.b64encode(text.encode()).decode() for name, text in env.items()}
+
+    def answer(request: Handler) -> None:
+        request.send({"metadata": {"name": "c"}, "data": data})
+
+    server.answers(answer)
+    try:
+        with ClusterApi(connect_to("c", file=kubeconfig(tmp_path, server.url))) as api:
+            assert secret_values(api, "c") == {}
+            keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_S3_ENDPOINT": "https://s3.example"}
+            data.update({name: base64.b64encode(text.encode()).decode() for name, text in keys.items()})
+            endpoints = {name: text for name, text in env.items() if name.startswith(("AWS_ENDPOINT_URL", "AWS_S3_"))}
+            endpoints.pop("AWS_ENDPOINT_URL_STS", None)
+            assert secret_values(api, "c") == {**endpoints, **keys}
+            storage = ClusterStorage(on=".", namespace=None, connection="c")
+            assert use_of(monkeypatch, api, storage).keys() <= {*keys, *endpoints}
+    finally:
+        server.close()
+
+
+def test_the_attack_itself(own: Path, sink: tuple[str, list[str]]) -> None:
+    """The variables do what is feared, so the tests above test something."""
+    url, seen = sink
+    with _identity({}, hostile(own, url)[0]), pytest.raises(SafepointError):
+        list(open_store(parse_location("s3://bucket/run")).list(""))
+    assert any(PRIVATE in request for request in seen)
