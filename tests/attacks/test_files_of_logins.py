@@ -14,7 +14,7 @@ pytest.importorskip("lightkube")
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from safepoint.errors import SafepointError
+from safepoint.errors import SafepointError, UsageError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.connection import Connection, connect_to, connect_with
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
@@ -170,6 +170,26 @@ def test_a_token_that_is_renewed(server: Server, tmp_path: Path) -> None:
         "Bearer old",
         "Bearer new",
     ]
+
+
+def test_entries_that_multiply(tmp_path: Path) -> None:
+    """Each line doubles those of the line before."""
+    lines = ["a0: &a0 {x: y}"] + [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 21)]
+    (tmp_path / "config").write_text("\n".join(lines))
+    found: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            connect_to("c", file=tmp_path / "config")
+        except BaseException as error:  # noqa: BLE001
+            found.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert isinstance(found[0], UsageError)
+    assert "line 2" in str(found[0])
 
 
 @pytest.mark.parametrize(

