@@ -208,7 +208,10 @@ class _Examiner:
                         self._has_adapters |= any(_ADAPTED in key for key in found.keys)
         elif strategy is Strategy.ZERO and "latest" in self._sizes:
             with self._noting("latest"):
-                least = max(least, len(self._partitions()))
+                num_partitions = len(self._partitions())
+                if num_partitions < max(least, layout.num_ranks(self._sizes)):
+                    raise CheckpointError(f"its folder has the partitions of only {num_partitions} rank(s)")
+                least = num_partitions
         return least
 
     def _partitions(self) -> list[StorePath]:
@@ -216,7 +219,8 @@ class _Examiner:
         if folder is None or folder == self._folder:
             raise CheckpointError("it names no folder with the optimizer's partitions")
         partitions, models = zero_files(folder)
-        if len(models) not in {1, len(partitions)}:
+        # Below stage 3 only one rank writes the model.
+        if len(models) != (len(partitions) if models[0].name.startswith("zero_pp_rank_") else 1):
             raise CheckpointError(f"{folder.name} lacks the file of a rank")
         return partitions
 
