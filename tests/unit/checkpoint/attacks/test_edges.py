@@ -108,7 +108,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         rewrite(lambda record: record["files"][0].update(digest="0" * 32)),
         "must be xxh3-128",
     ),
-    "a file twice": (rewrite(lambda record: record["files"].append(record["files"][-1])), "no path twice"),
+    "a file twice": (rewrite(lambda record: record["files"].append(record["files"][-1])), "no path may occur twice"),
     "files out of order": (rewrite(lambda record: record["files"].reverse()), "sorted"),
     "a path below the manifest": (
         rewrite(lambda record: record["files"][-1].update(path=f"{MANIFEST_NAME}/x")),
