@@ -413,6 +413,36 @@ class TestWhatIsSent:
         with pytest.raises(UsageError, match=r"data\.bin is a link"):
             zip_of(folder)
 
+    def test_a_link_that_appears_after_a_look(self, tmp_path: Path) -> None:
+        """Another user who owns the folder swaps a file and a link to the user's key all the time."""
+        (tmp_path / "key").write_text("PRIVATE" * 1000)
+        folder = tmp_path / "code"
+        folder.mkdir()
+        swap = "import os,sys;f,k=sys.argv[1:];open(f,'w').close()\nwhile 1:\n"
+        swap += " os.symlink(k,f+'.l');os.replace(f+'.l',f);open(f+'.f','w').close();os.replace(f+'.f',f)"
+        command = [sys.executable, "-P", "-c", swap, str(folder / "data"), str(tmp_path / "key")]
+        with subprocess.Popen(command) as swapping:
+            try:
+                until_s = time.monotonic() + 3
+                packed = 0
+                while time.monotonic() < until_s or not packed:
+                    with contextlib.suppress(UsageError), zipfile.ZipFile(io.BytesIO(zip_of(folder))) as archive:
+                        packed += 1
+                        assert not any(b"PRIVATE" in archive.read(name) for name in archive.namelist())
+            finally:
+                swapping.kill()
+
+    def test_a_file_that_would_fill_the_memory(self, tmp_path: Path) -> None:
+        with (tmp_path / "sparse").open("wb") as file:
+            file.truncate(1 << 40)
+        with pytest.raises(UsageError, match="more than 536,870,912 bytes"):
+            zip_of(tmp_path)
+
+    def test_a_name_that_is_no_text(self, tmp_path: Path) -> None:
+        Path(os.fsdecode(bytes(tmp_path) + b"/a\xff.py")).write_text("")
+        with pytest.raises(UsageError, match="cannot be printed"):
+            zip_of(tmp_path)
+
     @pytest.mark.parametrize(
         "given",
         [

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import secrets
+import stat
 import zipfile
 from pathlib import Path
 
@@ -11,11 +13,14 @@ import typer
 from safepoint.cli.cluster_options import SubmitOptions, connected, options_of
 from safepoint.cli.job_answers import job_document
 from safepoint.cli.output import print_answer
-from safepoint.errors import UsageError
+from safepoint.errors import UsageError, printable
 from safepoint.jobs.cluster.objects import Object
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, ClusterSpec, kubernetes_resources
 from safepoint.jobs.model.spec import name_from
 from safepoint.settings.run_settings import RunSettings, variable
+
+_MOST_CODE_BYTES = 512 << 20
+"""How large the files of `--code` may be together."""
 
 
 def spec_of(
@@ -96,22 +101,49 @@ def zip_of(folder: Path) -> bytes:
             hint="give the folder that has the script, or leave --code out",
         )
     root = folder.resolve()
-    buffer = io.BytesIO()
+    buffer, left = io.BytesIO(), _MOST_CODE_BYTES
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for path in sorted(folder.rglob("*")):
             inner = path.relative_to(folder)
             if any(part.startswith(".") or part == "__pycache__" for part in inner.parts) or not path.is_file():
                 continue
-            if not path.resolve().is_relative_to(root):
+            if not str(inner).isprintable():
                 raise UsageError(
-                    f"--code {folder}: {inner} is a link to {path.resolve()}, outside the folder; nothing was sent",
+                    f"--code {folder}: {printable(str(inner))} has characters that cannot be printed; nothing was sent",
+                    hint="rename or delete the file",
+                )
+            data, is_program = _read_inside(folder, root, inner, left)
+            left -= len(data)
+            entry = zipfile.ZipInfo(str(inner), (1980, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o755 if is_program else 0o644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data, compresslevel=9)
+    return buffer.getvalue()
+
+
+def _read_inside(folder: Path, root: Path, inner: Path, left: int) -> tuple[bytes, bool]:
+    """The content of a file of the folder, and whether it is a program.
+
+    Where the opened file lies is checked, because another user may put a link there after any look at its path.
+    """
+    try:
+        descriptor = os.open(folder / inner, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            status, place = os.fstat(descriptor), Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if not place.is_relative_to(root) or not stat.S_ISREG(status.st_mode):
+                raise UsageError(
+                    f"--code {folder}: {inner} is a link to {place}, outside the folder; nothing was sent",
                     hint="replace the link with its file if the job needs it; otherwise delete the link",
                 )
-            entry = zipfile.ZipInfo(str(inner), (1980, 1, 1, 0, 0, 0))
-            entry.external_attr = (0o755 if path.stat().st_mode & 0o100 else 0o644) << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, _read(path), compresslevel=9)
-    return buffer.getvalue()
+            data = file.read(left + 1) if status.st_size <= left else b""
+    except OSError as error:
+        raise UsageError(f"{folder / inner} cannot be read: {error.strerror}", hint="check the path") from error
+    if status.st_size > left or len(data) > left:
+        raise UsageError(
+            f"--code {folder} has more than {_MOST_CODE_BYTES:,} bytes; nothing was sent",
+            hint="move data out of the folder: claims and object stores bring it to the pods",
+        )
+    return data, bool(status.st_mode & 0o100)
 
 
 def _read(path: Path) -> bytes:
