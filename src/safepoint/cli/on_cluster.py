@@ -109,7 +109,7 @@ def zip_of(folder: Path) -> bytes:
                 continue
             if not str(inner).isprintable():
                 raise UsageError(
-                    f"--code {folder}: {printable(str(inner))} has characters that cannot be printed; nothing was sent",
+                    f"--code {folder}: {printable(str(inner))} is a name that cannot be printed; nothing was sent",
                     hint="rename or delete the file",
                 )
             data, is_program = _read_inside(folder, root, inner, left)
