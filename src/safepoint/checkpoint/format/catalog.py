@@ -100,10 +100,9 @@ def refuse_invalid(output: Path) -> NoReturn:
         )
     if not any(os.path.exists(path / MANIFEST_NAME) for path in found):
         raise NothingValidError(
-            f"{output} holds {plural(len(found), 'checkpoint folder')} that Safepoint has not written; training "
-            "was not started",
-            hint="to continue from one, pass it as `resume_from_checkpoint` and use another output folder; to start "
-            "at step 0, use --from-scratch, which moves them aside and deletes nothing",
+            f"{output} holds {plural(len(found), 'checkpoint folder')} without a manifest; training was not started",
+            hint="`safepoint checkpoints list` says which were not written by Safepoint and which have lost their "
+            "manifest; to start at step 0, use --from-scratch, which moves them aside and deletes nothing",
         )
     raise NothingValidError(
         f"{output} holds {plural(len(found), 'checkpoint folder')} and none of them is a valid checkpoint; training "

@@ -211,7 +211,7 @@ class NodeUploaders:
         """Stop waiting for the checkpoint `name` if it is committed with this node's manifest.
 
         Returns:
-            Whether this node does not wait for it, or not any more.
+            Whether this node no longer waits for it, or never did.
         """
         manifest = self.awaited.get(name)
         if manifest and self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == manifest.to_bytes():

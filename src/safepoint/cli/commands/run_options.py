@@ -161,8 +161,8 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="auto: start from the newest valid checkpoint. never: start at step 0; in a run that "
-            "is no job, also when its ranks are restarted. PATH: start from this checkpoint.",
+            help="auto: start from the newest valid checkpoint. never: start at step 0, also when the "
+            "ranks are restarted; for a job, at its first start only. PATH: start from this checkpoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[

@@ -182,8 +182,8 @@ def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
         for entry in part.files:
             if entry not in known:
                 raise SaveError(
-                    f"node {part.node} has {entry.path}, which the first node lacks or has with other content; "
-                    "the first node stores the model"
+                    "the final model was not saved: only the first node's files are stored, and node "
+                    f"{part.node} has {entry.path}, which the first node lacks or has with other content"
                 )
     return here
 

@@ -94,7 +94,7 @@ class PlainLoop:
         folder.mkdir(parents=True, exist_ok=True)
         self._parts.write_final(folder)
 
-    def find_base(self, peers: Peers) -> None:
+    def find_base_model(self, peers: Peers) -> None:
         """Find the base of the adapters that are trained, if there are any; all ranks call it."""
         self._base = self._parts.base(peers)
 

@@ -141,7 +141,7 @@ class Training:
     def _prepare(self) -> None:
         context, place, loop, start = self._context, self._context.place, self._loop, self._start
         assert start is not None
-        loop.find_base(self._peers)
+        loop.find_base_model(self._peers)
         context.outcome.training_begins(0, is_saved=False)
         if start.point is not None:
             self._load(start.point)

@@ -144,9 +144,9 @@ class CheckpointChooser:
         started_s = clock.monotonic_s()
         is_named = settings.resume != "auto"
         foreign = self._foreign.named(settings.resume) if is_named and self._reads_foreign else None
-        # Also on a later start, if nothing was saved since the first.
-        is_used = is_named and (is_first_start or (foreign is not None and self._is_newest(foreign.step)))
-        point = None if is_used else self._newest(is_named=is_named)
+        # A foreign checkpoint that is named is also used on a later start, if nothing was saved since the first one.
+        uses_named = is_named and (is_first_start or (foreign is not None and self._is_newest(foreign.step)))
+        point = None if uses_named else self._newest(is_named=is_named)
         if point is None and foreign is not None:
             point = self._named_foreign(foreign)
         elif point is None and is_named:
@@ -256,8 +256,8 @@ class CheckpointChooser:
             )
         raise NothingValidError(
             f"{location} holds {what}, and none of them can be resumed from; training was not started",
-            hint="`safepoint checkpoints verify LOCATION/checkpoint-N` lists what is wrong; to start at step 0, use "
-            "--from-scratch in a folder, which moves them aside and deletes nothing, or another location",
+            hint="`safepoint checkpoints verify LOCATION/checkpoint-N` lists what is wrong; to start at step 0, name "
+            "another location; for a folder, --from-scratch also works: it moves them aside and deletes nothing",
         )
 
     def _named(self, path: Path) -> ResumePoint:

@@ -35,7 +35,7 @@ def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: 
     own = items(seen.trainjob, "spec", "trainer", "command")
     command = module_command(own, _MODULE, f"{limit_s:g}")
     if command is None:
-        raise SafepointError("its command has no digest of its program")
+        raise SafepointError("this release of Safepoint has not written the command of its pods")
     container = str(at(container_status(first), "name") or "node")
     answer: Any = {}
     try:
