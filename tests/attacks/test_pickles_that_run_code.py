@@ -313,6 +313,7 @@ _KNOWN = {
     "training/collective/seal.py": "reads what a rank of the job has sealed",
     "training/integrations/lightning/lightning_parts.py": "does what the script says; restricts otherwise",
     "snapshot/checkpointer.py": "restricts, with weights_only=True",
+    "training/plain/data/fetches.py": "reads what a worker of this process has sent",
 }
 
 

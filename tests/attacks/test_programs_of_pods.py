@@ -4,6 +4,7 @@ Every program that Safepoint starts in a pod compares what it runs with the dige
 """
 
 import base64
+import os
 import subprocess
 import sys
 import time
@@ -36,7 +37,8 @@ def placed(config_map: dict[str, Any], folder: Path) -> Path:
 
 def ended(command: Sequence[str], place: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     words = [sys.executable, *(str(folder) if part == place else part for part in command[1:])]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    own = {**os.environ, "TMPDIR": str(folder)}  # not the runs of other tests on this machine
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, env=own)
 
 
 def command_of_suspend() -> list[str]:

@@ -1,10 +1,13 @@
 """Self-distillation as in TRL's documentation: SDFTTrainer, whose teacher follows the trained model."""
 
 import argparse
+import time
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import TrainerCallback
 from trl.experimental.sdft import SDFTConfig, SDFTTrainer
 
 parser = argparse.ArgumentParser()
@@ -40,6 +43,16 @@ trainer = SDFTTrainer(
     train_dataset=Dataset.from_list(rows),
     peft_config=LoraConfig(r=2, init_lora_weights=False, target_modules=["q_proj"]) if options.lora else None,
 )
+
+
+class Slow(TrainerCallback):
+    """Leaves time for a signal between two steps."""
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        time.sleep(0.3)
+
+
+trainer.add_callback(Slow())
 trainer.train()
 if trainer.is_world_process_zero():
     trainer.save_model(str(Path(options.out, "final")))

@@ -1,6 +1,6 @@
 """What the pickles of a checkpoint may name.
 
-It is what `torch.load(weights_only=True)` allows, and what the loader of a training adds for frameworks
+It is what `weights_only=True` of torch allows, and what the loader of a training adds for frameworks
 (`training/state/data_only.py`, whose check follows before anything is loaded). Every name stands for data: making
 such an object runs nothing else.
 """

@@ -126,11 +126,12 @@ class StoreServer:
         await self._stopped.wait()
         for server in self._servers:
             server.close()
-        connections = asyncio.all_tasks() - {asyncio.current_task()}
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-        await asyncio.sleep(0)  # the sockets are closed in the loop's next round
+        await asyncio.sleep(0)  # a connection that was just accepted gets its task in the loop's next round
+        while connections := asyncio.all_tasks() - {asyncio.current_task()}:
+            for connection in connections:
+                connection.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
+            await asyncio.sleep(0)  # the sockets are closed in the loop's next round
 
     def _wait(self, work: Awaitable[_T]) -> _T:
         async def run() -> _T:
@@ -145,8 +146,10 @@ class StoreServer:
             except (RefusedError, ProtocolError) as error:
                 peer = writer.get_extra_info("peername")
                 _log.debug("rendezvous: closed a connection from %s: %s", peer, error)
-            except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                pass  # the client has closed the connection, or the server ends
+            except asyncio.CancelledError:  # the server ends, and does not wait until the client has read everything
+                writer.transport.abort()
+            except (OSError, asyncio.IncompleteReadError):
+                pass  # the client has closed the connection
             finally:
                 writer.close()
 

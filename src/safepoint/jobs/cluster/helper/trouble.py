@@ -123,7 +123,8 @@ def ending_without_answer(
         return ConflictError(f"the pod needed more memory than {memory}; {rest}", hint="give more with --memory")
     if reason == "DeadlineExceeded":
         return WaitTimeoutError(
-            f"the pod's deadline passed; {rest}", hint="try again: the pod ends some minutes after your command has ended or lost the connection"
+            f"the pod's deadline passed; {rest}",
+            hint="try again: the pod ends some minutes after your command has ended or lost the connection",
         )
     if said:
         hint = _OWN_IMAGE if "No module named" in said[-1] or "not found" in said[-1] else None
