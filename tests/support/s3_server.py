@@ -1,5 +1,6 @@
 """What the S3 servers of the tests have in common."""
 
+import contextlib
 import http.client
 import socket
 
@@ -45,12 +46,11 @@ class S3Server:
             session_token=None,
             region="us-east-1",
         )
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("PUT", f"/{self.bucket}", headers=headers)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise RuntimeError(f"no bucket: {answer.status} {answer.read()!r}")
-        connection.close()
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            connection.request("PUT", f"/{self.bucket}", headers=headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise RuntimeError(f"no bucket: {answer.status} {answer.read()!r}")
 
 
 def free_ports(count: int) -> list[int]:
