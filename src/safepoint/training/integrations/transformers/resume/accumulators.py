@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any, cast
 
 _NUMBERS = (bool, int, float)
+_FLAT = set(_NUMBERS)
 _LONGEST = 10_000
 """Longer containers are data, and not a count."""
 _LEFT_OUT = {"_last_loaded_step"}
@@ -77,8 +78,14 @@ def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: copied(one) for name, one in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | deque):
-        return [copied(one) for one in cast("list[Any]", value)]
+        entries = cast("list[Any]", value)
+        return list(entries) if _is_flat(entries) else [copied(one) for one in entries]
     return value
+
+
+def _is_flat(values: list[Any]) -> bool:
+    """Whether all values are numbers; fast, because the counts are copied at each step."""
+    return set(map(type, values)) <= _FLAT
 
 
 def _is_count(value: Any) -> bool:
@@ -94,7 +101,8 @@ def _is_number(value: Any, depth: int = 0) -> bool:
     if isinstance(value, dict):
         mapping = cast("dict[Any, Any]", value)
         return all(type(key) in {str, int} and _is_number(one, depth + 1) for key, one in mapping.items())
-    return all(_is_number(one, depth + 1) for one in cast("list[Any]", value))
+    entries = cast("list[Any]", value)
+    return _is_flat(entries) or all(_is_number(one, depth + 1) for one in entries)
 
 
 @functools.cache
