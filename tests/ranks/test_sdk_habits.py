@@ -99,6 +99,9 @@ def test_a_function_with_habits(
     kept = {item.key for item in store.list() if item.key.startswith(("plots/", "metrics"))}
     assert kept == {"plots/loss.png", "plots/my-weights.pt", "metrics.json"}
     assert bytes(store.read("metrics.json")) == b'{"steps": 12}'
-    assert [one.step for one in client.list_checkpoints(name)][:3] == [12, 8, 4]
+    saved = [one.step for one in client.list_checkpoints(name)]
+    # The save at the interruption has a step of its own, unless it fell on a periodic one.
+    assert saved[0] == 12, saved
+    assert {4, 8, 12} <= set(saved), saved
     lines = list(client.get_job_logs(name))
     assert sum("other files of the output folder to" in line for line in lines) == 1, lines
