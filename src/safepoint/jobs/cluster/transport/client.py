@@ -259,10 +259,10 @@ class Client:
             if self._streams.is_closed:  # in the meantime
                 raise self._closed() from error
             raise
+        if self._streams.is_closed:  # an answer without a stated length seems to be complete
+            raise self._closed()
         if found is not None:
             return found
-        if self._streams.is_closed:
-            raise self._closed()
         # It is unknown which stream the task uses. The others are opened again when they are needed.
         self._streams.end()
         raise TransientError(f"cluster {self.connection.name} did not answer within {_EXCHANGE_S:g} s")
