@@ -214,6 +214,7 @@ def _asked(folder: Path) -> dict[str, Any]:
         "checkpoints repair": ("out", "--dry-run"),
         "config show": ("--all",),
         "doctor": ("--output-dir", "out"),
+        "pack": ("-o", "safepoint.pyz"),
     }
     found: dict[str, Any] = {}
     with mock.patch.object(examination, "look_at_torch", return_value=None):

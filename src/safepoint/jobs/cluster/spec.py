@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.objects import Object, name_of, texts
-from safepoint.jobs.model.connections import IDENTITY
+from safepoint.jobs.model.connections import IDENTITY, SECRET_KEYS
 from safepoint.jobs.model.spec import check_name, check_packages, check_variables
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import parse_location
@@ -25,11 +25,6 @@ REMOVAL = f"{DOMAIN}/checkpoints-are-deleted"
 """The annotation of a job whose checkpoints are being deleted."""
 PLAN_LABEL = f"{DOMAIN}/successor-of"
 """The label of a TrainJob that keeps a plan, with the name of the plan's job; see `changes.successor`."""
-_OTHER_KEYS = {
-    *(f"AZURE_STORAGE_{kind}" for kind in ("ACCOUNT_KEY", "ACCESS_KEY", "MASTER_KEY", "CLIENT_SECRET", "TOKEN")),
-    *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET", "GOOGLE_SERVICE_ACCOUNT_KEY"),
-}
-"""The variables with keys for the object stores that obstore reaches."""
 _GPU_NAMES = {"gpu": "nvidia.com/gpu"}
 
 
@@ -115,7 +110,7 @@ class ClusterSpec:
                 f"--priority-class {self.priority_class} has no effect without a queue", hint="give --queue too"
             )
         check_variables(self.env)
-        keys = sorted(name for name in self.env if name.upper() in IDENTITY | _OTHER_KEYS)
+        keys = sorted(name for name in self.env if name.upper() in IDENTITY | SECRET_KEYS)
         if keys:
             raise UsageError(
                 f"env has {', '.join(keys)}, which all readers of the TrainJob could see; nothing was submitted",

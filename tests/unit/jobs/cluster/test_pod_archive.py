@@ -81,3 +81,14 @@ def test_code_with_another_digest_is_not_run(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (14, "")
     assert "has changed since it was submitted" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_scripts_import_what_they_name(tmp_path: Path) -> None:
+    """What the documents tell users to import in a training script is in the file, also Lightning's callback."""
+    archive = tmp_path / pod_archive.NAME
+    archive.write_bytes(pod_archive.build_archive())
+    names = "from safepoint import session; from safepoint.lightning import SafepointCallback"
+    names += "; from safepoint.snapshot import Checkpointer; import safepoint; print(safepoint.__file__)"
+    done = run("-c", names, folder=tmp_path, PYTHONPATH=str(archive))
+    assert done.returncode == 0, done.stderr
+    assert str(archive) in done.stdout
