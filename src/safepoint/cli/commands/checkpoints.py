@@ -178,7 +178,9 @@ def adopt(
     dry_run: _DryRun = False,
     accumulation: Accumulation = None,
 ) -> None:
-    """Make checkpoints that another program wrote Safepoint's own: check them, and write their manifests.
+    """Check checkpoints of another program, and write manifests for them.
+
+    Safepoint then treats them as its own.
 
     Only checkpoints without a fault are adopted. From then on retention counts them. Exit codes: 3 some were not
     adopted; 11 a run uses the folder; 14 none was adopted.

@@ -161,8 +161,9 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="auto: start from the newest valid checkpoint. never: start at step 0, also when the "
-            "ranks are restarted; for a job, at its first start only. PATH: start from this checkpoint.",
+            help="auto: start from the newest valid checkpoint. never: start at step 0, also after the ranks are "
+            "restarted; a job starts at step 0 once, and then resumes from its own checkpoints. PATH: start from "
+            "this checkpoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[

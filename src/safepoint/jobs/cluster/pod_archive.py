@@ -84,8 +84,8 @@ main()
 """
 
 
-# Every command that a pod runs contains this program and the digest. So a person who can replace the config map, and
-# cannot change the job, cannot make its pods run something else.
+# Every command that a pod runs contains this program and the digest. So someone who can replace the config map, but
+# cannot change the job, cannot make the pods run other code.
 _CHECK = """\
 import hashlib
 import os
@@ -137,7 +137,7 @@ def module_command(command: Sequence[Any], module: str, *arguments: str) -> list
         arguments: its arguments.
 
     Returns:
-        The command; None if `command` has no digest, as that of an earlier release.
+        The command; None if `command` has no digest. Commands of earlier releases have none.
     """
     place, digest = command[4:6] if len(command) >= 6 else (None, None)
     if not isinstance(place, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -153,7 +153,7 @@ def digest_of_files(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-@functools.cache  # it takes 60 ms, most of the time that a submit computes
+@functools.cache  # it takes 60 ms, most of the processor time of a submit
 def build_archive() -> bytes:
     """The archive of this release, made once in a process."""
     buffer = io.BytesIO()

@@ -253,5 +253,5 @@ def _obstacle_of_generation(trainer: Any, saved: BatchGeometry, accumulation: in
             )
     num_prompts = None if saved.num_samples is None else len(trainer.train_dataset)
     if num_prompts is not None and num_prompts * trainer.num_generations % saved.global_batch:
-        return f"{num_prompts} prompts do not fill whole steps, and different prompts would be left out"
+        return f"{num_prompts} prompts are not a whole number of steps; other prompts would be left out than before"
     return None

@@ -34,7 +34,7 @@ class KeptModels:
         trainer: about to train.
 
     Raises:
-        UsageError: a callback refers to a model whose weights the ranks have split.
+        UsageError: a callback refers to a model, and the weights are sharded.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -43,8 +43,8 @@ class KeptModels:
         followed = [name for name, module in self._models() if self._is_followed(module)]
         if followed and splits_weights(trainer):
             raise UsageError(
-                f"a callback changes the model {followed[0]}, whose weights the ranks have split: a checkpoint would "
-                "not contain it; training was not started",
+                f"a callback uses the model {followed[0]} and may change it. A checkpoint of "
+                "sharded weights does not contain this model; training was not started",
                 hint="train with DDP or ZeRO-2, or with a model that does not change "
                 "(sync_ref_model=False, teacher_model_kind='base')",
             )

@@ -94,5 +94,5 @@ def test_a_teacher_that_is_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     from safepoint.errors import UsageError
 
     monkeypatch.setattr(f"{KeptModels.__module__}.splits_weights", lambda trainer: True)
-    with pytest.raises(UsageError, match="a callback changes the model teacher_model"):
+    with pytest.raises(UsageError, match="a callback uses the model teacher_model"):
         KeptModels(trainer(1))
