@@ -72,7 +72,8 @@ SCRIPTS = {
 }
 
 
-def program(case: str, ingredients: Path, output: Path) -> list[str]:
+def program(case: str, ingredients: Path, output: Path, *, by_command: bool) -> list[str]:
+    """The program of a case: `-m trl.scripts.sft …`, or the command `trl sft …`."""
     script = SCRIPTS[case]
     settings = {
         "model_name_or_path": ingredients / "model",
@@ -92,14 +93,17 @@ def program(case: str, ingredients: Path, output: Path) -> list[str]:
         **script.settings,
     }
     arguments = [text for key, value in settings.items() for text in (f"--{key}", str(value))]
-    return [f"trl.scripts.{script.name}", *arguments]
+    return ["trl", script.name, *arguments] if by_command else ["-m", f"trl.scripts.{script.name}", *arguments]
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=pytest.mark.long if name != "sft" else []) for name in SCRIPTS]
 )
 def test_a_script_survives_an_interruption(case: str, ingredients: Path, tmp_path: Path) -> None:
-    """SIGTERM to one rank: one checkpoint, exit code 75; the resumed run's model and log are equal."""
+    """SIGTERM to one rank: one checkpoint, exit code 75; the resumed run's model and log are equal.
+
+    The uninterrupted run is started as a module. The interrupted run of SFT is started by TRL's command.
+    """
     script = SCRIPTS[case]
     reference, output = tmp_path / "reference", tmp_path / "run"
 
@@ -112,8 +116,9 @@ def test_a_script_survives_an_interruption(case: str, ingredients: Path, tmp_pat
             "MARKS": str(folder),
             "TOKEN_S": str(token_s),
         }
-        options = ("--nproc-per-node", "2", *options, "-m")
-        return safepoint(folder, *options, program=program(case, ingredients, folder), **variables)
+        options = ("--nproc-per-node", "2", *options)
+        words = program(case, ingredients, folder, by_command=case == "sft" and folder == output)
+        return safepoint(folder, *options, program=words, **variables)
 
     job = start(reference)
     with no_orphans(job):

@@ -14,9 +14,11 @@ from types import TracebackType
 
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError, printable_lines
 from safepoint.snapshot.protocol.messages import Goodbye
+from safepoint.training import program as user_program
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations import install_integrations
 from safepoint.training.outcome.program_error import exit_code_after, summarize
+from safepoint.training.program import find_script, run_program
 
 _log = logging.getLogger("safepoint")
 _PR_SET_PDEATHSIG = 1
@@ -67,7 +69,7 @@ def _run_to_its_end(context: RankContext, arguments: list[str]) -> int:
     try:
         is_module, program = _parse(arguments)
         install_integrations(context)
-        _run(program, is_module=is_module)
+        run_program(program, is_module=is_module)
     except PeerError as error:
         context.record.failed(lost_peer=True, message=str(error))
         _log.error("%s", error)
@@ -114,29 +116,7 @@ def _parse(arguments: list[str]) -> tuple[bool, list[str]]:
     program = arguments[1:] if is_module else arguments
     if not program or program[0].startswith("-"):
         raise UsageError("no script was named", hint=_USAGE)
-    if not is_module and not Path(program[0]).is_file():
-        raise UsageError(
-            f"there is no script {program[0]}", hint="check the path; it is relative to the current folder"
-        )
-    return is_module, program
-
-
-def _run(program: list[str], *, is_module: bool) -> None:
-    sys.argv = list(program)
-    if is_module:
-        _search_first(os.getcwd())  # as `python -m` does
-        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
-    else:
-        _search_first(str(Path(program[0]).resolve().parent))
-        runpy.run_path(program[0], run_name="__main__")
-
-
-def _search_first(folder: str) -> None:
-    """Look for modules in `folder` first, as Python does for a program that it starts itself."""
-    if sys.flags.safe_path:  # in ranks of the launcher: `sys.path` has no entry for the folder they were started in
-        sys.path.insert(0, folder)
-    else:
-        sys.path[0] = folder
+    return is_module, program if is_module else [str(find_script(program[0])), *program[1:]]
 
 
 def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> None:
@@ -184,7 +164,7 @@ def _print_into(folder: str | None, rank: int) -> None:
 
 def _print_user_traceback(error: BaseException) -> None:
     """Print the traceback as Python would, without the frames of Safepoint and `runpy` that ran the script."""
-    ours = (str(Path(__file__)), "<frozen runpy>", runpy.__file__)
+    ours = (str(Path(__file__)), user_program.__file__, "<frozen runpy>", runpy.__file__)
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename in ours:
         frame = frame.tb_next

@@ -1,12 +1,13 @@
 """The hooks into the training frameworks; each is installed when the user's program imports the framework."""
 
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.integrations import torch_store, transformers, unsaved_steps
+from safepoint.training.integrations import accelerate_launch, torch_store, transformers, unsaved_steps
 
 
 def install_integrations(context: RankContext) -> None:
     """Hook every known framework as soon as the program has imported it."""
     torch_store.install(context)
+    accelerate_launch.install(context)
     transformers.install(context)
     unsaved_steps.install(context)
 

@@ -34,6 +34,7 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
+from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.rendezvous import Rendezvous
 from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.outcome.rank_record import read_records
@@ -65,6 +66,7 @@ def run_agent(
     relay: SignalRelay,
     keeper: KeeperProcess | None,
     reporter: LauncherReporter,
+    orphans: Orphans,
 ) -> AgentOutcome:
     """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
     config = _config(plan, settings)
@@ -83,7 +85,9 @@ def run_agent(
         event_log_handler=config.event_log_handler,
         numa_options=config.numa_options,
     )
-    agent = SafepointAgent(spec, config, settings=settings, relay=relay, keeper=keeper, reporter=reporter)
+    agent = SafepointAgent(
+        spec, config, settings=settings, relay=relay, keeper=keeper, reporter=reporter, orphans=orphans
+    )
     try:
         result: Any = agent.run()
         agent.notify_others()
@@ -121,6 +125,7 @@ class SafepointAgent(LocalElasticAgent):
         relay: receives stop requests, and sends signals to the ranks.
         keeper: the node's keeper. The agent starts a new one when it dies.
         reporter: reports failures and restarts.
+        orphans: the processes that ranks leave behind.
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class SafepointAgent(LocalElasticAgent):
         relay: SignalRelay,
         keeper: KeeperProcess | None,
         reporter: LauncherReporter,
+        orphans: Orphans,
     ) -> None:
         super().__init__(
             spec=spec,
@@ -144,6 +150,7 @@ class SafepointAgent(LocalElasticAgent):
         self._relay = relay
         self._keeper = keeper
         self._reporter = reporter
+        self._orphans = orphans
         self._restarts = -1
         """How often the ranks were restarted; -1 before they were started."""
         self._failure: Failed | None = None
@@ -171,12 +178,19 @@ class SafepointAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._exchange_requests()
+        own = set(self._pids())
         if self._keeper is not None:
             self._keeper.ensure()
+            own.add(self._keeper.pid)
+        self._orphans.reap(own)
         result = super()._monitor_workers(worker_group)
         if result.state in {WorkerState.FAILED, WorkerState.UNHEALTHY} and self._is_final(result):
             self._remaining_restarts = 0
         return result
+
+    def _pids(self) -> list[int]:
+        context: Any = self._pcontext
+        return [] if context is None else list(context.pids().values())
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._relay.set_ranks(())

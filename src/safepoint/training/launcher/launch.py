@@ -24,6 +24,7 @@ from safepoint.snapshot.protocol.channel import new_keeper_key
 from safepoint.snapshot.protocol.messages import KeeperPlan
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
+from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.outcome.launcher_folder import launcher_folder
 from safepoint.training.outcome.program_error import exit_code_after, summarize
@@ -57,6 +58,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         relay = SignalRelay(settings, folder, is_alone=plan.nnodes == 1, reporter=reporter, on_exit=on_exit)
         relay.install()
         reporter.start()
+        orphans = Orphans()
         keeper = _start_keeper(settings, folder)
         key = None if keeper is None else keeper.key
         settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
@@ -66,13 +68,14 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         from safepoint.training.launcher.agent import run_agent
 
         try:
-            outcome = run_agent(plan, settings, relay, keeper, reporter)
+            outcome = run_agent(plan, settings, relay, keeper, reporter, orphans)
         except BaseException as error:
             reporter.end(exit_code_after(error), summarize(error), limit_s=relay.report_limit_s)
             raise
         stop_signal, killed = relay.ranks_ended()
         if keeper is not None:
             keeper.finish(lambda: relay.remaining_s)
+        orphans.end(lambda: relay.remaining_s)
         records = read_records(folder, outcome.restarts)
         verdict = reach_verdict(outcome.exit_codes, records, stop_signal=stop_signal, killed=killed)
         rank = first_failure(outcome.exit_codes, records)

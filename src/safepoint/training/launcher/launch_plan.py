@@ -1,10 +1,10 @@
 """Which ranks to start on a node."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import current_folder, is_importable
+from safepoint.training.program import find_script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,8 @@ class LaunchPlan:
     def __post_init__(self) -> None:
         if not self.program:
             raise UsageError("no script was named", hint="safepoint run [OPTIONS] SCRIPT [ARGS…]")
-        if not self.is_module and not Path(self.program[0]).is_file():
-            raise UsageError(
-                f"there is no script {self.program[0]}", hint="check the path; it is relative to the current folder"
-            )
+        if not self.is_module:
+            find_script(self.program[0])
         if self.is_module and not is_importable(self.program[0], current_folder()):
             raise UsageError(f"there is no module {self.program[0]}", hint="check its name and PYTHONPATH")
         if self.nproc_per_node not in {"auto", "cpu", "gpu"} and not (

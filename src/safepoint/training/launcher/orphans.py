@@ -1,0 +1,103 @@
+"""Processes that a script has started, and that have lost their parent, end with the run.
+
+The launcher asks the kernel to become the parent of such processes (`PR_SET_CHILD_SUBREAPER`). Otherwise init would
+become their parent, and the launcher could not find them. If the launcher itself is killed with SIGKILL, they go on.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from safepoint.foundation import clock, processes
+
+_log = logging.getLogger("safepoint")
+_PR_SET_CHILD_SUBREAPER = 36
+_PROC = Path("/proc")
+_PATIENCE_S = 3.0
+"""How long a process may take to end by itself, and again after SIGTERM."""
+_LOOK_EVERY_S = 0.05
+_MOST_NAMED = 3
+
+
+class Orphans:
+    """The processes that ranks of this launcher leave behind."""
+
+    def __init__(self) -> None:
+        self._others = frozenset(_descendants(os.getpid()))
+        if sys.platform.startswith("linux"):
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+    def reap(self, own: Collection[int]) -> None:
+        """Collect the exit codes of orphans that have ended, as init would do.
+
+        Args:
+            own: the processes whose exit codes other code of the launcher collects.
+        """
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in own or ended.si_pid in self._others:
+                    return
+                os.waitpid(ended.si_pid, 0)
+
+    def end(self, left_s: Callable[[], float | None]) -> None:
+        """End what is left when the ranks and the keeper have ended: SIGTERM, then SIGKILL.
+
+        Args:
+            left_s: returns the seconds that are left before this process is killed, or None for no limit.
+        """
+        if not self._wait(left_s):
+            left = self._running()
+            names = ", ".join(f"{pid} ({_name(pid)})" for pid in sorted(left)[:_MOST_NAMED])
+            more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+            _log.warning("the script left processes behind: %s%s; they are ended", names, more)
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGTERM)
+            if not self._wait(left_s):
+                processes.kill(self._running())
+                self._wait(lambda: None)
+
+    def _wait(self, left_s: Callable[[], float | None]) -> bool:
+        """Wait until no process is left, for a few seconds. Returns whether none is left."""
+        end_s = clock.monotonic_s() + _PATIENCE_S
+        while self._running():
+            left = left_s()
+            if clock.monotonic_s() >= end_s or (left is not None and left <= _PATIENCE_S):
+                return False
+            clock.sleep(_LOOK_EVERY_S)
+        return True
+
+    def _running(self) -> set[int]:
+        self.reap(())
+        return {pid for pid in _descendants(os.getpid()) - self._others if _is_running(pid)}
+
+
+def _descendants(pid: int) -> set[int]:
+    """The children of a process, their children, and so on."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        tasks = _PROC / str(waiting.pop()) / "task"
+        with contextlib.suppress(OSError):
+            for task in os.listdir(tasks):
+                with contextlib.suppress(OSError):
+                    new = {int(child) for child in (tasks / task / "children").read_text().split()} - found
+                    found |= new
+                    waiting += new
+    return found
+
+
+def _is_running(pid: int) -> bool:
+    identity = processes.identify(pid)
+    return identity is not None and identity.is_alive
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+    return "?"

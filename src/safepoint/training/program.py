@@ -1,0 +1,70 @@
+"""Finds the user's program, and runs it in this process as Python would run it."""
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from safepoint.errors import UsageError
+
+_LAUNCHERS = ("torchrun", "deepspeed", "mpirun", "horovodrun", "srun")
+"""Programs that start ranks by themselves, in processes that Safepoint does not know."""
+
+
+def find_script(name: str) -> Path:
+    """The script that a command line names: a file or, as in a shell, a command of this Python environment.
+
+    `accelerate` and `trl` are such commands: small Python scripts, which pip has installed beside Python.
+
+    Raises:
+        UsageError: there is no such script, or it starts ranks by itself.
+    """
+    path = Path(name)
+    if path.name in _LAUNCHERS:
+        raise UsageError(
+            f"{path.name} starts processes that Safepoint does not know",
+            hint="name the training script: safepoint run --nproc-per-node N SCRIPT [ARGS…]",
+        )
+    if path.is_file():
+        return path
+    if path.name == name:
+        command = Path(sys.executable).parent / name
+        if _is_python(command):
+            return command
+        if name.startswith("python"):
+            raise UsageError(f"{name} is not a script", hint=f"leave out {name}: safepoint run SCRIPT [ARGS…]")
+    raise UsageError(f"there is no script {name}", hint="check the path; it is relative to the current folder")
+
+
+def _is_python(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            line = file.readline(1024)
+    except OSError:
+        return False
+    return line.startswith(b"#!") and b"python" in line
+
+
+def run_program(program: Sequence[str], *, is_module: bool) -> None:
+    """Run a script or a module with its arguments as the program of this process.
+
+    Args:
+        program: the path of the script, or the name of the module, and the arguments.
+        is_module: run it as `python -m` does.
+    """
+    sys.argv = list(program)
+    if is_module:
+        _search_first(os.getcwd())  # as `python -m` does
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    else:
+        _search_first(str(Path(program[0]).resolve().parent))
+        runpy.run_path(program[0], run_name="__main__")
+
+
+def _search_first(folder: str) -> None:
+    """Look for modules in `folder` first, as Python does for a program that it starts itself."""
+    if sys.flags.safe_path:  # in ranks of the launcher: `sys.path` has no entry for the folder they were started in
+        sys.path.insert(0, folder)
+    else:
+        sys.path[0] = folder
