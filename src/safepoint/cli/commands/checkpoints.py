@@ -178,9 +178,7 @@ def adopt(
     dry_run: _DryRun = False,
     accumulation: Accumulation = None,
 ) -> None:
-    """Check checkpoints of another program, and write manifests for them.
-
-    Safepoint then treats them as its own.
+    """Check checkpoints of another program, and write manifests, so that Safepoint treats them as its own.
 
     Only checkpoints without a fault are adopted. From then on retention counts them. Exit codes: 3 some were not
     adopted; 11 a run uses the folder; 14 none was adopted.
