@@ -1,7 +1,7 @@
 """A hold: after a requested save the ranks wait, so that a suspension that follows loses no step.
 
 A process in the pod of the first node requests it (`launcher/save_request.py`), with a file in the launcher's folder.
-The first rank reads this file, and the vote tells the other ranks. A hold ends by itself: the file counts only for
+The first rank reads this file, and the vote informs the other ranks. A hold ends by itself: the file counts only for
 `HOLD_S` after it was last touched. So the training continues if the process that requested the hold is killed.
 """
 
@@ -74,7 +74,7 @@ class Hold:
                 write_atomic(self._folder / _HELD, json.dumps(asdict(held)).encode(), durable=False)
 
     def ends(self) -> None:
-        """Report that the ranks train."""
+        """Report that the ranks no longer wait."""
         self._remove(_HELD)
 
     @property
