@@ -109,7 +109,7 @@ class KeyValues:
             self._waiting[key].append(connection)
 
     def wake(self, key: bytes) -> None:
-        """Note that `key` is set, and answer those of the clients waiting for it that wait for no other key."""
+        """Note that `key` is set, and answer each client that waited for this key only."""
         for connection in self._waiting.pop(key, ()):
             connection.arrived(key)
 
