@@ -4,13 +4,15 @@ Reading a sample or putting a batch together may draw random numbers: a collator
 An exact resume has to draw the same ones again.
 
 - Accelerate and Lightning fetch a batch before the previous one is trained on. So at the end of a step, the fetch of
-  the next batch has already drawn its random numbers, and a resume has to fetch this batch again. This module copies
-  the random number states before the samples of each batch are read. A resume restores the copy of that batch,
-  fetches the batch, and only then restores the states that the checkpoint has for the end of the step.
-- Each worker of a loader has random number states of its own. A persistent worker sends its
-  states with each batch; any other worker does so once it has drawn a number. A resume starts the new workers with
-  these states. The workers read batches in turn. So a resume begins at a batch whose number is a multiple of the
-  number of workers, and each worker reads the same batches as before. At most one batch of each worker is read again.
+  the next batch has already drawn its random numbers, and a resume has to fetch this batch again. For a loader
+  without workers, this module copies the random number states before the samples of each batch are read. A resume
+  restores the copy of that batch, fetches the batch, and only then restores the states that the checkpoint has for
+  the end of the step.
+- Each worker of a loader has random number states of its own. They are saved for map-style data, if the loader has no
+  state of its own. A persistent worker sends its states with each batch; any other worker does so once it has drawn a
+  number. A resume starts the new workers with these states. The workers read batches in turn. So a resume begins at a
+  batch whose number is a multiple of the number of workers, and each worker reads the same batches as before. At most
+  one batch of each worker is read again.
 
 Generators other than Python's, numpy's and torch's global ones are not saved, except those of the loader and its
 samplers (`training.state.rng.generators_of`).
@@ -219,7 +221,7 @@ class Fetches:
         return temporarily(base, collate_fn=collate, worker_init_fn=_Begin(base.worker_init_fn, states))
 
     def _begin_later_pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Override the method with which persistent workers begin a later pass. They keep their states."""
+        """Override the method with which persistent workers begin a later pass. The workers keep their states."""
         self._number = 0
         self._aligned.clear()
         return original(*args, **kwargs)

@@ -64,7 +64,7 @@ def without_first_indices(loader: Any, count: int, restore: Callable[[], None] |
 
 
 def rng_restorer(generators: list[torch.Generator]) -> Callable[[], None]:
-    """A function that restores the current random number states, and those of `generators`."""
+    """A function that sets the random number states, also those of `generators`, to what they are now."""
     rng, states = capture_rng(), [generator.get_state() for generator in generators]
 
     def restore() -> None:

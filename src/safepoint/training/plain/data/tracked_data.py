@@ -188,7 +188,7 @@ class TrackedData:
         is_over = self.num_batches is not None and position.batches >= self.num_batches
         if before == now or is_over or position.epoch_rng is None or self._is_stream:
             return
-        # Accelerate may add a generator to a sampler where there are several ranks; the kind then differs.
+        # With several ranks, Accelerate may add a generator to a sampler, which changes the sampler's kind.
         is_moved = self.sampler.startswith(ACCELERATED) and self.sampler != position.sampler
         if is_moved or self.sampler == _SEEDED:
             return
