@@ -271,7 +271,7 @@ class CheckpointChooser:
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
         manifest, is_inside, has_unlisted = checked
-        if not is_inside:  # the checkpoint is from elsewhere, so those in the folders are of another run
+        if not is_inside:  # a checkpoint from elsewhere: the checkpoints in the folders are of another run
             self._set_aside_newer_than(-1)
         if self._folders.is_shared and not has_unlisted:
             return ResumePoint(path=path, manifest=manifest)

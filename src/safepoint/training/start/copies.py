@@ -40,8 +40,8 @@ class ResumePoint:
         path: the folder to load.
         manifest: of the checkpoint.
         is_durable: False for a snapshot that is only in memory.
-        foreign: where the checkpoint comes from, if another program wrote it; `path` is then a copy that is deleted
-            after loading. Otherwise None.
+        foreign: the origin of a checkpoint that another program wrote; otherwise None. With an origin, `path` is a
+            copy that is deleted after loading.
     """
 
     path: Path
