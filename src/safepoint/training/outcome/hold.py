@@ -41,7 +41,8 @@ class Hold:
     """The files of a hold.
 
     Args:
-        folder: the launcher's; None if there is no launcher, or on ranks other than the first: then there is no hold.
+        folder: the launcher's folder. None if there is no launcher, and on ranks other than the first: nothing is
+            read or written, and no hold is requested.
     """
 
     def __init__(self, folder: Path | str | None) -> None:

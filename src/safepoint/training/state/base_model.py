@@ -52,7 +52,7 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     weight it also covers the scales. It leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
-    - embeddings of input and output, in any case. The checkpoint holds them if the vocabulary was resized. Only
+    - embeddings of input and output, always. The checkpoint holds them if the vocabulary was resized. Only
       a comparison with the original model shows that, and this model may not be available when a run starts;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
@@ -124,7 +124,7 @@ def base_entries(model: Any) -> set[str]:
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     Args:
-        model: with adapters, perhaps split by `fully_shard`. Even then, the ranks need not call this together.
+        model: with adapters, perhaps split by `fully_shard`. The ranks need not call this function together.
     """
     frozen = {id(tensor) for _, tensor in _frozen(model)} | _embeddings_left_out(model)
     left_out: set[str] = set()
