@@ -77,7 +77,7 @@ class KeyValues:
         return total
 
     def arrive(self, connection: "_Connection", key: bytes, num_expected: int) -> bool:
-        """Count `connection` as arrived at the barrier `key`. Unless it is the last to arrive, it then waits.
+        """Count `connection` as arrived at the barrier `key`. It waits, unless it is the last to arrive.
 
         Returns:
             Whether all `num_expected` connections have arrived.
