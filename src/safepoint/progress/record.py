@@ -89,7 +89,7 @@ class Progress:
         num_epochs: epochs in all; 0 when unknown.
         loss: the last reported loss; None before the first, and for a value that is not finite.
         train_metrics: other metrics of the training, by name; None for a value that is not finite.
-        eval_metrics: metrics of evaluations, likewise.
+        eval_metrics: metrics of evaluations, by name; None for a value that is not finite.
         step_s: seconds of a step in this attempt; None until two were measured.
         pause_s: seconds that evaluations and saves add to each step.
         samples_per_step: of all ranks together; 0 when unknown.

@@ -78,9 +78,9 @@ class ProgressTracker:
                 and the run resumes, the epoch, total steps and total epochs of that record are used until the loop
                 reports its own.
             location: see `Progress`.
-            run_id: likewise.
-            attempt: likewise.
-            samples_per_step: likewise.
+            run_id: see `Progress`.
+            attempt: see `Progress`.
+            samples_per_step: see `Progress`.
             resumed_step: the step of the checkpoint or snapshot that the run resumes from; None for step 0.
             resumed_time: when that checkpoint was made; None for step 0, and for a snapshot that is not durable.
             resumed_bytes: the size of that checkpoint or snapshot; None if it is not known.

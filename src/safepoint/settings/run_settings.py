@@ -86,8 +86,8 @@ class RunSettings:
     keeper: str | None = None
     """The key of the node's keeper; set by the launcher."""
     has_begun: bool = False
-    """Whether an earlier launcher of the job has started training; then `resume` and `from_scratch` have been applied
-    already, and are not applied again."""
+    """Whether an earlier launcher of the job has started training. If so, `resume` and `from_scratch` have been
+    applied already, and are not applied again."""
     first_start: str | None = None
     """For a job whose starts all have the same options: the name of the mark that its first start leaves in the
     output location. Starts that find the mark do not apply `resume` and `from_scratch`."""
