@@ -1,4 +1,4 @@
-"""At which steps a snapshot is taken in memory although no checkpoint is saved."""
+"""Decides at which steps a snapshot is taken in memory even if no checkpoint is saved."""
 
 import math
 
@@ -24,7 +24,7 @@ class Cadence:
         Args:
             step: optimizer steps done.
             last: the step of the newest snapshot, or None.
-            cost_s: seconds by which a snapshot holds up the training, or None before the first.
+            cost_s: seconds by which a snapshot delays the training, or None while that is not known.
             step_s: seconds that a step takes, or 0 when none was measured.
         """
         if self._setting is None or step == last:

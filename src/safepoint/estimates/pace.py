@@ -7,7 +7,7 @@ counted separately, as pauses. The first pause is not counted: `pause_s` is the 
 from collections import deque
 
 _MOST_STEPS = 64
-"""How many of the last steps the mean is over: enough for a steady value, few enough to follow a change."""
+"""The mean is taken over this many steps: enough for a steady value, few enough to follow a change."""
 _SHARE = 0.2
 """A boundary that takes at most this part of a step (log lines, callbacks) is counted as part of the step."""
 
@@ -30,11 +30,11 @@ class Pace:
         self._paused_s = 0.0
 
     def begins(self, now_s: float) -> None:
-        """The loop begins."""
+        """Note that the loop begins."""
         self._mark_s = now_s
 
     def step_ends(self, now_s: float) -> None:
-        """The optimizer has stepped."""
+        """Note that the optimizer has stepped."""
         if self._mark_s is None:
             return
         took_s = now_s - self._mark_s + self._small_s
@@ -48,7 +48,7 @@ class Pace:
             self._first_s = took_s
 
     def boundary_ends(self, now_s: float) -> None:
-        """The log line, evaluation or save after a step is done. May be called several times between two steps."""
+        """Note that a log line, evaluation or save after a step is done; there may be several between two steps."""
         if self._mark_s is None:
             return
         took_s = now_s - self._mark_s
@@ -65,7 +65,7 @@ class Pace:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step, the mean of the last ones; None until two steps were measured."""
+        """Seconds that a step takes, as the mean of the last steps; None until two steps were measured."""
         return self._mean_s
 
     @property

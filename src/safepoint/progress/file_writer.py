@@ -1,7 +1,7 @@
 """Keeps small files up to date on a thread of its own, at most twice a second.
 
-A caller only reports that the content has changed, so the caller never waits for a slow folder. The thread also
-writes the last change before a long pause. The files are not fsynced. A failed write, as on a full disk, is dropped.
+A caller only reports that the content has changed, so the caller never waits for a slow folder. The last change is
+written even if no other change follows. The files are not fsynced. A failed write, as on a full disk, is dropped.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class ProgressFile:
             limit_s: seconds to wait at most.
 
         Returns:
-            Whether it was written in time.
+            Whether the write ended in time.
         """
         with self._changed:
             self._num_requested += 1

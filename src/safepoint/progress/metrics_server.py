@@ -33,7 +33,7 @@ class MetricsServer:
     Args:
         read_status: called at each request.
         host: an address; the empty string, `*`, `0.0.0.0` and `::` stand for all addresses of the machine.
-        port: 0 takes any free one.
+        port: the port; 0 for any free port.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.
@@ -42,7 +42,7 @@ class MetricsServer:
     def __init__(self, read_status: ReadStatus, *, host: str, port: int) -> None:
         self._server = _listen(type("_Bound", (_Handler,), {"read_status": staticmethod(read_status)}), host, port)
         self.port: int = self._server.server_address[1]
-        """The port that it listens on."""
+        """The port that the server listens on."""
         threading.Thread(target=self._server.serve_forever, name="safepoint-metrics", daemon=True).start()
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class _Server(http.server.ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            clock.sleep(_PAUSE_S)  # out of file descriptors, `accept` would fail again at once
+            clock.sleep(_PAUSE_S)  # if no file descriptor is free, `accept` would fail again at once
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:

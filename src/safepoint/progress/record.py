@@ -56,13 +56,13 @@ class SaveStatistics:
 
     Args:
         count: checkpoints that became durable.
-        unsaved: saves that did not, including superseded ones.
+        unsaved: saves that failed, or that a newer save superseded before they were durable.
         last_stall_s: how long training waited for the last checkpoint; None before the first.
         mean_stall_s: how long training waited for a checkpoint on average.
         last_durable_s: seconds from the end of the last checkpoint's step until the checkpoint was durable.
         last_bytes: the size of the last checkpoint.
-        expected_s: seconds that the next save is expected to take: as long as the last one. Before the first save, an
-            estimate from the size of the state and a typical speed; None when this size is not known.
+        expected_s: seconds that the next save is expected to take: the time of the last save. Before the first save,
+            an estimate from the size of the state and a typical speed; None if this size is not known.
         is_measured: whether `expected_s` comes from a save of this start.
     """
 
@@ -89,7 +89,7 @@ class Progress:
         num_epochs: epochs in all; 0 when unknown.
         loss: the last reported loss; None before the first, and for a value that is not finite.
         train_metrics: other metrics of the training, by name; None for a value that is not finite.
-        eval_metrics: metrics of evaluations, likewise.
+        eval_metrics: metrics of evaluations, by name; None for a value that is not finite.
         step_s: seconds of a step in this attempt; None until two were measured.
         pause_s: seconds that evaluations and saves add to each step.
         samples_per_step: of all ranks together; 0 when unknown.
@@ -106,7 +106,7 @@ class Progress:
         snapshot_step: the step of the newest snapshot in memory; None when there is none.
         saves: see `SaveStatistics`.
         grace_s: seconds that the platform grants between SIGTERM and SIGKILL.
-        message: why the training ended, one sentence; empty before.
+        message: why the training ended or the ranks were restarted, one sentence; otherwise empty.
     """
 
     time: str
@@ -148,7 +148,7 @@ class Progress:
 
     @property
     def early_end(self) -> str:
-        """How far a training came that has finished before its last step, as by early stopping; otherwise empty."""
+        """A sentence with the step at which training stopped early, as by early stopping; empty if it did not."""
         has_done_all = not 0 < self.step < self.max_steps or 0 < self.num_epochs <= self.epoch
         if self.state is not State.FINISHED or has_done_all:
             return ""
@@ -258,7 +258,7 @@ _STATES = frozenset(State)
 
 
 def _state(value: Any) -> State:
-    return State(value) if value in _STATES else State.TRAINING  # a later release may have others
+    return State(value) if value in _STATES else State.TRAINING  # a later release may have other states
 
 
 def _metrics(value: Any) -> dict[str, float | None]:

@@ -78,11 +78,11 @@ class ProgressTracker:
                 and the run resumes, the epoch, total steps and total epochs of that record are used until the loop
                 reports its own.
             location: see `Progress`.
-            run_id: likewise.
-            attempt: likewise.
-            samples_per_step: likewise.
+            run_id: see `Progress`.
+            attempt: see `Progress`.
+            samples_per_step: see `Progress`.
             resumed_step: the step of the checkpoint or snapshot that the run resumes from; None for step 0.
-            resumed_time: when that checkpoint was made; None for a snapshot, which is not durable.
+            resumed_time: when that checkpoint was made; None for step 0, and for a snapshot that is not durable.
             resumed_bytes: the size of that checkpoint or snapshot; None if it is not known.
         """
         with self._lock:
@@ -134,7 +134,7 @@ class ProgressTracker:
 
     @contextlib.contextmanager
     def during(self, state: State) -> Generator[None]:
-        """Report `state` while the `with` block runs, and then the state before it."""
+        """Report `state` while the `with` block runs, and the earlier state again when the block ends."""
         before = self._state
         self.change(before, state)
         try:
@@ -195,7 +195,7 @@ class ProgressTracker:
     # ---- saves --------------------------------------------------------------------------------------------------
 
     def expect_save(self, size_bytes: int) -> None:
-        """Report the expected size of a checkpoint; used until the first save."""
+        """Report the expected size of a checkpoint. It is used until the first save, unless `begin` gave a size."""
         with self._lock:
             if not self._saves.expected_s:
                 self._saves = replace(self._saves, expected_s=size_bytes / _USUAL_BYTES_PER_S)
@@ -219,7 +219,7 @@ class ProgressTracker:
             step: the step of the checkpoint.
             time: when that step ended.
             stall_s: how long training waited for the checkpoint.
-            durable_s: how long it took from the step's end until the checkpoint was durable.
+            durable_s: seconds from the end of the step until the checkpoint was durable.
             size_bytes: the size of the checkpoint's files.
         """
         with self._changing():

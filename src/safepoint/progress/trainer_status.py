@@ -25,7 +25,7 @@ ReadStatus = Callable[[], tuple[Progress, bool] | None]
 TERMINATION_LOG = Path("/dev/termination-log")
 """The file in which the platform looks for the termination message of a container that has ended."""
 SAFE_TIME, SAVE_SECONDS = "safeTime", "saveSeconds"
-"""The metrics with `safe_s` and `save_s`."""
+"""The names of the metrics that hold `safe_s` and `save_s`."""
 CHECKPOINT = "checkpoint"
 """The key of the newest checkpoint in a termination message."""
 _MOST_S = 2**31 - 1
@@ -108,7 +108,7 @@ class TrainerStatus:
         """The document as `to_bytes` makes it, but without metrics if they would make it too long.
 
         Args:
-            checkpoint: the newest one, if it was checked; `safepoint suspend` reads it.
+            checkpoint: the receipt of the newest checkpoint, for `safepoint suspend`; None if it was not checked.
         """
         record = self._record() | ({} if checkpoint is None else {CHECKPOINT: asdict(checkpoint)})
         record |= {"message": self.early_end} if self.early_end else {}

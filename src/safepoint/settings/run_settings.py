@@ -47,7 +47,7 @@ class RunSettings:
     store_keep: str | None = None
     """Which checkpoints stay in the object store, in the syntax of `keep`; None keeps all."""
     extra_files_limit: str = "10Gi"
-    """How much of the other files in the output folder is uploaded at the end, such as plots; 0 for none."""
+    """How much of the other files in the output folder, such as plots, is uploaded at the end; 0 for none."""
     on_upload_failure: str = "continue"
     """When uploads fail: `continue` the training, or save and `stop` it."""
     verify_access: bool = True
@@ -59,7 +59,7 @@ class RunSettings:
     from_scratch: bool = False
     """Start a new run, and move the checkpoints in the folder aside. A restart of the ranks does not repeat this."""
     allow_batch_change: bool = False
-    """Resume with another number of samples per step than the checkpoint's."""
+    """Resume even if a step has another number of samples than in the run that wrote the checkpoint."""
     peer_timeout_s: float = 1800.0
     """How long, in seconds, a rank waits for another rank that is running but does not answer."""
     snapshot_steps: str | None = None
@@ -86,8 +86,8 @@ class RunSettings:
     keeper: str | None = None
     """The key of the node's keeper; set by the launcher."""
     has_begun: bool = False
-    """Whether an earlier launcher of the job has started training; then `resume` and `from_scratch` have been applied
-    already, and are not applied again."""
+    """Whether an earlier launcher of the job has started training. If so, `resume` and `from_scratch` have been
+    applied already, and are not applied again."""
     first_start: str | None = None
     """For a job whose starts all have the same options: the name of the mark that its first start leaves in the
     output location. Starts that find the mark do not apply `resume` and `from_scratch`."""

@@ -1,4 +1,4 @@
-"""The names of the options in messages: those of the command line, or the fields of the SDK that a job came from."""
+"""How messages name options: by the options of the command line, or for a job from the SDK by its fields."""
 
 import re
 
@@ -30,7 +30,7 @@ _FIELDS = {
     "--connection": "data_connection_name",
     "--image": "image",
 }
-"""For options of `run` and `submit`: the fields of `TransformersTrainer`."""
+"""The option of `run` or `submit` → the field of `TransformersTrainer`."""
 
 
 def in_sdk_words(text: str) -> str:
@@ -39,6 +39,6 @@ def in_sdk_words(text: str) -> str:
 
 
 def use_wording(wording: str) -> None:
-    """Name options in all messages of this process as `wording` does, one of `WORDINGS`."""
+    """Set how all messages of this process name options: `wording` is one of `WORDINGS`."""
     if wording == "sdk":
         name_options(in_sdk_words)

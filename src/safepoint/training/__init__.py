@@ -1,4 +1,4 @@
-"""The training process of a rank, with vote, saves and resume; and the launcher of the ranks.
+"""The training process of a rank, with its votes, saves and resume; and the launcher that starts the ranks.
 
 `python -m safepoint.training SCRIPT` runs SCRIPT as one rank (module `rank`). This package imports nothing heavy by
 itself, because a rank must install its signal handlers before it imports torch.

@@ -64,7 +64,7 @@ def run_program(program: Sequence[str], *, is_module: bool) -> None:
 
 def _search_first(folder: str) -> None:
     """Look for modules in `folder` first, as Python does for a program that it starts itself."""
-    if sys.flags.safe_path:  # in ranks of the launcher: `sys.path` has no entry for the folder they were started in
+    if sys.flags.safe_path:  # as in the launcher's ranks: `sys.path` has no entry for the current folder
         sys.path.insert(0, folder)
     else:
         sys.path[0] = folder

@@ -1,8 +1,8 @@
 """The ranks of the job, connected by a process group that only Safepoint uses.
 
 The group's backend is gloo on every device: it needs no GPU, disturbs no NCCL stream, and notices a dead peer by its
-closed connection. All calls are collective: every rank makes the same calls in the same order. If only some ranks
-make a call, its docstring says which.
+closed connection. All calls are collective (every rank makes the same calls in the same order), except those whose
+docstring says which ranks make them.
 """
 
 import contextlib
@@ -120,8 +120,8 @@ class Peers:
     def start_maximum(self, values: list[int]) -> Reduction:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
 
-        All reductions share one array. So if the previous reduction still runs, this call first waits for it; the
-        `Reduction` of that one keeps its result. Otherwise this call returns at once.
+        All reductions share one array. So if the previous reduction still runs, this call first waits for it. The
+        `Reduction` of the previous one keeps its result. Otherwise this call returns at once.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -209,7 +209,7 @@ class Peers:
     def raising_peer_error(self) -> Generator[None]:
         """Turn errors of the process group, and messages that no rank has sent, into `PeerError`.
 
-        The vote does without it, because it takes too long for something that runs in every step.
+        The vote, which runs in every step, does not use this context manager, because entering it takes too long.
 
         Raises:
             PeerError: a rank is gone or does not answer, or a message is not from the rank that it names.

@@ -2,8 +2,8 @@
 
 Each optimizer step has one small all-reduce (MAX). It starts while work is left in the step, and its result is read
 when the step ends, so training does not wait for it. The request of one rank is enough. The reduction also carries
-the point of the loop at which each rank votes: if the ranks are at different points, all of them raise an error, and
-do not save two different steps. It also carries how long a step takes, so that all ranks agree on where in the step
+the point of the loop at which each rank votes: if the ranks are at different points, all of them raise an error
+instead of saving different steps. It also carries how long a step takes, so that all ranks agree on where in the step
 to vote.
 """
 

@@ -110,9 +110,8 @@ def _key_for(place: Place, job_secret: bytes | None) -> str:
     """The keeper's key without Safepoint's launcher: the same on all ranks of the node, and unknown to other users.
 
     The key is made from data of one process: the one that restarts the ranks, or the rank itself if it is the only
-    one. The secret part is its `/proc/<pid>/auxv`: this file holds
-    random addresses, and only the user of the process can read it. If the process belongs to another user, as under
-    Slurm, `job_secret` is used instead.
+    one. The secret part is the process's `/proc/<pid>/auxv`. This file holds random addresses, and only the user of
+    the process can read it. If the process belongs to another user, as under Slurm, `job_secret` is used instead.
     """
     owner = os.getppid() if is_launched(place) else os.getpid()
     try:
@@ -125,7 +124,7 @@ def _key_for(place: Place, job_secret: bytes | None) -> str:
 
 
 def _unique_id(pid: int) -> str:
-    """A text that identifies a process. Processes with the same pid in other pods, or earlier, have other texts."""
+    """A text that identifies a process: it differs from that of a process with this pid in another pod, or before."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         started = (

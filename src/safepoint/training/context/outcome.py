@@ -136,7 +136,7 @@ class Outcome:
         return self.interrupted
 
     def training_ended(self, step: int) -> None:
-        """Report the end of the training. If its last step is not saved, the exit code will be 13 (`unsaved_end`)."""
+        """Report the end of the training. If its last step is not saved, `unsaved_end` makes the exit code 13."""
         if 0 < step != self.saved_step:
             self.unsaved_end = (
                 f"the training ended at step {step}, which could not be saved; fix the cause given in the warning "
@@ -146,10 +146,10 @@ class Outcome:
         self._end_progress(State.FINISHED)
 
     def require_saved_end(self) -> None:
-        """Wait for the uploads of this rank, and check that all is saved; used when no launcher does so at the end.
+        """Wait for the uploads of this rank, and check that all is saved; called if no launcher started the rank.
 
-        All ranks call it when a training has ended. The other ranks do not raise an error for the first rank, which
-        may still wait for its uploads.
+        All ranks call it when a training has ended. For an unsaved last step only the first rank raises an error: if
+        another rank ended with an error, it could end the first rank while that still waits for its uploads.
 
         Raises:
             StorageError: on the first rank, if the last step could not be saved; on a rank with an uploader, if

@@ -20,7 +20,7 @@ class Reporter:
     """Writes the events of one rank. The first rank reports for the whole job.
 
     Args:
-        settings: name the job's stream and the launcher's folder.
+        settings: has the paths of the job's stream and of the launcher's folder.
         place: this rank.
     """
 
@@ -41,9 +41,9 @@ class Reporter:
             deliver_pending_events(self._folder, stream)  # only to this stream: the launcher has logged them already
 
     def share_stream(self, stream: Path) -> None:
-        """From now on write to `stream` also the launcher's events, and the signals that any rank receives.
+        """From now on write to `stream` also the launcher's events, and the signals that this rank receives.
 
-        Called when the start has succeeded.
+        Every rank calls this when the start has succeeded.
         """
         self._shared_stream = stream
         if self._place.local_rank == 0:

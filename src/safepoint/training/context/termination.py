@@ -99,7 +99,7 @@ class Termination:
             signal.signal(number, self._handle)
 
     def leave_training(self) -> None:
-        """Restore the handlers of the script. The loop no longer reacts to stop requests."""
+        """Note that the training loop has ended, and restore the handlers of the script."""
         self._in_training = False
         self._check_at_s = _NEVER_S
         for number, handler in self._chained.items():

@@ -169,10 +169,11 @@ class Uploads:
         self._termination.request_stop()
 
     def finish(self, *, newest_only: bool) -> bool:
-        """Wait for the uploader, but after a stop request not longer than the deadline. Report unfinished uploads.
+        """Wait for the uploader; after a stop request, at most until the deadline. Report unfinished uploads.
 
         Args:
-            newest_only: see `Uploader.finish`. If True, the wait is limited by the grace period in any case.
+            newest_only: see `Uploader.finish`. If True, the wait is limited by the grace period even without a stop
+                request.
 
         Returns:
             Whether everything that was to be uploaded is in the object store.

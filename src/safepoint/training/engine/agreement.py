@@ -15,7 +15,7 @@ from safepoint.training.engine.save_clock import SaveClock
 from safepoint.training.outcome.hold import Hold
 
 _SAVE_GUESS_S = 1.0
-"""The assumed time of a save before one was measured."""
+"""The assumed time of a save before the first one was measured."""
 _SHORT_STEP_MS = 250
 """In steps that are shorter than this, the vote starts with the step. In longer ones it starts just before the
 optimizer, which costs 1.3 ms on two ranks of one machine (docs/benchmarks.md): half a percent of 250 ms."""
@@ -27,7 +27,7 @@ class Agreement:
     Args:
         termination: the signals of this rank.
         peers: all ranks.
-        hold: whether the ranks are to wait after a requested save; only the first rank's counts.
+        hold: says whether the ranks are to wait after a requested save. Only the first rank's hold counts.
     """
 
     def __init__(self, termination: Termination, peers: Peers, hold: Hold | None = None) -> None:
@@ -108,7 +108,7 @@ class Agreement:
         self.receive()
 
     def step_left_s(self) -> float:
-        """Estimated seconds until the running step is done; 0 when it has already taken longer than the last one."""
+        """Estimated seconds until the running step is done; 0 if it has already taken longer than the last step."""
         return max(0.0, self._step_ms / 1000 - (clock.monotonic_s() - self._step_started_s))
 
     def boundary_ends(self) -> None:
@@ -134,7 +134,7 @@ class Agreement:
 
     @property
     def _votes_with_step(self) -> bool:
-        # All ranks have received the same decision so far, so they all return the same.
+        # All ranks have received the same decisions, so this value is the same on all ranks.
         return 0 < self.decision.step_ms < _SHORT_STEP_MS
 
     def _ballot(self, micro_steps_left: int, *, is_holding: bool = False) -> Ballot:

@@ -31,7 +31,7 @@ from safepoint.training.outcome.hold import Held, Hold
 from safepoint.training.start.start import Start
 
 _HOLD_LOOK_S = 0.1
-"""How often waiting ranks vote. A stop request is noticed after this time."""
+"""Seconds between two votes of ranks that wait. A stop request is noticed within this time."""
 
 
 class Boundary:
@@ -39,7 +39,7 @@ class Boundary:
 
     A loop calls `prepare`, loads the model, and calls `loop_begins`. In each step it calls `agreement.step_begins`,
     `agreement.gradients_complete` before the optimizer, `step_ends` after the optimizer, `save_if_due`, and `ends`.
-    After the last step it calls `save_last_step` and `report_end`. In the end, also after an error, it calls the
+    After the last step it calls `save_last_step` and `report_end`. At the very end, also after an error, it calls the
     function `release`.
 
     Args:
@@ -123,7 +123,7 @@ class Boundary:
     def loop_begins(self) -> None:
         """Note that the model is loaded and the loop begins. From now on a signal leads to a save."""
         self._context.outcome.reached(self._loop.step)
-        self._hold.ends()  # ranks that were killed may have left the report
+        self._hold.ends()  # ranks that were killed while they waited may have left their report
         self.snapshots.begin_loop()
         self._context.termination.enter_training(self._deadline.check)
 

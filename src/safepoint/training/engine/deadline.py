@@ -13,9 +13,9 @@ class Deadline:
     """Checks, on the thread that watches signals, how much time is left for the running step.
 
     Args:
-        context: how much time is left, and which step is running.
-        agreement: how long steps take.
-        snapshots: the newest snapshot, and how long it takes to make it durable.
+        context: knows how much time is left, and which step is running.
+        agreement: knows how long steps take.
+        snapshots: has the newest snapshot, and knows how long it takes to make that durable.
     """
 
     def __init__(self, context: RankContext, agreement: Agreement, snapshots: Snapshots) -> None:
@@ -23,7 +23,7 @@ class Deadline:
         self._agreement = agreement
         self._snapshots = snapshots
         self.is_last_boundary_reached = False
-        """Whether the loop has reached its last boundary. Then no step is running, and none can be given up."""
+        """Whether the loop has reached its last boundary. If so, no step is running that could be given up."""
         self._reported = ""
 
     def check(self) -> float | None:

@@ -199,7 +199,7 @@ class FinalUpload:
         leader: reads the large files' bytes from the ranks.
         large: the files whose bytes the ranks hold.
         small: the folder with all other files.
-        failed: called with the first failure; the upload is then repeated.
+        failed: called with the first failure, after which the upload is repeated.
     """
 
     def __init__(

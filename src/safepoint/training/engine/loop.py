@@ -40,7 +40,7 @@ class TrainingLoop(Protocol):
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The parameters of the model that are saved."""
+        """Those parameters of the model that a checkpoint contains."""
         ...
 
     def moments_per_parameter(self) -> int:

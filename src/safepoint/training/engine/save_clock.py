@@ -24,7 +24,7 @@ from safepoint.foundation.quantities import parse_duration
 AUTO = "auto"
 _ASSUMED_BETWEEN_LOSSES_S = 4 * 3600.0
 _ASSUMED_STALL_S = 1.0
-"""The assumed stall of a save before one was measured."""
+"""The assumed stall of a save before the first one was measured."""
 _LEAST_S = 1.0
 _LAST_BYTES = 16 << 20
 """About 60,000 events; reading more would delay the start."""
@@ -34,7 +34,7 @@ _MOST_SHARE_OF_WRITING = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """How long a run has trained, and how often steps were lost that no checkpoint had.
+    """How long a run has trained, and how often it lost steps that no checkpoint contained.
 
     Args:
         trained_s: seconds of training in all attempts.
@@ -95,7 +95,7 @@ class SaveClock:
         return True
 
     def saved(self, *, stall_s: float, writing_s: float | None) -> None:
-        """Note that a save was started, whatever its trigger. The next interval begins now.
+        """Note that a save was started or postponed, whatever its trigger. The next interval begins now.
 
         Args:
             stall_s: seconds that the save has stalled training so far.
@@ -118,7 +118,7 @@ class SaveClock:
 
 
 def read_losses(stream: Path) -> Losses:
-    """The losses of a run's earlier attempts, from the end of its event stream; not those of the current attempt."""
+    """The losses of a run's attempts before the current one, from the last events in its stream."""
     trained_s = attempt_s = 0.0
     count = 0
     last: float | None = None

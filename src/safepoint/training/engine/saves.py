@@ -122,7 +122,8 @@ class Saves:
         """Wait until the step that was handed to the keeper is saved. If its save fails and no step followed, save
         that step synchronously."""
         step, self.pending_step = self.pending_step, None
-        if step is None:  # on all ranks or on none: `pending_step` does not depend on when a keeper's answer arrives
+        # True on all ranks or on none: `pending_step` does not depend on when a keeper's answer arrives.
+        if step is None:
             return
         with self._context.progress.during(State.SAVING):
             is_durable = self._snapshots.finish(step)

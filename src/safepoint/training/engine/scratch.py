@@ -31,7 +31,7 @@ class Scratch:
         """Turns what a save routine writes into images."""
 
     def ensure(self, keeper: KeeperClient) -> None:
-        """Create the folder if needed, and check its free space. The keeper removes it if this process is killed.
+        """Create the folder if needed, and check its free space. If this process is killed, the keeper removes it.
 
         Raises:
             OSError: there is no room for small files.

@@ -108,7 +108,7 @@ class Snapshots:
     # ---- before the loop --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Allocate the memory and touch its pages, while the model is loaded."""
+        """Allocate the memory, and touch its pages on a thread, while the model is being loaded."""
         if self._is_shared:
             self._most_bytes = self._share_of_memory()
             if self._context.keeper.client is not None:
@@ -137,7 +137,7 @@ class Snapshots:
             self._warn_once(f"no memory could be reserved for snapshots; training may wait for saves: {error}")
 
     def _share_of_memory(self) -> int | None:
-        """This rank's share of the node's memory for snapshots, by how much it writes; None for no limit."""
+        """This rank's share of the node's memory for snapshots, by how much the rank writes; None for no limit."""
         bound_bytes = self._context.settings.snapshot_bytes
         if bound_bytes is None:
             return None
@@ -243,7 +243,7 @@ class Snapshots:
     def _find_keeper(self) -> None:
         """Connect to a keeper, such as the one that replaces a dead keeper.
 
-        It is used from the next save on. The save that is due now is synchronous.
+        The keeper is used from the next save on. The save that is due now is synchronous.
         """
         context = self._context
         if self._snapshotter is not None:

@@ -50,7 +50,7 @@ class SynchronousSave:
         Args:
             trigger: why the state is saved.
             write: writes this rank's files.
-            consequence: the end of the message about a failure: what it means for the training.
+            consequence: what a failure means for the training; the end of the message about it.
 
         Returns:
             How many seconds the save took; None on every rank when nothing was committed.
@@ -132,12 +132,13 @@ class SynchronousSave:
         return [cast("_T", result) for result, _ in outcomes]
 
     def adopt_added_files(self) -> None:
-        """Add to the manifest of the newest checkpoint the files that callbacks of any rank have written into it."""
+        """Add the files that callbacks of any rank have written into the newest checkpoint to its manifest."""
         self._peers.gather(None)  # wait until the callbacks of all ranks have written their files
         try:
             found = self._on_owners(self._find_added_files)
             added = [entry for entries in found for entry in entries]
-            # The record of a node's part was written as open. It is written again, also to close it.
+            # With several folders, each node's record was written as open. Even if no file was added, it is written
+            # again to close it.
             if added or not self._folders.is_shared:
                 self._on_owners(lambda: self._name_added_files(added, found[self._folders.index]))
         except SaveError as error:

@@ -1,8 +1,9 @@
 """torch elastic's agent, adapted to Safepoint's exit codes and stop requests.
 
-It is torch's `LocalElasticAgent` with four differences. The agents of all nodes exchange stop requests. Ranks get the
-platform's grace period to end, in place of a fixed 30 s. Ranks that Safepoint ended are not restarted. And a program
-that fails at its first start, before its first step, is not restarted, because it would fail in the same way.
+It is torch's `LocalElasticAgent` with four differences. The agents of all nodes exchange stop requests. When torch
+elastic ends ranks, it kills them no sooner than after the platform's grace period, even if that is longer than its
+default of 30 s. Ranks that Safepoint ended are not restarted. And a program that fails at its first start, before its
+first step, is not restarted, because it would fail in the same way.
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright knows no type for overriding or calling them.
@@ -123,7 +124,7 @@ class SafepointAgent(LocalElasticAgent):
         config: torch elastic's launch configuration.
         settings: the options of the run, with the folder for the ranks' records.
         relay: receives stop requests, and sends signals to the ranks.
-        keeper: the node's keeper. The agent starts a new one when it dies.
+        keeper: the node's keeper. If the keeper dies, the agent starts a new one.
         reporter: reports failures and restarts.
         orphans: the processes that ranks leave behind.
     """
@@ -213,7 +214,7 @@ class SafepointAgent(LocalElasticAgent):
 
     def _is_final(self, result: RunResult) -> bool:
         """Whether the ranks must not be restarted: they were asked to stop, Safepoint ended them, or the program
-        failed at its first start."""
+        failed at its first start before its first step."""
         if self._relay.signal:
             return True
         records = read_records(Path(self._settings.record_folder or ""), self._restarts)
@@ -237,7 +238,7 @@ class SafepointAgent(LocalElasticAgent):
     # ---- the agents of the other nodes ------------------------------------------------------------------------
 
     def _exchange_requests(self) -> None:
-        """Exchange stop requests with the other nodes' agents. If their ranks restart, restart this node's too."""
+        """Exchange stop requests with the other nodes' agents. If another node's ranks restart, restart these too."""
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return

@@ -2,7 +2,7 @@
 
 torch elastic starts, monitors and restarts the ranks. The launcher adds to it:
 
-- A signal to the launcher is sent to the ranks at once, and they get the platform's grace period.
+- A stop signal to the launcher is sent to the ranks at once, and they have the platform's grace period to end.
 - The agents of other nodes receive the stop request.
 - Ranks that Safepoint ended are not restarted.
 - The exit code shows how the ranks ended.
@@ -63,8 +63,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         key = None if keeper is None else keeper.key
         settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
         _prepare_environment(settings)
-        # Imported here, because importing torch takes seconds, and `relay` handles signals by now: one that arrives
-        # before the ranks start ends this process.
+        # Imported here, because importing torch takes seconds, and by now `relay` handles signals. If this is the
+        # only node, a stop signal that arrives before the ranks start ends this process.
         from safepoint.training.launcher.agent import run_agent
 
         try:

@@ -1,7 +1,7 @@
 """Requests a checkpoint of the job that trains in this pod, and lets its ranks wait after it.
 
-`safepoint suspend --on` runs this module in the pod of the first node, before it suspends the job. It prints lines of
-JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end `{"receipt": …}` or
+`safepoint suspend --on` runs this module in the pod of the first node, before it suspends the job. The module prints
+lines of JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end `{"receipt": …}` or
 `{"error": …}`. If it ends with an error, or is killed, the training continues.
 """
 
@@ -23,8 +23,8 @@ from safepoint.training.outcome.launcher_folder import running_launchers
 _LOOK_S, _LOOK_IN_STORE_S = 0.05, 0.5
 _SIGN_S = 2.0
 _LEAST_S = 60.0
-_AHEAD = 3
-"""A save may take so many times as long as expected."""
+_PATIENCE = 3
+"""A save may take this many times as long as expected."""
 
 
 class SaveRequest:
@@ -34,7 +34,7 @@ class SaveRequest:
         folder: of the launcher.
         pid: of the launcher.
         within_s: how long everything may take.
-        sign: called every two seconds with what is waited for.
+        sign: called every two seconds with a text that says what the request waits for.
     """
 
     def __init__(self, folder: Path, pid: int, *, within_s: float, sign: Callable[[str], None]) -> None:
@@ -45,12 +45,14 @@ class SaveRequest:
         self._next_sign_s = 0.0
 
     def carry_out(self) -> CheckpointReceipt:
-        """Let the job save, wait until the checkpoint is where it belongs, and check it. The ranks wait from then on.
+        """Let the job save, wait for its upload if there is an object store, and check the checkpoint.
+
+        The ranks wait from the save on.
 
         Raises:
             ConflictError: the job does not train.
-            WaitTimeoutError: it did not save in time.
-            CheckpointError: the save failed.
+            WaitTimeoutError: the save, the upload or the check took too long.
+            CheckpointError: the save failed, or the checkpoint in the output folder is not valid.
         """
         self._hold.request()
         try:
@@ -63,10 +65,10 @@ class SaveRequest:
 
     def _wait_for_save(self) -> Held:
         progress = read_progress(self._folder / PROGRESS_NAME)
-        if progress is None or progress.state.is_end:  # a rank that has not begun to train would be killed
+        if progress is None or progress.state.is_end:  # SIGUSR1 could kill a rank that has not begun to train
             raise ConflictError("the job does not train yet, or does not train any more")
         os.kill(self._pid, signal.SIGUSR1)
-        limit_s = clock.monotonic_s() + max(_LEAST_S, _AHEAD * (progress.save_needed_s or 0.0))
+        limit_s = clock.monotonic_s() + max(_LEAST_S, _PATIENCE * (progress.save_needed_s or 0.0))
         while (held := self._hold.held) is None:
             self._wait("the job saves", min(limit_s, self._deadline_s), _LOOK_S)
         return held

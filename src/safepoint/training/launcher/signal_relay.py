@@ -71,7 +71,7 @@ class SignalRelay:
         threading.Thread(target=self._serve, name="safepoint-signals", daemon=True).start()
 
     def set_ranks(self, pids: Sequence[int]) -> None:
-        """Set the processes of the ranks; none while they restart. If a stop was requested before, signal them."""
+        """Set the processes of the ranks; none while the ranks restart. If a stop was requested, signal them now."""
         with self._lock:
             self._ranks = tuple(rank for pid in pids if (rank := identify(pid)) is not None)
             if self.signal:
@@ -100,7 +100,7 @@ class SignalRelay:
 
     @property
     def report_limit_s(self) -> float:
-        """Seconds that the report of the end may take; fewer after a stop request, when less time is left."""
+        """Seconds that the report of the end may take; fewer after a stop request, if less time is left."""
         remaining_s = self.remaining_s
         return _MOST_REPORT_S if remaining_s is None else max(0.25 * self._margin_s, min(remaining_s, _MOST_REPORT_S))
 
@@ -165,7 +165,7 @@ class SignalRelay:
 
     def kill_ranks(self) -> None:
         """Kill the ranks, and the processes that they started."""
-        for rank in self._ranks:  # each rank leads a process group, which contains its data loaders too
+        for rank in self._ranks:  # each rank leads a process group, which contains its data loaders' workers
             rank.send_to_group(signal.SIGKILL)
 
     def _send(self, number: int) -> None:

@@ -1,8 +1,9 @@
 """Posts the run's progress to Kubeflow Trainer's controller (KEP-2779), if the controller has set its address.
 
 While the run goes on, this module sends at most one request in five seconds, and fewer after failures. At the end it
-sends a last one; `finish` waits for it up to a limit. No error is raised. The token is read for each request, because
-it expires. It is sent only to the address that the controller set, and only over https or to this machine.
+sends a last request, for which `finish` waits up to a limit. No error is raised. The token is read for each request,
+because it expires. The token is sent only to the address that the controller set, and only over https or to this
+machine.
 """
 
 import logging

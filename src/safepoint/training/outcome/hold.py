@@ -1,7 +1,7 @@
 """A hold: after a requested save the ranks wait, so that a suspension that follows loses no step.
 
 A process in the pod of the first node requests it (`launcher/save_request.py`), with a file in the launcher's folder.
-The first rank reads this file, and the vote tells the other ranks. A hold ends by itself: the file counts only for
+The first rank reads this file, and the vote informs the other ranks. A hold ends by itself: the file counts only for
 `HOLD_S` after it was last touched. So the training continues if the process that requested the hold is killed.
 """
 
@@ -41,7 +41,8 @@ class Hold:
     """The files of a hold.
 
     Args:
-        folder: the launcher's; None if there is no launcher, or on ranks other than the first: then there is no hold.
+        folder: the launcher's folder. None if there is no launcher, and on ranks other than the first: nothing is
+            read or written, and no hold is requested.
     """
 
     def __init__(self, folder: Path | str | None) -> None:
@@ -74,7 +75,7 @@ class Hold:
                 write_atomic(self._folder / _HELD, json.dumps(asdict(held)).encode(), durable=False)
 
     def ends(self) -> None:
-        """Report that the ranks train."""
+        """Report that the ranks no longer wait."""
         self._remove(_HELD)
 
     @property

@@ -26,7 +26,7 @@ _ROOM_BYTES = 256 << 20
 
 @contextlib.contextmanager
 def launcher_folder() -> Generator[Path]:
-    """Create a folder for this launcher, and remove it after the block. First remove those of ended launchers.
+    """Create a folder for this launcher, and remove it after the block. First remove folders of ended launchers.
 
     Raises:
         StorageError: there is no folder for temporary files.
@@ -76,9 +76,9 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def running_launchers() -> list[tuple[Path, int]]:
-    """This user's launchers on this machine that run: the folder and the process id of each."""
+    """The folder and the process id of each launcher that this user runs on this machine."""
     found: list[tuple[Path, int]] = []
-    # Without TMPDIR, the room in memory at its start has decided which of the two a launcher took.
+    # Without TMPDIR, each launcher has chosen one of the two, by the free memory at its start.
     temporary = Path(temporary_folder())
     for parent in {temporary} if "TMPDIR" in os.environ else {temporary, _IN_MEMORY}:
         for folder in sorted(parent.glob(f"{_PREFIX}*")):
@@ -96,14 +96,14 @@ def running_launchers() -> list[tuple[Path, int]]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether `folder` belongs to this user, and other users may not write to it. They may write to its parent."""
+    """Whether `folder` belongs to this user and other users may not write to it. They may write to its parent."""
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid == os.geteuid()
 
 
 def share_event_stream(folder: str | None, stream: Path) -> None:
-    """Write down for the launcher which stream the run's events go to. The launcher then writes its events there."""
+    """Record for the launcher to which stream the run's events go, so that it writes its own events there."""
     if folder is not None:
         with contextlib.suppress(OSError):
             write_atomic(Path(folder) / _STREAM, str(stream.absolute()).encode(), durable=False)

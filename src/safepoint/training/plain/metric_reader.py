@@ -1,7 +1,7 @@
 """Reads metrics of a loop without waiting for the device that computes them.
 
-Reading a number from a device waits until the device has computed it. So one call starts a copy, and the next call
-reads it.
+Reading a number from a device waits until the device has computed it. So one call starts a copy, and a later call
+reads the copy.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,9 @@ class MetricReader:
         self._copied: torch.cuda.Event | None = None
 
     def read(self, metrics: Mapping[str, Any], *, is_last: bool = False) -> dict[str, float]:
-        """The metrics that are numbers; for those on a device, the values at the previous call.
+        """The metrics that are numbers; for those on a CUDA device, the values from an earlier call.
+
+        A metric on a CUDA device is left out until a copy of it is complete, unless `is_last`.
 
         Args:
             metrics: by name, numbers or tensors of one element; everything else is left out.

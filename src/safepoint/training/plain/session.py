@@ -110,8 +110,8 @@ def session(
         model: a module, in DistributedDataParallel or not; on its device, with its initial weights.
         optimizer: over the model's parameters.
         scheduler: of the learning rate; anything with `state_dict` and `load_state_dict`, or None.
-        accelerator: an `accelerate.Accelerator` that has prepared model, optimizer and scheduler, which are then not
-            passed here. The state is what its `save_state` saves.
+        accelerator: an `accelerate.Accelerator` that has prepared model, optimizer and scheduler. Do not pass these
+            in addition. The state is what its `save_state` saves.
         data: a DataLoader, torchdata's StatefulDataLoader, or anything that can be iterated for each epoch.
         output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
         save_steps: optimizer steps between checkpoints; `--save-steps` overrides it. None saves only on request and

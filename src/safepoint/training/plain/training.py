@@ -162,8 +162,8 @@ class Training:
         left_out = devices_left_out(loop.parameters())
         if left_out:
             context.log.warning(
-                "random numbers of %s will differ after a resume, because only those of the current device are "
-                "saved; call torch.cuda.set_device(…) before the model is made",
+                "random numbers of %s will differ after a resume, because only the current device's random number "
+                "state is saved; call torch.cuda.set_device(…) before the model is made",
                 ", ".join(left_out),
             )
         self._hook = before_changes(self._before_optimizer)

@@ -114,7 +114,7 @@ def _in_folder(output: OutputFolder) -> bytes:
 
 
 def _check_private(status: os.stat_result, file_system: str) -> None:
-    """Check that only this user can have written the secret, and can read it."""
+    """Check that only this user can read the secret, and that only this user can have written it."""
     if file_system.startswith(_WITHOUT_MODES):
         return
     if stat.S_IMODE(status.st_mode) & 0o077:
@@ -129,7 +129,7 @@ def _read_private(path: Path, file_system: str) -> bytes:
     """The secret in `path`. If another node is still writing it, wait until it is complete."""
     give_up_s = clock.monotonic_s() + _WRITER_S
     while True:
-        with open_regular(path) as file:  # another user may replace it: the file that is read is the one to check
+        with open_regular(path) as file:  # check the open file, because another user may replace the path
             _check_private(os.fstat(file.fileno()), file_system)
             value = file.read(_MAX_BYTES + 1)
         if len(value) == 2 * _NUM_BYTES:

@@ -77,7 +77,7 @@ class KeyValues:
         return total
 
     def arrive(self, connection: "_Connection", key: bytes, num_expected: int) -> bool:
-        """Count `connection` as arrived at the barrier `key`. Unless it is the last to arrive, it then waits.
+        """Count `connection` as arrived at the barrier `key`. It waits, unless it is the last to arrive.
 
         Returns:
             Whether all `num_expected` connections have arrived.
@@ -109,7 +109,7 @@ class KeyValues:
             self._waiting[key].append(connection)
 
     def wake(self, key: bytes) -> None:
-        """Note that `key` is set, and answer those of the clients waiting for it that wait for no other key."""
+        """Note that `key` is set, and answer each client that waited for this key only."""
         for connection in self._waiting.pop(key, ()):
             connection.arrived(key)
 

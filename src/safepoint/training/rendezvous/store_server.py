@@ -29,7 +29,7 @@ _log = logging.getLogger("safepoint")
 _LOOPBACK = "127.0.0.1"
 _BLOCK_BYTES = 64 << 10
 _BACKLOG = 100
-"""How many connections may wait to be accepted. Behind more connections of strangers, a node would wait too long."""
+"""How many connections may wait to be accepted. In a longer queue, a node would wait too long behind strangers."""
 _PATIENCE_S = 120.0
 """For how long `_connect` tries again while node 0 does not answer in time."""
 _AGAIN_S = 0.1
@@ -43,8 +43,8 @@ class StoreServer:
 
     Args:
         port: the port on loopback; 0 for any free port.
-        listening: the descriptor of a socket that listens at this port already; this object closes it. None to open
-            a socket.
+        listening: the descriptor of a socket that listens at this port already; the server closes it. With None, the
+            server opens a socket.
     """
 
     def __init__(self, port: int = 0, listening: int | None = None) -> None:
@@ -188,7 +188,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 async def _connect(key: Key | SameUser, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to node 0, and try again while it does not answer, so that strangers who keep it busy end no rank.
+    """Connect to node 0, and try again while it does not answer. So no rank ends if strangers keep node 0 busy.
 
     If strangers connect very often, node 0's kernel drops some requests to connect. This node's kernel would repeat a
     dropped request only after 1, 3, 7, 15 and 31 s. A new connection may succeed sooner.

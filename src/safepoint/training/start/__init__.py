@@ -1,6 +1,6 @@
 """How an attempt begins: folders are claimed, a checkpoint is chosen, verified, and copied to every node.
 
-start     the order of all of it; start reading here
+start     the order of these steps; start reading here
 claim     makes this run the only writer of the folder and of the object store
 folders   which ranks use which output folder
 choose    which checkpoint the run resumes from

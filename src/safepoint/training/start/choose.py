@@ -3,9 +3,9 @@
 The newest step that any folder or the object store holds is tried first. All files of its checkpoint are read and
 compared with the manifest, and damaged files are reported. A file that a folder lacks is copied from another folder
 or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older step is
-tried. If there is none, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist
-and none of them can be used, the run ends with exit code 14. To train from step 0, the user then sets an option such
-as `--from-scratch`, or, with an object store, names another location.
+tried. If no step is left, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist
+and none of them can be used, the run ends with exit code 14. To train from step 0 nevertheless, the user sets
+an option such as `--from-scratch` or, with an object store, names another location.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,8 +60,10 @@ class _Candidate:
     Args:
         manifest: of the checkpoint.
         is_in_store: whether the store has the checkpoint.
-        named: a path on the first rank, which has verified it, such as the one that `--resume` names; otherwise None.
-        foreign: if another program wrote it, where it comes from; `named` is its folder, if it is in one.
+        named: the path of a copy that the first rank has verified already, such as the one that `--resume` names;
+            otherwise None.
+        foreign: where the checkpoint comes from, if another program wrote it; otherwise None. If the checkpoint is in
+            a folder, `named` is its path.
     """
 
     manifest: Manifest
@@ -79,8 +81,7 @@ class CheckpointChooser:
 
     Args:
         peers: all ranks.
-        output: the folder that this rank uses. Its owner, the one rank that commits to this folder,
-            has claimed it.
+        output: the folder that this rank uses. The folder's owner (see `Folders`) has claimed it.
         folders: which ranks use which folder.
         store: the object store behind the folders, or None.
         settings: `resume` and `from_scratch`. A named checkpoint and `from_scratch` apply to the first start only;
@@ -249,7 +250,7 @@ class CheckpointChooser:
         location = where if isinstance(where, Path) else where.store.location
         if not self._reads_foreign:
             raise NothingValidError(
-                f"{location} holds {what}, and only the Trainer of Transformers can resume from such; training was "
+                f"{location} holds {what}, and only the Trainer of Transformers can resume from them; training was "
                 "not started",
                 hint="name another output folder; to start at step 0 in this one, use --from-scratch, which moves "
                 "them aside and deletes nothing",
@@ -270,7 +271,7 @@ class CheckpointChooser:
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
         manifest, is_inside, has_unlisted = checked
-        if not is_inside:  # the run continues a checkpoint from elsewhere: those in the folders are of another run
+        if not is_inside:  # a checkpoint from elsewhere: the checkpoints in the folders are of another run
             self._set_aside_newer_than(-1)
         if self._folders.is_shared and not has_unlisted:
             return ResumePoint(path=path, manifest=manifest)

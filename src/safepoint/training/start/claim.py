@@ -34,7 +34,8 @@ class Attempt:
         run_id: names the run, and is the same in all its attempts.
         attempt: which start of the run this is, from 1.
         attempt_id: names this attempt's working folders.
-        passed_over: the steps in the object store that are newer than the chosen checkpoint, but were rejected.
+        passed_over: the steps in the object store that are newer than the checkpoint that the attempt resumes from.
+            If it starts at step 0, all steps there.
     """
 
     run_id: str
@@ -76,7 +77,7 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
     """
     if place.local_rank != 0:
         return ""
-    # The keeper that commits, that of node 0, holds the folder's lock even after the ranks have ended.
+    # The keeper of node 0 commits. It holds the folder's lock even after the ranks have ended.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
@@ -143,7 +144,7 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The number of the attempt of this run that held the location before; 0 if it was no attempt of this run."""
+        """The number of this run's attempt that held the location before; 0 if another run, or none, held it."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
@@ -153,7 +154,7 @@ class StoreClaim:
             run_id: the run.
             attempt: which start of the run.
             attempt_id: unique to this start.
-            keep: names of checkpoints that nodes will upload, or have begun to upload.
+            keep: names of checkpoints that nodes will upload, or have begun to upload. Their objects are kept.
         """
         self._claim(run_id, attempt, attempt_id)
         in_store = {checkpoint_name(step) for step in self.remote.steps()}

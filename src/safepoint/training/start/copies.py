@@ -40,7 +40,8 @@ class ResumePoint:
         path: the folder to load.
         manifest: of the checkpoint.
         is_durable: False for a snapshot that is only in memory.
-        foreign: if another program wrote it, where it is; `path` is then a copy, to be deleted after loading.
+        foreign: the origin of a checkpoint that another program wrote; otherwise None. With an origin, `path` is a
+            copy that is deleted after loading.
     """
 
     path: Path
@@ -112,7 +113,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
         return ListedCopy(path=folder, fault=Fault(file=MANIFEST_NAME, reason=reason))
     damaged = {fault.file for fault in faults}
     if not damaged <= {entry.path for entry in entries}:
-        entries = ()  # a fault is not in a file of the checkpoint, so no file of this copy is used
+        entries = ()  # a fault is not in a listed file, so no file of this copy is used
     return ListedCopy(
         path=folder,
         manifest=manifest,

@@ -1,7 +1,7 @@
-"""Whether this is the first start of a job: `resume` and `from_scratch` apply to that one only.
+"""Whether this is the first start of a job: `resume` and `from_scratch` apply to the first start only.
 
-A cluster replaces a job's pods by pods with the same options, so the options do not tell. A mark in the output
-location does: the first start leaves it there.
+A cluster replaces a job's pods by pods with the same options, so the options do not show which start is the first. So
+the first start leaves a mark in the output location, and later starts find it there.
 """
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -19,7 +19,7 @@ class FirstStart:
     Args:
         peers: all ranks.
         output: the folder that this rank uses.
-        store: the object store behind the folders, or None. If there is one, it has the mark.
+        store: the object store behind the folders, or None. If there is one, the mark is an object in it.
         settings: `resume`, `from_scratch`, `has_begun` and `first_start`.
     """
 
@@ -31,8 +31,8 @@ class FirstStart:
         self._mark = None if settings.first_start is None else f"first-start-{settings.first_start}"
 
     def is_now(self) -> bool:
-        """Whether the settings have a choice that applies to this start: the ranks were not restarted, and no earlier
-        start has called `leave_mark`.
+        """Whether the settings choose a start by `resume` or `from_scratch`, and the choice applies to this start: no
+        earlier launcher has started training, the ranks were not restarted, and no earlier start has left the mark.
 
         Raises:
             StorageError: the mark cannot be read.
@@ -42,7 +42,7 @@ class FirstStart:
         return self._is_now
 
     def leave_mark(self) -> None:
-        """Leave the mark: the choice was applied.
+        """Leave the mark, because the choice was applied. Does nothing if `is_now` is False.
 
         Raises:
             StorageError: the mark cannot be written.

@@ -48,7 +48,7 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
     Args:
         peers: all ranks.
         output: the folder, by the path that this rank has for it.
-        has_store: whether checkpoints are uploaded to an object store. Then nodes may have folders of their own.
+        has_store: whether checkpoints are uploaded to an object store. If so, nodes may have folders of their own.
 
     Raises:
         StorageError: a node cannot use its folder; a rank sees no folder that a node uses; or there are several
@@ -117,7 +117,7 @@ def _probe(token: str, rank: int) -> str:
 
 
 def _seen_probes(output: OutputFolder, token: str, node_ranks: Sequence[int], within_s: float) -> list[int]:
-    """The ranks whose probe folders this rank sees. It looks until it sees all of them, or until `within_s` is over,
+    """The ranks whose probe folders this rank sees. Look until all of them are seen, or until `within_s` is over,
     because network file systems show new names late."""
     deadline = clock.monotonic_s() + within_s
     while True:

@@ -1,7 +1,7 @@
 """The checkpoints of other programs, for a start: which there are, and what their manifests would be (docs/adr/0023).
 
-Those in the first rank's folder and in the object store can be used. One in the folder of another node only cannot,
-because nothing says which parts of it each node has. All calls are collective.
+A checkpoint in the first rank's folder or in the object store can be used. A checkpoint that only another node's
+folder has cannot be used, because nothing records which parts of it each node has. All calls are collective.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class Place:
 
 
 class ForeignCheckpoints:
-    """Those that a start can see.
+    """The checkpoints of other programs that a start can see.
 
     Args:
         peers: all ranks.
@@ -84,7 +84,7 @@ class ForeignCheckpoints:
         self._reject = reject
 
     def places(self) -> list[Place]:
-        """All of them, newest first; in the folder before in the store. Not examined."""
+        """Where these checkpoints are, newest first; of one step, folders before the store. None is examined."""
 
         own = self._peers.place
 
@@ -100,7 +100,7 @@ class ForeignCheckpoints:
         return sorted(everywhere, key=lambda place: -place.step)  # the sort is stable
 
     def newest(self) -> ForeignCheckpoint | None:
-        """The newest one that can be resumed from; those that cannot are rejected."""
+        """The newest checkpoint that can be resumed from, or None. Newer ones, which cannot, are rejected."""
         for place in self.places():
             found = self.read(place)
             if isinstance(found, ForeignCheckpoint):
@@ -109,7 +109,7 @@ class ForeignCheckpoints:
         return None
 
     def read(self, place: Place) -> ForeignCheckpoint | Fault:
-        """Examine one, and read all of its files; a Fault if it cannot be resumed from."""
+        """Examine the checkpoint at `place`, and read all of its files; a Fault if it cannot be resumed from."""
 
         if place.rank:
             return Fault(
@@ -135,7 +135,7 @@ class ForeignCheckpoints:
         return result
 
     def fault_of(self, place: Place) -> str:
-        """Why one cannot be resumed from; empty if it can, as far as that is known without reading all of it."""
+        """Why the checkpoint at `place` cannot be resumed from; empty if no fault shows without reading all of it."""
 
         def fault() -> str:
             if place.rank:
@@ -146,7 +146,7 @@ class ForeignCheckpoints:
         return on_first_rank(self._peers, fault)
 
     def named(self, text: str) -> Place | None:
-        """The one that `--resume` names, in any folder or in the run's own store; None if it names no such one."""
+        """The checkpoint that `--resume` names, in any folder or the run's store; None if it names something else."""
 
         def find() -> Place | None:
             path = Path(text)
@@ -160,7 +160,7 @@ class ForeignCheckpoints:
         return on_first_rank(self._peers, find)
 
     def where(self, place: Place) -> str:
-        """Its path or URI, for messages."""
+        """The path or URI of the checkpoint at `place`, for messages."""
         name = checkpoint_name(place.step)
         if place.folder is not None:
             return str(place.folder / name)
@@ -206,6 +206,6 @@ def _allowed_names() -> set[str]:
     """What the script has allowed with `torch.serialization.add_safe_globals`."""
     serialization: Any = torch.serialization
     given: list[Any] = serialization.get_safe_globals()
-    # With a class there may be the name that stands for it in a file.
+    # An entry is a class, or a pair of a class and the name that stands for it in a file.
     pairs: list[tuple[Any, Any]] = [one if isinstance(one, tuple) else (one, None) for one in given]
     return {name or f"{one.__module__}.{one.__qualname__}" for one, name in pairs}

@@ -110,7 +110,8 @@ class Transfer:
 
         Args:
             plan: where the checkpoint's files come from.
-            target: the folder that becomes the checkpoint, on every node; None for the one with its name.
+            target: the folder that becomes the checkpoint, on every node; None for the folder with the checkpoint's
+                name in the output folder.
             before_commit: called on every rank when every folder has all files, just before they are committed. Not
                 called if every folder had the complete checkpoint from the beginning.
 
@@ -136,7 +137,7 @@ class Transfer:
         long_on_all_ranks(self._peers, lambda: stage() if is_here else None)
 
     def _prepare(self, plan: TransferPlan, working: Path) -> None:
-        """Create the working folder, with this folder's good files, and with room for the files that it lacks."""
+        """Create the working folder, with the output folder's good files and with room for the missing ones."""
         delete_tree(working)
         create_files([entry for entry in plan.manifest.files if plan.lacks(self._rank, entry)], working)
         copy = plan.copies[self._rank]

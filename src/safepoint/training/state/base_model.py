@@ -1,7 +1,7 @@
 """The frozen base model below adapters: a checkpoint records its digest, not its weights.
 
 If adapters were resumed on other base weights, training would go on without an error, and with a wrong result. So the
-checkpoint records the digest of the base weights, and each start compares it with that of the loaded model.
+checkpoint records the digest of the base weights, and each start compares it with the digest of the loaded weights.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def has_adapters(model: Any) -> bool:
 
 
 def frozen_buffers(module: torch.nn.Module) -> set[str]:
-    """The names of those buffers of a module, without its submodules, that are quantized weights and never change."""
+    """The names of the module's own buffers that are quantized weights and never change; without its submodules."""
     names = {name for name, _ in module.named_buffers(recurse=False)}
     is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     return names & _QUANTIZED_BUFFERS if _CODES in names and not is_trained else set()
@@ -52,12 +52,12 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     weight it also covers the scales. It leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
-    - embeddings of input and output, in any case. The checkpoint holds them if the vocabulary was resized. Only
+    - embeddings of input and output, always. The checkpoint holds them if the vocabulary was resized. Only
       a comparison with the original model shows that, and this model may not be available when a run starts;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part.
-    Weights that `fully_shard` has split are gathered one at a time. In that case all ranks call this.
+    Weights that `fully_shard` has split are gathered one at a time, so in that case all ranks call this function.
 
     Args:
         model: the model to train, not yet wrapped for training, but perhaps split by `fully_shard`.
@@ -124,7 +124,7 @@ def base_entries(model: Any) -> set[str]:
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     Args:
-        model: with adapters, perhaps split by `fully_shard`. Even then, the ranks need not call this together.
+        model: with adapters, perhaps split by `fully_shard`. The ranks need not call this function together.
     """
     frozen = {id(tensor) for _, tensor in _frozen(model)} | _embeddings_left_out(model)
     left_out: set[str] = set()
@@ -183,7 +183,9 @@ def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, s
     if saved is None and now is None:
         return
     if saved is not None and now is not None and saved["digest"] == UNKNOWN_DIGEST:
-        _log.warning("the checkpoint of step %s does not record the base model of its adapters: not compared", step)
+        _log.warning(
+            "the checkpoint of step %s does not record the base model of its adapters, so it was not compared", step
+        )
         return
     if saved is None or now is None:
         has, lacks = (
@@ -193,7 +195,8 @@ def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, s
         )
         raise ConflictError(
             f"{has} adapters, {lacks}".format(step) + "; training was not started",
-            hint="train as the run began, or start a new run with --from-scratch",
+            hint="train with adapters only if the run that wrote the checkpoint did; or start a new run with "
+            "--from-scratch",
         )
     if saved["digest"] != now["digest"]:
         raise ConflictError(

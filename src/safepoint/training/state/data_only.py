@@ -117,7 +117,7 @@ def _check_named_folders(folder: str | os.PathLike[str]) -> None:
     """Refuse a checkpoint with a file that makes DeepSpeed load a folder outside of the checkpoint.
 
     Raises:
-        CheckpointError: such a file names another folder than one in the checkpoint.
+        CheckpointError: such a file names a folder that is not in the checkpoint.
     """
     for path in (Path(folder) / name for name in _NAME_A_FOLDER):
         if path.is_file():
@@ -130,7 +130,7 @@ def _check_named_files(folder: str | os.PathLike[str]) -> None:
     """Refuse a checkpoint whose index names weights outside of the checkpoint, such as those of another model.
 
     Raises:
-        CheckpointError: an index names such a file, or is no index.
+        CheckpointError: an index names a file outside of the checkpoint, or is invalid.
     """
     for path in (Path(folder) / name for name in _INDICES):
         if path.is_file():
@@ -144,7 +144,7 @@ def _check_named_files(folder: str | os.PathLike[str]) -> None:
 
 
 def _check_path(where: str | os.PathLike[str], name: Any) -> None:
-    """Refuse the name of a file that leads out of the checkpoint."""
+    """Refuse a file name that leads out of the checkpoint."""
     fault = path_fault(name) if isinstance(name, str) else "is no string"
     if fault:
         raise CheckpointError(
@@ -219,7 +219,7 @@ class _Metadata(pickle.Unpickler):
         self._path = getattr(file, "name", folder)
 
     def load_checked(self) -> Any:
-        """The metadata, whose files are all in the checkpoint.
+        """The metadata. All files that it names are in the checkpoint.
 
         Raises:
             CheckpointError: it names another file, or something that is not allowed.

@@ -1,11 +1,11 @@
 """What `torch.load` may return from a checkpoint that anyone may have written.
 
-`weights_only=True` restricts which functions a pickle calls, but not what it calls them with. Two things are left:
+`weights_only=True` restricts which functions a pickle calls, but not what it calls them with. Two dangers remain:
 
 - numpy's arrays and types take a state from the pickle, and do not check it: a type that is larger than it says makes
   numpy read and write outside of the array. So stand-ins take the place of numpy's functions while a pickle is read,
   and `finish` makes the arrays afterwards.
-- A container may be in itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
+- A container may contain itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
   value would never end. `finish` refuses it.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 _KIND = re.compile(r"[biufc][0-9]{1,2}")
 _MOST_VALUES = 1 << 27
-"""The most values in a file, where a container that is in several places counts once for each of them."""
+"""The most values in a file. A container that is in several places counts once for each place."""
 
 
 class _SavedType:
@@ -57,10 +57,10 @@ _STAND_INS: dict[str, Any] = {
 
 
 def with_stand_ins(allowed: list[Any]) -> list[Any]:
-    """What a pickle may name, for `torch.serialization.add_safe_globals`, with stand-ins for what is numpy's.
+    """What a pickle may name, for `torch.serialization.add_safe_globals`, with stand-ins for numpy's functions.
 
     Args:
-        allowed: what it may name besides.
+        allowed: what else a pickle may name.
     """
     others = [one for one in allowed if _name_of(one) not in _STAND_INS and not _is_type_of_numpy(one)]
     return [*others, *((function, name) for name, function in _STAND_INS.items())]
@@ -83,7 +83,7 @@ def finish(loaded: Any) -> Any:
         loaded: what `torch.load` has returned. Its lists and dictionaries are changed in place.
 
     Raises:
-        ValueError: a container is in itself, or there are too many values.
+        ValueError: a container contains itself, or there are too many values.
         RecursionError: containers are nested too deep.
     """
     return _Finisher().visit(loaded)[0]
@@ -92,7 +92,7 @@ def finish(loaded: Any) -> Any:
 class _Finisher:
     def __init__(self) -> None:
         self._done: dict[int, tuple[Any, Any, int]] = {}
-        """The id of a container → the container itself, so that the id stays its own; its replacement; its size."""
+        """The id of a container → the container (kept, so that its id is not reused), its replacement, its size."""
 
     def visit(self, value: Any) -> tuple[Any, int]:
         """The replacement of a value, and the number of values in it."""
@@ -106,7 +106,7 @@ class _Finisher:
             self._done[id(container)] = container, *self._finished(container)
         _, replacement, size = self._done[id(container)]
         if not size:
-            raise ValueError("a container is in itself")
+            raise ValueError("a container contains itself")
         if size > _MOST_VALUES:
             raise ValueError(f"there are more than {_MOST_VALUES} values")
         return replacement, size

@@ -16,7 +16,7 @@ def load_plain(path: Path, *, is_copied: bool = False) -> dict[str, Any]:
 
     Args:
         path: of the file.
-        is_copied: whether the caller copies the tensors and releases them. They then stay in the file, and only the
+        is_copied: whether the caller copies the tensors and releases them. If so, they stay in the file, and only the
             pages that are being copied take memory.
 
     Raises:

@@ -38,7 +38,7 @@ def restore_rng(states: dict[str, Any]) -> None:
     """Set the states that `capture_rng` has returned; the index of the CUDA device may have changed.
 
     Raises:
-        CheckpointError: the states are not such ones.
+        CheckpointError: a state is missing or invalid.
     """
     try:
         random.setstate(states["python"])
@@ -56,11 +56,11 @@ _NUM_KEYS = 624
 
 
 def set_numpy_state(state: Any) -> None:
-    """Call `np.random.set_state`, which does not check the position: numpy would read outside of its keys.
+    """Check the position in the keys, then call `np.random.set_state`: numpy would read beyond its keys unchecked.
 
     Raises:
-        CheckpointError: the position is not one of the keys'.
-        ValueError: the state is not that of numpy's generator.
+        CheckpointError: the position is not between 0 and the number of keys.
+        ValueError: the state is not a state of numpy's generator.
     """
     position: Any = cast("Any", state)["state"]["pos"] if isinstance(state, dict) else state[2]
     if type(position) is not int or not 0 <= position <= _NUM_KEYS:

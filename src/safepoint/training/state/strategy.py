@@ -103,7 +103,7 @@ def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> 
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, and this run is "
             f"{zero_name((stage,))} on {world_size}: DeepSpeed cannot load its partitions; training was not started",
-            hint="use the same number of ranks and the same stage; only Hugging Face's Trainer can change them",
+            hint="use the same number of ranks and the same stage; only Hugging Face's Trainer can resume on others",
         )
 
 

@@ -37,10 +37,10 @@ class Overrides(contextlib.ExitStack):
     """Methods that are overridden until the block ends; overrides of one method nest."""
 
     def override(self, target: Any, name: str, replacement: Callable[..., Any]) -> None:
-        """Make a call of `name` on `target` call `replacement`: first with the original, then the caller's arguments.
+        """Let each call of `name` on `target` call `replacement`, with the original before the caller's arguments.
 
         Args:
-            target: the object or module; others of its class do not change.
+            target: the object or module; other objects of its class do not change.
             name: of the method or function.
             replacement: its first argument is the original: the bound method or function, or an earlier override.
         """

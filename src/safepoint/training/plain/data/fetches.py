@@ -3,13 +3,16 @@
 Reading a sample or putting a batch together may draw random numbers: a collator that masks tokens, an augmentation.
 An exact resume has to draw the same ones again.
 
-- Accelerate and Lightning fetch a batch before the previous one is trained on. At the end of a step that batch has
-  drawn its numbers already, and a resume fetches it again. So this module copies the random number states before the
-  samples of each batch are read. A resume sets those of the batch that it fetches first, and then those of the step.
-- The workers of a loader have random number states of their own, which begin with the epoch. Each batch brings those
-  of its worker along, if the worker has drawn from them. A resume starts each worker with its state, and lets it read
-  the same batches as before: so the first batch that is read is a multiple of the number of workers, and up to one
-  batch of each worker is read again.
+- Accelerate and Lightning fetch a batch before the previous one is trained on. So at the end of a step, the fetch of
+  the next batch has already drawn its random numbers, and a resume has to fetch this batch again. For a loader
+  without workers, this module copies the random number states before the samples of each batch are read. A resume
+  restores the copy of that batch, fetches the batch, and only then restores the states that the checkpoint has for
+  the end of the step.
+- Each worker of a loader has random number states of its own. They are saved for map-style data, if the loader has no
+  state of its own. A persistent worker sends its states with each batch; any other worker does so once it has drawn a
+  number. A resume starts the new workers with these states. The workers read batches in turn. So a resume begins at a
+  batch whose number is a multiple of the number of workers, and each worker reads the same batches as before. At most
+  one batch of each worker is read again.
 
 Generators other than Python's, numpy's and torch's global ones are not saved, except those of the loader and its
 samplers (`training.state.rng.generators_of`).
@@ -37,27 +40,27 @@ _log = logging.getLogger("safepoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resume:
-    """How the next pass continues an epoch.
+    """How the next pass continues an epoch. Fetches are numbered from 0.
 
     Args:
         start: the number of the first fetch of the pass.
-        first: the number of the first fetch that has not been trained on.
-        last: the number of the fetch before which the states of the step are set.
-        skips: whether the indices of the fetches before `start` are left out.
-        later: whether this is not the first epoch; see `Fetches.resume`.
-        rng: the states for the fetch `first`; empty if they are not known.
+        first: the number of the first fetch whose batch has not been trained on.
+        first_new: the number of the first fetch that the step had not made. Before it, `restore_step` is called.
+        skips: whether the sampler leaves out the indices of the fetches before `start`.
+        draws_extra_seed: see `Fetches.resume`.
+        rng: the random number states for the fetch `first`; empty if they are not known.
         workers: the states of the workers before the fetch `start`; empty if they are not known.
-        then: sets the states of the step.
+        restore_step: see `Fetches.resume`.
     """
 
     start: int
     first: int
-    last: int
+    first_new: int
     skips: bool
-    later: bool
+    draws_extra_seed: bool
     rng: dict[str, Any]
     workers: list[dict[str, Any] | None]
-    then: Callable[[], None]
+    restore_step: Callable[[], None]
 
 
 class Fetches:
@@ -80,8 +83,8 @@ class Fetches:
         self._aligned: dict[int, list[bytes | None]] = {}
         if not self.is_followed:
             return
-        self._base.__dict__.pop("_get_iterator", None)  # of a run before this one
-        self._base._get_iterator = _weakly(self._begin_pass, self._base._get_iterator)
+        self._base.__dict__.pop("_get_iterator", None)  # the override of an earlier training with this loader
+        self._base._get_iterator = _weak_override(self._begin_pass, self._base._get_iterator)
         is_indexed = not isinstance(self._base.dataset, IterableDataset) and not hasattr(self._base, "state_dict")
         self._is_in_process = self._base.num_workers == 0
         if is_indexed and not self._is_in_process:
@@ -101,7 +104,7 @@ class Fetches:
 
     @property
     def _per_batch(self) -> int:
-        """Fetches of this rank for a batch of the loader. Accelerate's dispatcher fetches those of all ranks."""
+        """Fetches per batch of the loader. Accelerate's dispatcher makes one per rank, unless it splits batches."""
         if hasattr(self._loader, "_fetch_batches") and not self._loader.split_batches:
             return int(self._loader.state.num_processes)
         return 1
@@ -110,7 +113,8 @@ class Fetches:
         """What `resume` needs, for a checkpoint.
 
         Args:
-            num_ahead: batches that were fetched and not trained on; None if that is the loader's own matter.
+            num_ahead: how many batches were fetched but not trained on. With None, this is 1 for a loader prepared by
+                Accelerate that has not reached its last batch, and otherwise 0.
         """
         if num_ahead is None:
             num_ahead = int(self._is_ahead and not self._loader.end_of_dataloader)
@@ -123,24 +127,31 @@ class Fetches:
 
     @property
     def state_between_epochs(self) -> dict[str, Any]:
-        """Like `state`, at the end of an epoch. Only the states of workers that persist over epochs matter there."""
+        """Like `state`, for the end of an epoch: the states of persistent workers; empty for every other loader."""
         return _of_workers(self._newest) if self._num_workers and self._base.persistent_workers else {}
 
     def resume(
-        self, count: int, saved: Any, then: Callable[[], None], *, skips: bool, is_read: bool = False, later: bool
+        self,
+        count: int,
+        saved: Any,
+        restore_step: Callable[[], None],
+        *,
+        skips: bool,
+        is_read: bool = False,
+        draws_extra_seed: bool,
     ) -> None:
         """Let the loader's next pass continue an epoch.
 
         Args:
-            count: batches of the loader that were trained on.
+            count: batches of the epoch that were trained on.
             saved: what `state` has returned.
-            then: sets the random number states of the step. It is called when the batches that were ahead at the end
-                of the step have been fetched, or by `finish`.
-            skips: whether to leave out the batches by their indices. Otherwise the caller reads them, or the loader
-                has a state of its own.
-            is_read: whether the caller reads the batches.
-            later: whether earlier epochs had the same persistent workers. A new loader draws a seed for its workers
-                then, which an uninterrupted run would not draw.
+            restore_step: sets the random number states that the checkpoint has for the end of its step. It is called
+                before the first fetch that the step had not made, or by `finish`.
+            skips: whether to leave out the batches that were trained on by their indices. If neither `skips` nor
+                `is_read` is true, the loader's own state leaves them out.
+            is_read: whether the caller reads these batches and drops them.
+            draws_extra_seed: whether the workers are persistent and this is not the first epoch. If so, the new
+                loader draws a seed for its workers, which an uninterrupted run would not draw.
 
         Raises:
             CheckpointError: `saved` is invalid.
@@ -161,19 +172,19 @@ class Fetches:
         self._resume = _Resume(
             start=start,
             first=first,
-            last=first + (per if is_ahead else 0),
+            first_new=first + (per if is_ahead else 0),
             skips=skips,
-            later=later,
+            draws_extra_seed=draws_extra_seed,
             rng=rng,
             workers=workers,
-            then=then,
+            restore_step=restore_step,
         )
 
     def finish(self) -> None:
-        """Set the random number states of the step, if `resume` was called and they have not been set since."""
+        """If `resume` was called, call its `restore_step`, unless that was done already."""
         resume, self._resume = self._resume, None
         if resume is not None:
-            resume.then()
+            resume.restore_step()
 
     # ---- the loader's methods -------------------------------------------------------------------------------
 
@@ -188,21 +199,21 @@ class Fetches:
         states: list[dict[str, Any] | None] = []
         if resume is not None and resume.skips:
             states = resume.workers
-            restore = rng_restorer(generators_of(self._loader)) if resume.later else None
+            restore = rng_restorer(generators_of(self._loader)) if resume.draws_extra_seed else None
             skipping = without_first_indices(self._base, resume.start, restore)
         if states:
             self._newest = [None if one is None else _packed(one) for one in states]
         with skipping, self._followed_workers(states):
             iterator = original()
-        iterator._next_data = _weakly(self._fetch, iterator._next_data)
+        iterator._next_data = _weak_override(self._fetch, iterator._next_data)
         if self._is_in_process:
-            iterator._next_index = _weakly(self._draw_index, iterator._next_index)
+            iterator._next_index = _weak_override(self._draw_index, iterator._next_index)
         if self._num_workers and self._base.persistent_workers:
-            iterator._reset = _weakly(self._begin_later_pass, iterator._reset)
+            iterator._reset = _weak_override(self._begin_later_pass, iterator._reset)
         return iterator
 
     def _followed_workers(self, states: list[dict[str, Any] | None]) -> contextlib.AbstractContextManager[None]:
-        """Let workers that start in the block begin with `states`, and send theirs with each batch."""
+        """Let workers that start in the block begin with `states`, and send their own states with the batches."""
         base = self._base
         if not self._num_workers:
             return contextlib.nullcontext()
@@ -210,7 +221,7 @@ class Fetches:
         return temporarily(base, collate_fn=collate, worker_init_fn=_Begin(base.worker_init_fn, states))
 
     def _begin_later_pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Override the method with which persistent workers begin a pass. Their states stay."""
+        """Override the method with which persistent workers begin a later pass. The workers keep their states."""
         self._number = 0
         self._aligned.clear()
         return original(*args, **kwargs)
@@ -221,14 +232,15 @@ class Fetches:
         if resume is not None:
             while resume.skips and self._number < resume.first:
                 self._take(original)
-            if self._number >= resume.last:
+            if self._number >= resume.first_new:
                 self.finish()
         return self._take(original)
 
     def _draw_index(self, original: Callable[[], Any]) -> Any:
-        """Override the method with which an iterator without workers asks the sampler; then it reads the samples.
+        """Override the method with which an iterator without workers asks the sampler, before it reads the samples.
 
-        The first call of a pass may draw the order of the whole epoch.
+        The first call of a pass may draw the order of the whole epoch. So the states are restored and copied after
+        the call.
         """
         index = original()
         number, resume = self._number, self._resume
@@ -252,10 +264,11 @@ class Fetches:
         return batch
 
 
-def _weakly(override: Any, original: Any) -> Callable[..., Any]:
-    """A function that calls a method with the one that it overrides, and keeps the objects of neither alive.
+def _weak_override(override: Any, original: Any) -> Callable[..., Any]:
+    """A function that calls the method `override`, with the method `original` as its first argument.
 
-    The workers of a loader end when its iterator is released.
+    It keeps the objects of neither method alive, because the workers of a loader end when its iterator is released.
+    If the object of `override` is gone, the function calls `original` alone.
     """
     override_of, original_of = weakref.WeakMethod(override), weakref.WeakMethod(original)
 
@@ -272,10 +285,10 @@ def _is_torchs(loader: Any) -> bool:
 
 
 def _checked(saved: Any) -> tuple[dict[str, Any], list[dict[str, Any] | None]]:
-    """The states in a checkpoint.
+    """The entries `rng` and `workers` of a saved result of `Fetches.state`.
 
     Raises:
-        CheckpointError: they are not such ones.
+        CheckpointError: `saved` does not have this form, or a state is invalid.
     """
     if not saved:
         return {}, []
@@ -288,7 +301,7 @@ def _checked(saved: Any) -> tuple[dict[str, Any], list[dict[str, Any] | None]]:
     try:
         for one in states:
             if one:
-                restore_rng(one)  # raises an error that names the fault; in a worker, none would be seen
+                restore_rng(one)  # an invalid state must fail here: a worker's error would come with its first batch
     finally:
         restore_rng(before)
     return cast("dict[str, Any]", rng), cast("list[dict[str, Any] | None]", workers)
@@ -301,27 +314,32 @@ _pin_memory: Any = importlib.import_module("torch.utils.data._utils.pin_memory")
 
 
 class _Fetched:
-    """A batch, and the random number states of its worker after it was read; None if the worker has drawn nothing."""
+    """A batch from a worker.
+
+    Args:
+        batch: what the loader's own `collate_fn` has returned.
+        rng: the worker's random number states after it has read the batch; None if they can be left out (`_Collate`).
+    """
 
     def __init__(self, batch: Any, rng: bytes | None) -> None:
         self.batch = batch
         self.rng = rng
 
     def pin_memory(self, *_: Any) -> "_Fetched":
-        """Called by the loader where `pin_memory=True`."""
+        """Called by a loader with `pin_memory=True`."""
         return _Fetched(_pin_memory(self.batch), self.rng)
 
 
 class _Begin:
-    """A worker's first call: remembers the states that it begins with, or sets those that it continues with.
+    """The `worker_init_fn`, which a worker calls first: notes its initial states, and sets its saved states, if any.
 
     Args:
         original: the loader's own `worker_init_fn`.
-        states: of each worker, in a resumed run; otherwise empty.
+        states: the saved states of each worker, in a resumed run; otherwise empty.
     """
 
-    unchanged: bytes | None = None
-    """In a worker: the states that it began with."""
+    initial: bytes | None = None
+    """In a worker: the states after `original`, before the saved ones are set."""
 
     def __init__(self, original: Callable[[int], Any] | None, states: list[dict[str, Any] | None]) -> None:
         self._original = original
@@ -330,7 +348,7 @@ class _Begin:
     def __call__(self, worker: int) -> None:
         if self._original is not None:
             self._original(worker)
-        _Begin.unchanged = _packed(capture_host_rng())
+        _Begin.initial = _packed(capture_host_rng())
         state = self._states[worker] if self._states else None
         if state is not None:
             restore_rng(state)
@@ -341,8 +359,8 @@ class _Collate:
 
     Args:
         original: the loader's own `collate_fn`.
-        is_always: whether to add the states also if they are those that the worker began with. A resumed run has
-            other workers where they persist over epochs, and they begin with other states.
+        is_always: whether to add the states even if they are the worker's initial ones. Persistent workers need that:
+            after a resume, new workers take their place, and these have other initial states.
     """
 
     def __init__(self, original: Callable[[Any], Any], *, is_always: bool) -> None:
@@ -354,7 +372,7 @@ class _Collate:
         if get_worker_info() is None:
             return batch
         packed = _packed(capture_host_rng())
-        return _Fetched(batch, packed if self._is_always or packed != _Begin.unchanged else None)
+        return _Fetched(batch, packed if self._is_always or packed != _Begin.initial else None)
 
 
 def _of_workers(packed: list[bytes | None]) -> dict[str, Any]:
@@ -362,11 +380,11 @@ def _of_workers(packed: list[bytes | None]) -> dict[str, Any]:
 
 
 def _packed(states: dict[str, Any]) -> bytes:
-    """The states as bytes. A worker would need a file descriptor to send the tensor in them."""
+    """The states as bytes, with an array in place of the tensor: a tensor takes a file descriptor to send."""
     return pickle.dumps({**states, "cpu": states["cpu"].numpy()})
 
 
 def _unpacked(packed: bytes) -> dict[str, Any]:
-    """The states that `_packed` was given, in this run."""
-    states: dict[str, Any] = pickle.loads(packed)  # a worker of this process has sent it
+    """The states that `_packed` has packed in this run; never call it with bytes from a checkpoint."""
+    states: dict[str, Any] = pickle.loads(packed)  # sent by a worker that this process has started
     return {**states, "cpu": torch.as_tensor(states["cpu"])}

@@ -32,8 +32,8 @@ class Position:
         epoch_rng: random number states at the start of the running epoch; None before its first batch.
         loader: the loader's own state, where it has one; None otherwise.
         sampler: the kind of the loader's sampler.
-        generators: states of the generators of loader and samplers at the start of the running epoch; before its
-            first batch, the current ones.
+        generators: states of the generators of loader and samplers at the start of the running epoch; before the
+            epoch's first batch, their current states.
         fetched: see `Fetches.state`.
     """
 
@@ -137,7 +137,7 @@ def _num_batches_before(position: Position, manifest: Manifest) -> int | None:
 
 
 def _is_at_epoch_end(position: Position, manifest: Manifest, data: DataProgress) -> bool:
-    """Whether the loop has received all batches of the running epoch."""
+    """Whether the loop had received all batches of the running epoch; False if `data` does not know their number."""
     return position.batches > 0 and float(manifest.epoch).is_integer() and data.num_batches is not None
 
 

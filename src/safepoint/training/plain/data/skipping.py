@@ -64,7 +64,7 @@ def without_first_indices(loader: Any, count: int, restore: Callable[[], None] |
 
 
 def rng_restorer(generators: list[torch.Generator]) -> Callable[[], None]:
-    """A function that restores the current random number states, and those of `generators`."""
+    """A function that sets the random number states, also those of `generators`, to what they are now."""
     rng, states = capture_rng(), [generator.get_state() for generator in generators]
 
     def restore() -> None:
@@ -79,7 +79,9 @@ def _sampler_name(loader: Any) -> str:
 
 
 class _Skipping:
-    """Wraps a sampler, and leaves out its first entries in one pass only. The loader reads ahead from this object.
+    """Wraps a sampler, and leaves out its first entries in one pass only.
+
+    A loader with workers requests entries as soon as its iterator is made.
 
     Args:
         sampler: of single samples or of batches.
@@ -97,7 +99,7 @@ class _Skipping:
     def __iter__(self) -> "_Skipping":
         is_early = self._restore is not None and not self._is_done
         if self._restore is not None and is_early:
-            self._restore()  # a loader with workers asks for two iterators before it starts
+            self._restore()  # each time: a loader with workers calls `iter` twice before it asks for an entry
         self._entries = iter(self.sampler)
         if is_early:
             self._draw()
@@ -107,7 +109,7 @@ class _Skipping:
         return len(self.sampler)
 
     def skip(self) -> None:
-        """Leave out the first entries, unless they were left out before. Later passes have all entries."""
+        """Leave out the first entries, unless they were left out already. Later passes yield all entries."""
         is_done, self._is_done = self._is_done, True
         if self._restore is None and not is_done:
             self._draw()

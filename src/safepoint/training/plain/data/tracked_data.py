@@ -5,12 +5,12 @@
   is read.
 - For a stream, the batches are read and dropped, and the log reports how long that takes.
 
-The order of an epoch is drawn from the random number states at its start. A resume restores these states, lets the
-loader draw the order, and then restores the states of the checkpoint's step. The generators of the loader and of its
-samplers are set to the states that they had at the start of the epoch, and draw on from these.
+The order of an epoch is drawn from the random number states at the start of the epoch. A resume restores these
+states, lets the loader draw the order, and afterwards restores the states of the checkpoint's step. The generators of
+the loader and of its samplers are also set to their states at the start of the epoch, and continue from there.
 
-A loader that Accelerate has prepared counts its epochs by itself. `fetches` restores the random numbers that reading
-the data draws.
+A loader that Accelerate has prepared counts its epochs by itself; this module sets the count at the start of each
+epoch. `fetches` restores the states for the random numbers that reading the data draws.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -134,7 +134,7 @@ class TrackedData:
             rng: the random number states that belong to it; None keeps the current ones.
 
         Raises:
-            ConflictError: the position is within an epoch that another number of generators has shuffled.
+            ConflictError: the position is within an epoch whose order comes from another number of generators.
         """
         self._check_generators(position)
         self._drop_first_pass()
@@ -155,7 +155,7 @@ class TrackedData:
         yield from self._epoch()
 
     def end_epoch(self) -> None:
-        """End the running epoch."""
+        """Note that the running epoch has ended."""
         self.epoch += 1
         self.batches, self._epoch_rng = 0, None
 
@@ -188,7 +188,7 @@ class TrackedData:
         is_over = self.num_batches is not None and position.batches >= self.num_batches
         if before == now or is_over or position.epoch_rng is None or self._is_stream:
             return
-        # Accelerate may add a generator to a sampler where there are several ranks; the kind then differs.
+        # With several ranks, Accelerate may add a generator to a sampler, which changes the sampler's kind.
         is_moved = self.sampler.startswith(ACCELERATED) and self.sampler != position.sampler
         if is_moved or self.sampler == _SEEDED:
             return
@@ -248,7 +248,7 @@ class TrackedData:
             lambda: None if rng is None else restore_rng(rng),
             skips=skips,
             is_read=is_read,
-            later=self._draws_extra_seed,
+            draws_extra_seed=self._draws_extra_seed,
         )
         return skip_batches(iter(loader), resumed.batches, self._report) if is_read else iter(loader)
 

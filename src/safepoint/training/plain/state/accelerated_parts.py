@@ -102,7 +102,7 @@ class AcceleratedParts(Parts):
             check_fsdp_files(folder.name, has_shards=has_shards, reads_shards=writes_shards(self._accelerator))
         options: dict[str, Any] = {}
         if self._left_out:
-            # The checkpoint does not contain the base, so Accelerate must not require it. Check that it has all else.
+            # The checkpoint does not contain the base, so Accelerate must not require all weights. Check the others.
             for number, model in enumerate(self._accelerator._models):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}
@@ -123,17 +123,17 @@ class AcceleratedParts(Parts):
         from safetensors import safe_open
 
         path = folder / ("model.safetensors" if number == 0 else f"model_{number}.safetensors")
-        if not path.exists():  # a hook of the script has saved the model in another way
+        if not path.exists():  # a hook of the script has saved the model itself
             return
         opened: Any = safe_open(path, framework="pt")
         with opened as file:
-            then: dict[str, tuple[int, ...]] = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+            saved: dict[str, tuple[int, ...]] = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
         state = without(model.state_dict(keep_vars=True), self._left_out.get(number, ()))
         tied: dict[int, set[str]] = {}  # if a tensor has several names, the file has one of them
         for key, tensor in state.items():
             tied.setdefault(id(tensor), set()).add(key)
-        is_same = all(key in state and tuple(state[key].shape) == shape for key, shape in then.items())
-        if not is_same or not all(names & then.keys() for names in tied.values()):
+        is_same = all(key in state and tuple(state[key].shape) == shape for key, shape in saved.items())
+        if not is_same or not all(names & saved.keys() for names in tied.values()):
             raise ConflictError(
                 f"the weights of {folder.name} do not fit this script's model; training was not started",
                 hint="create model and adapters as in the run that wrote the checkpoint, or start from the "
@@ -150,7 +150,7 @@ class AcceleratedParts(Parts):
         """Leave frozen bases out of the saved weights, by a hook of Accelerate."""
 
         def leave_out(models: list[Any], weights: list[dict[str, Any]], _: str) -> None:
-            if len(weights) == len(models):  # otherwise a hook of the script has saved some in another way
+            if len(weights) == len(models):  # otherwise a hook of the script has saved a model itself
                 for number, keys in self._left_out.items():
                     weights[number] = without(weights[number], keys)
 
@@ -161,7 +161,7 @@ class AcceleratedParts(Parts):
             hook.remove()
 
     def _without_replication(self) -> contextlib.AbstractContextManager[None]:
-        """Hide DistributedDataParallel from Accelerate, so that weights keep the names they have in the model."""
+        """Hide DistributedDataParallel from Accelerate, so that weights are saved with their names in the model."""
         replicated = torch.nn.parallel.DistributedDataParallel
         models: list[Any] = [
             getattr(one, "module", one) if isinstance(one, replicated) else one for one in self._accelerator._models

@@ -67,30 +67,30 @@ def shapes_of(state: Mapping[str, Any]) -> Shapes:
     return {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
 
 
-def first_difference(then: Shapes, now: Shapes) -> str:
-    """Says how two states differ, for the first name in alphabetical order that differs; empty when they agree.
+def first_difference(saved: Shapes, now: Shapes) -> str:
+    """How two states differ, for the first name in alphabetical order that differs; empty when they agree.
 
     Args:
-        then: of a checkpoint.
-        now: of the script.
+        saved: the shapes in a checkpoint.
+        now: the shapes in the script.
     """
-    for name in sorted(then.keys() | now.keys()):
-        if name not in then or name not in now:
+    for name in sorted(saved.keys() | now.keys()):
+        if name not in saved or name not in now:
             return f"{name} is missing in {'the checkpoint' if name in now else 'the script'}"
-        if then[name] != now[name]:
-            before, after = ("no tensor" if shape is None else shape for shape in (then[name], now[name]))
+        if saved[name] != now[name]:
+            before, after = ("no tensor" if shape is None else shape for shape in (saved[name], now[name]))
             return f"{name} is {before} in the checkpoint and {after} in the script"
     return ""
 
 
-def optimizer_difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Like `first_difference`, for the states of two optimizers: their groups and settings."""
-    before, after = ([len(group["params"]) for group in state["param_groups"]] for state in (then, now))
+def optimizer_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Like `first_difference`, for the states of two optimizers: their groups, and the names of their settings."""
+    before, after = ([len(group["params"]) for group in state["param_groups"]] for state in (saved, now))
     if before != after:
         return f"it has groups of {before} parameters in the checkpoint and of {after} in the script"
-    for group, other in zip(then["param_groups"], now["param_groups"], strict=True):
+    for group, other in zip(saved["param_groups"], now["param_groups"], strict=True):
         gone, new = sorted(group.keys() - other.keys()), sorted(other.keys() - group.keys())
-        if gone and new:  # releases of torch add settings to an optimizer, and remove none
+        if gone and new:  # only new settings: a newer torch has added them
             return f"it has {gone[0]!r} in the checkpoint and {new[0]!r} in the script"
     return ""
 

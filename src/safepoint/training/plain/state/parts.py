@@ -71,7 +71,7 @@ class Parts(ABC):
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Load files that any number of ranks has written.
+        """Load the files of a checkpoint, whatever the number of ranks that wrote it.
 
         Raises:
             ConflictError: the checkpoint has other parts, or a part does not fit the script's.
@@ -197,7 +197,7 @@ class NamedParts(Parts):
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole.items():
-            # Modules copy into their own tensors; optimizers and others may keep the tensors that they are given.
+            # A module copies the tensors into its own. An optimizer or another part may keep the loaded ones.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             state = load_plain(folder / f"{name}.pt", is_copied=is_module)
             difference = first_difference(shapes_of(state), shapes_of(part.state_dict())) if is_module else ""
@@ -218,7 +218,7 @@ def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
 
 
 def unwrapped(part: Any) -> Any:
-    """The module without DistributedDataParallel and torch.compile, so that parameters keep the model's names."""
+    """The part without DistributedDataParallel and torch.compile, so that parameters keep the model's names."""
     for wrapper in ("_orig_mod", "module", "_orig_mod"):
         if wrapper != "module" or isinstance(part, torch.nn.parallel.DistributedDataParallel):
             part = getattr(part, wrapper, part)
@@ -233,7 +233,7 @@ def bases_of(
     Args:
         modules: by name.
         peers: all ranks.
-        is_split: whether `fully_shard` has split one of them.
+        is_split: whether one of them is sharded (`fully_shard`).
 
     Returns:
         The value for `Manifest.base`, which is None without adapters; and for each module with adapters, by its name,

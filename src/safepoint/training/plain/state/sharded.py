@@ -1,6 +1,7 @@
 """A module whose parameters are sharded over the ranks (`fully_shard`), and its optimizers, saved through DCP.
 
-Each rank writes its shards. When the number of ranks has changed, each rank reads what it needs of all shards.
+Each rank writes its shards. If the number of ranks has changed, each rank reads the ranges that it needs from the
+shards of all ranks.
 """
 
 from collections.abc import Collection, Mapping
@@ -52,18 +53,18 @@ class ShardedParts:
         _dcp.save(self._state(), checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:
-        """Load what any number of ranks has written; all ranks call it.
+        """Load the shards of a checkpoint that any number of ranks wrote; all ranks call it.
 
         Raises:
             ConflictError: the checkpoint belongs to another module, or to other optimizers.
         """
         state = self._state()
         with only_data(folder):
-            then = _shapes_in(folder)
-        unused = _unused(then, state)
+            saved = _shapes_in(folder)
+        unused = _unused(saved, state)
         for name in unused:
             del state["optimizer"]["state"][name]
-        difference = first_difference(then, _shapes_of_state(state))
+        difference = first_difference(saved, _shapes_of_state(state))
         if difference:
             name = folder.parent.name
             raise ConflictError(
@@ -73,12 +74,13 @@ class ShardedParts:
             )
         with only_data(folder):
             _dcp.load(state, checkpoint_id=str(folder))
-        # DCP has found all entries of `state`. Only the base of adapters and unused parameters may be missing.
+        # `state` has no entries for the base of adapters and for the optimizer state of unused parameters. Strict
+        # loading would raise an error for these. All other entries were loaded: `dcp.load` fails if one is missing.
         options = StateDictOptions(strict=not self.left_out)
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
         set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
-        # DCP has made optimizer state for parameters that had none. Remove it.
+        # DCP has created optimizer state for the unused parameters. Remove it.
         for name, parameter in self._module.named_parameters():
             if plain_key(name) in unused:
                 for optimizer in self._optimizers:
@@ -100,15 +102,17 @@ def _shapes_in(folder: Path) -> Shapes:
 def _shapes_of_state(state: Mapping[str, Any]) -> Shapes:
     moments = state["optimizer"].get("state", {})
     tensors = {f"model.{key}": value for key, value in state["model"].items()}
-    tensors |= {f"{_MOMENTS}{key}.{name}": one for key, of in moments.items() for name, one in of.items()}
+    tensors |= {f"{_MOMENTS}{key}.{name}": one for key, entries in moments.items() for name, one in entries.items()}
     return shapes_of({name: one for name, one in tensors.items() if isinstance(one, torch.Tensor)})
 
 
-def _unused(then: Shapes, state: Mapping[str, Any]) -> list[str]:
-    """Parameters without optimizer state in the checkpoint, because they had no gradient; none if no
-    parameter has optimizer state."""
+def _unused(saved: Shapes, state: Mapping[str, Any]) -> list[str]:
+    """The parameters that have no optimizer state in the checkpoint, because they had no gradient.
+
+    Empty if the checkpoint has no optimizer state at all, as with plain SGD.
+    """
     names: list[str] = list(state["optimizer"].get("state", {}))
-    found = [name for name in names if not any(key.startswith(f"{_MOMENTS}{name}.") for key in then)]
+    found = [name for name in names if not any(key.startswith(f"{_MOMENTS}{name}.") for key in saved)]
     return found if len(found) < len(names) else []
 
 

@@ -99,7 +99,7 @@ class DataPosition:
         if loader is not self._loader:
             self._fetches = Fetches(loader)
             if self._is_later and self._fetches.can_skip:
-                self._fetches.resume(0, self._saved_fetched, lambda: None, skips=True, later=True)
+                self._fetches.resume(0, self._saved_fetched, lambda: None, skips=True, draws_extra_seed=True)
         if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
             # Accelerate started the first epoch when it made the loader, with a sampler that it replaced afterwards.
             # The order of that sampler cannot be reproduced. Loading an empty state discards the started epoch.
@@ -137,7 +137,7 @@ class DataPosition:
     def _continue(self, count: int, *, skips: bool = False, is_read: bool = False) -> None:
         if self._fetches.is_followed:
             saved, later = self._saved_fetched, self._is_later
-            self._fetches.resume(count, saved, self._restore, skips=skips, is_read=is_read, later=later)
+            self._fetches.resume(count, saved, self._restore, skips=skips, is_read=is_read, draws_extra_seed=later)
 
     def _check_generators(self, loader: Any) -> None:
         before, now = self._num_generators, len(generators_of(loader))
