@@ -94,15 +94,16 @@ class SaveClock:
         self._last_s = now_s
         return True
 
-    def saved(self, *, stall_s: float, writing_s: float | None) -> None:
+    def saved(self, *, stall_s: float | None, writing_s: float | None) -> None:
         """Note that a save was started or postponed, whatever its trigger. The next interval begins now.
 
         Args:
-            stall_s: seconds that the save has stalled training so far.
+            stall_s: seconds that the save has stalled training so far; None if it was postponed.
             writing_s: seconds from the start of the last completed save until it was durable; None before the first.
         """
         self._last_s = clock.monotonic_s()
-        self._stall_s = stall_s if self._stall_s is None else 0.5 * (self._stall_s + stall_s)
+        if stall_s is not None:
+            self._stall_s = stall_s if self._stall_s is None else 0.5 * (self._stall_s + stall_s)
         self._writing_s = writing_s or self._writing_s
 
     @property

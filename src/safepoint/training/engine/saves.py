@@ -79,7 +79,8 @@ class Saves:
         if is_synchronous:
             self._save_and_wait(trigger, write)
         stall_s = max(clock.monotonic_s() - began_s, self._snapshots.cost_s or 0.0)
-        self._agreement.save_clock.saved(stall_s=stall_s, writing_s=self._agreement.save_s)
+        is_postponed = result == TakeResult.BUSY
+        self._agreement.save_clock.saved(stall_s=None if is_postponed else stall_s, writing_s=self._agreement.save_s)
         return is_synchronous
 
     def _take_snapshot(self, trigger: Trigger, write: Write, *, is_last: bool) -> TakeResult:
