@@ -54,7 +54,7 @@ def make_folder(path: Path) -> None:
     made = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
     for folder in made:
-        with contextlib.suppress(PermissionError):  # this user may create names in the folder, and not open it
+        with contextlib.suppress(PermissionError):  # the user may create names in it, but may not open it
             fsync_folder(folder.parent)
 
 
@@ -137,8 +137,8 @@ def _exchange(source: Path, target: Path, trash: Path) -> None:
         error = ctypes.get_errno()
         if error not in _CANNOT_EXCHANGE:
             raise OSError(error, os.strerror(error), str(target))
-    # Network file systems cannot exchange two names. For a moment the name is missing; a reader that looks for it
-    # then uses the next older checkpoint.
+    # Network file systems cannot exchange two names. For a moment the name is missing. A reader that looks for it
+    # at that moment uses the next older checkpoint.
     _replace(source, target, trash)
 
 
@@ -444,9 +444,10 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
 def reading(path: Path) -> Generator[None]:
     """Hold a shared lease on the file `path` while the `with` block runs.
 
-    A process that would delete the file calls `is_being_read` first. Every user who can read the file can lock it for
-    any time. So this function waits half a second at most, which is longer than `is_being_read` holds its lock. After
-    that, and on file systems without locks, there is no lease.
+    A process that would delete the file calls `is_being_read` first. Any user who can read the file can hold a lock
+    on it for as long as they like. So this function tries for at most half a second, which is longer than
+    `is_being_read` holds its lock. If it gets no lock by then, or if the file system has none, the block runs without
+    a lease.
     """
     with open_regular(path) as file:
         close_in_children(file)
@@ -460,7 +461,9 @@ def reading(path: Path) -> Generator[None]:
 
 
 def is_being_read(path: Path) -> bool:
-    """Whether a process of this user or of root holds a `reading` lease on `path`; False if files cannot be locked.
+    """Whether a process holds a `reading` lease on `path`; False if files cannot be locked.
+
+    Processes of other users count only if their user is unknown: those on other machines and in other containers.
 
     The file is opened for writing, because NFS grants an exclusive lock only on a file that is open for writing. To
     see the leases of other nodes, this function has to request such a lock.

@@ -34,7 +34,8 @@ from safepoint.storage.browsing import StorePath, browse
 from safepoint.storage.store import Store
 
 _ADAPTED = "base_model.model."
-"""What PEFT puts before the names of weights. FSDP's shards of adapters come without their configuration."""
+"""The prefix that PEFT gives to the names of weights. It shows that FSDP's shards hold adapters: a checkpoint of
+shards has no `adapter_config.json`."""
 _MAX_FILES = 100_000
 _MAX_RECORDS = 100_000
 
@@ -47,9 +48,9 @@ class Examination:
         name: `checkpoint-<step>`.
         files: path → size in bytes.
         faults: why it cannot be resumed from; empty if it can.
-        facts: what the files state; None if there is a fault. `run_id` is empty.
-        is_batch_known: whether the files state how many samples a step has. If not, `global_batch` and
-            `gradient_accumulation` are 1.
+        facts: what the files state; None if there is a fault. `run_id` is "unknown".
+        is_batch_known: whether the files state how many samples a step has. If not, `global_batch` is 1, and so is
+            `gradient_accumulation` unless it is known.
         writer: the library that wrote it, for messages.
         modified_s: when a file was last written, seconds since 1970.
     """
@@ -82,7 +83,7 @@ def examine(
     Args:
         store: the output folder or the object store that contains it.
         name: `checkpoint-<step>`.
-        allowed: names that its pickles may also have.
+        allowed: functions and classes that its pickles may name, in addition to those that are always allowed.
         accumulation: the micro-batches of a step, where its files do not state them.
 
     Raises:
@@ -264,7 +265,7 @@ class _Examiner:
         return {}
 
     def _libraries(self) -> dict[str, str]:
-        """The version of transformers that the configurations state; that of adapters has none."""
+        """The version of transformers that `config.json` or `generation_config.json` states; empty without one."""
         version: Any = None
         for name in ("config.json", "generation_config.json"):
             if name in self._sizes and version is None:
@@ -285,7 +286,7 @@ _GEOMETRY = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def _num_processes(arguments: dict[str, Any]) -> int:
-    """How many ranks wrote these TrainingArguments, which keep Accelerate's state; 1 if they do not state it."""
+    """The number of ranks in Accelerate's state, which TrainingArguments keep; 1 if it is not there."""
     state: Any = getattr(arguments.get("distributed_state"), "state", None)
     return _count(cast("dict[str, Any]", state).get("num_processes")) or 1 if isinstance(state, dict) else 1
 

@@ -461,7 +461,7 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     if MAX_BYTES < len(data) <= MAX_MANIFEST_BYTES:
         rest = _STRING.sub(b"", data)
         if _LEAST_BYTES * sum(map(rest.count, (b",", b"[", b"{"))) > len(data):  # each value takes a lot of memory
-            raise ManifestError("it has more values than a record of its size has")
+            raise ManifestError(f"it has more JSON values than Safepoint writes into {len(data)} bytes")
     try:
         return parse_object(data, max_bytes=MAX_MANIFEST_BYTES)
     except ValueError as error:

@@ -187,7 +187,9 @@ class _Instructions:
             elif type(part) not in _PLAIN_KEYS and not isinstance(part, Inert):
                 raise CheckpointError("a dictionary or a set has a key that is no plain value")
             if is_large or self._num_tuples > _MAX_TUPLE_KEYS:
-                raise CheckpointError("a dictionary or a set has a key that is too large, or too many")
+                raise CheckpointError(
+                    "a dictionary or a set has a key that is too large, or too many keys are tuples"
+                )
 
 
 def _ordered_dict() -> OrderedDict[Any, Any]:

@@ -175,7 +175,8 @@ class Capture:
             if status.st_size >= _LARGE_BYTES and name not in self._reported:
                 self._reported.add(name)
                 _log.warning(
-                    "%s, %s, was written while training waited: Safepoint cannot capture this way of writing",
+                    "training waited while %s (%s) was written: Safepoint writes a file in the background only if "
+                    "torch.save, safetensors or torch.distributed.checkpoint saves it with the usual options",
                     name,
                     format_bytes(status.st_size),
                 )
