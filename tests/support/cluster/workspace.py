@@ -4,13 +4,13 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.cluster.inside import HOST_IMAGE
+from tests.support.cluster.node import HOST_IMAGE
 from tests.support.cluster.running import RunningCluster
 from tests.support.patience import PATIENCE
 
@@ -42,16 +42,18 @@ class Workspace:
         """An object, or a list of objects, as JSON."""
         return json.loads(self.kubectl("get", kind, *([name] if name else []), *options, "-o", "json"))
 
-    def left_at_last(self) -> list[str]:
-        """The same, when all of it is gone or 60 seconds have passed: pods end after the job that they belong to."""
+    def left_at_last(self, until: Sequence[str] = ()) -> list[str]:
+        """The same, when no more than `until` is left or 60 seconds have passed: pods end after their job."""
         deadline_s = time.monotonic() + 60 * PATIENCE
-        while (found := self.left()) and time.monotonic() < deadline_s:
+        while set(found := self.left()) - set(until) and time.monotonic() < deadline_s:
             time.sleep(0.5)
         return found
 
     def left(self) -> list[str]:
         """The names of all that a job has or leaves in the namespace."""
-        kinds = "trainjobs,trainingruntimes,jobsets,jobs,pods,configmaps,secrets,workloads.kueue.x-k8s.io"
+        kinds = "trainjobs,trainingruntimes,jobsets,jobs,pods,configmaps,secrets"
+        if "kueue" in self.cluster.addons:
+            kinds += ",workloads.kueue.x-k8s.io"
         found = self.kubectl("get", kinds, "-o", "name").split()
         own = {f"trainingruntime.trainer.kubeflow.org/{RUNTIME}", "configmap/blocked", "configmap/kube-root-ca.crt"}
         return sorted(name for name in found if name not in own)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from safepoint.errors import NotFoundError, TransientError, UsageError
+from safepoint.errors import AccessDeniedError, NotFoundError, TransientError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.connection import Connection
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, number
@@ -23,6 +23,9 @@ _LIST_S = 600.0
 _LATE_S = 10.0
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_NAME_ONLY = _NAMES_ONLY.replace("MetadataList", "Metadata")
+_WITHOUT_CONTENT = {"configmaps": {"accept": _NAME_ONLY}, "secrets": {"accept": _NAME_ONLY}}
+"""Kinds of which an answer to a change has only the metadata: the content is large, or secret."""
 _GROUPS = {
     "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
@@ -150,12 +153,16 @@ class ClusterApi:
     def create(self, kind: str, body: Object, *, is_dry_run: bool = False) -> Object:
         """Create an object, or with `is_dry_run` only ask whether it could be created.
 
+        Returns:
+            The object; of a config map or a Secret, only its metadata.
+
         Raises:
             AlreadyExistsError: an object of this name exists, perhaps from an earlier try whose answer was lost.
             UnknownFieldError: the cluster does not know one of the fields of `body`. Nothing was created.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
-        return self._client.request("POST", self._path(kind), query=query, body=body)
+        headers = _WITHOUT_CONTENT.get(kind)
+        return self._client.request("POST", self._path(kind), query=query, body=body, headers=headers)
 
     def patch(self, kind: str, name: str, body: Object) -> Object:
         """Merge `body` into an object; a None in `body` deletes the field.
@@ -165,7 +172,7 @@ class ClusterApi:
         Raises:
             ConflictError: the object has another version, or the cluster refuses the change.
         """
-        headers = {"content-type": "application/merge-patch+json"}
+        headers = {"content-type": "application/merge-patch+json", **_WITHOUT_CONTENT.get(kind, {})}
         return self._client.request("PATCH", self._path(kind, name), body=body, headers=headers)
 
     def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
@@ -222,6 +229,16 @@ class ClusterApi:
             return any(all({"*", text} & set(items(rule, key)) for key, text in wanted) for rule in unnamed)
 
         return is_allowed
+
+    def serves(self, kind: str) -> bool:
+        """Whether the cluster knows a kind of an API group, such as TrainJobs; True if you may not ask."""
+        try:
+            self.read(f"/{_GROUPS[kind]}")
+        except NotFoundError:
+            return False
+        except AccessDeniedError:
+            return True
+        return True
 
     def group_of(self, kind: str) -> str:
         """The API group of a kind; empty for the core group, which has no name."""

@@ -129,8 +129,14 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first, from three lists: one request for each 500 objects of a list."""
+        """All jobs of the namespace, oldest first, from three lists: one request for each 500 objects of a list.
+
+        Raises:
+            NotFoundError: the cluster has no Kubeflow Trainer.
+        """
         listed = self._api.objects("trainjobs")
+        if not listed:
+            self._check_trainer()
         if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
@@ -416,7 +422,16 @@ class ClusterJobs:
         )
         return num_deleted
 
+    def _check_trainer(self) -> None:
+        """Raise NotFoundError if the cluster has no TrainJobs."""
+        if not self._api.serves("trainjobs"):
+            raise NotFoundError(
+                f"cluster {self.place} has no Kubeflow Trainer; nothing was done",
+                hint="ask the cluster's administrator to install Kubeflow Trainer, or name another cluster with --on",
+            )
+
     def _unknown(self, name: str) -> NotFoundError:
+        self._check_trainer()
         return NotFoundError(
             f"there is no job {name} in namespace {self._api.namespace} of cluster {self.place}; nothing was done",
             hint="`safepoint list` with the same --on and --namespace shows the jobs",
