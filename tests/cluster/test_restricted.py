@@ -17,9 +17,9 @@ from tests.support.patience import PATIENCE
 IN_QUEUE = ("--queue", QUEUE, "--cpu", "800m", "--memory", "1Gi")
 
 
-def live(team: Workspace, name: str, trains: Callable[[dict[str, Any]], bool] = trains_at(4)) -> None:
+def live(team: Workspace, name: str, trains: Callable[[dict[str, Any]], bool] | None = None) -> None:
     """Suspend the job when it trains, with a receipt, resume it, and let it complete."""
-    wait(team, name, trains)
+    wait(team, name, trains or trains_at(4))
     pod = team.get("pods")["items"][0]
     container = pod["spec"]["containers"][0]
     assert pod["spec"]["securityContext"]["runAsUser"] == 1000660000
