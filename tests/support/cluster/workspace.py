@@ -17,6 +17,8 @@ from tests.support.patience import PATIENCE
 RUNTIME = "torch-distributed"
 CLAIM, QUEUE = "checkpoints", "gpus"
 _NOT_IN_PODS = ("obstore", "boto3", "botocore", "lightkube", "kubernetes", "kubeflow")
+_RESTARTS = 100
+"""How often the pods of a job may restart; Kubernetes' own limit is 6, and some tests kill a job ten times."""
 PRIORITIES = {"low": 10, "high": 1000}
 
 
@@ -82,7 +84,8 @@ def runtime(name: str = RUNTIME, grace_s: int = 60) -> dict[str, Any]:
         "volumes": [{"name": key, "hostPath": {"path": path}} for key, path in places.items()],
     }
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    job = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": {"template": {"spec": pod}}}}
+    spec = {"backoffLimit": _RESTARTS, "template": {"spec": pod}}
+    job = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": spec}}
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "ClusterTrainingRuntime",

@@ -24,29 +24,12 @@ from typing import Any
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation.configuration import user_file
 from safepoint.foundation.environment import PlantedError, open_trusted
+from safepoint.jobs.model.identity import IDENTITY
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _POSITION = re.compile(r"line \d+, column \d+|end of document")
 _log = logging.getLogger("safepoint")
 _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-
-
-IDENTITY = frozenset(
-    {
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_PROFILE",
-        "AWS_ROLE_ARN",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_ENDPOINT_URL",
-        "AWS_ENDPOINT_URL_S3",
-        "AWS_S3_ENDPOINT",
-    }
-)
-"""Variables that choose the store and its keys. A connection replaces all of them."""
-
-
 _ENDPOINTS = frozenset({"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_S3_ENDPOINT"})
 _KEYS = frozenset(
     {
