@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 import time
 from collections.abc import Generator, Iterator
@@ -45,7 +46,7 @@ def test_a_slow_api_server(team: Workspace, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("most_blocks", [0, 3], ids=["before", "after"])
+@pytest.mark.parametrize("most_blocks", [0, 2], ids=["before", "after"])
 def test_an_api_server_that_stops_to_answer(
     most_blocks: int, team: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,13 +151,12 @@ def test_a_webhook_that_does_not_answer(team: Workspace, tmp_path: Path) -> None
     """Nothing is left of a `submit`; a job that is there is suspended by the next command."""
     existing = submission(team, tmp_path / "train.py")
     assert existing.run().code == 0
-    before = team.left()
+    names = re.compile(r"[a-z.0-9]+/a(-.*)?")  # what belongs to this job
     with silent_webhook(team):
         for done in (try_submit(team, "--nnodes", "2"), safepoint("suspend", *ON, team.namespace, "a")):
             assert done.code == ExitCode.STORAGE, done.stderr
             assert is_one_sentence(done, "failed calling webhook", "nothing was changed")
-        own = [name for name in team.left_at_last(until=before) if name not in before]
-        assert own == []
+        assert [name for name in team.left() if not names.fullmatch(name)] == []
     deadline_s = time.monotonic() + 30 * PATIENCE
     while safepoint("suspend", *ON, team.namespace, "a").code != 0:
         assert time.monotonic() < deadline_s

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +44,10 @@ class Workspace:
         """An object, or a list of objects, as JSON."""
         return json.loads(self.kubectl("get", kind, *([name] if name else []), *options, "-o", "json"))
 
-    def left_at_last(self, until: Sequence[str] = ()) -> list[str]:
-        """The same, when no more than `until` is left or 60 seconds have passed: pods end after their job."""
+    def left_at_last(self) -> list[str]:
+        """The same, when all of it is gone or 60 seconds have passed: pods end after the job that they belong to."""
         deadline_s = time.monotonic() + 60 * PATIENCE
-        while set(found := self.left()) - set(until) and time.monotonic() < deadline_s:
+        while (found := self.left()) and time.monotonic() < deadline_s:
             time.sleep(0.5)
         return found
 
