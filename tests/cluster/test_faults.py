@@ -131,25 +131,23 @@ def _exhaust(team: Workspace, names: Sequence[str]) -> float:
     begun = time.time()
     for name in names:
         pod = last_pod(team, name)
-        before = _container(team, pod)["restartCount"]
+        container = team.get("pod", pod)["status"]["containerStatuses"][0]["containerID"]
         faults.exhaust_memory(team, pod)
         begun = time.time()
-        wait(team, name, lambda _, pod=pod, before=before: _end_of_container(team, pod, before) is not None, 60)
-        assert _end_of_container(team, pod, before) == "OOMKilled"
+        ends: list[str] = []
+        wait(team, name, lambda _, pod=pod, id_=container, ends=ends: _has_ended(team, pod, id_, ends), 60)
+        assert ends == ["OOMKilled"]
     return begun
 
 
-def _container(team: Workspace, pod: str) -> Any:
-    return team.get("pod", pod)["status"]["containerStatuses"][0]
-
-
-def _end_of_container(team: Workspace, pod: str, num_restarts: int) -> str | None:
-    """Why a container has ended that was restarted so often before; None if it has not."""
-    status = _container(team, pod)
-    ended = status["state"].get("terminated")
-    if status["restartCount"] > num_restarts:
-        ended = ended or status["lastState"].get("terminated")
-    return ended and ended["reason"]
+def _has_ended(team: Workspace, pod: str, container: str, ends: list[str]) -> bool:
+    """Whether a container of a pod has ended; adds the reason to `ends`."""
+    status = team.get("pod", pod)["status"]["containerStatuses"][0]
+    for state in (status["state"], status["lastState"]):
+        if state.get("terminated", {}).get("containerID") == container:
+            ends.append(state["terminated"]["reason"])
+            return True
+    return False
 
 
 def _kill(team: Workspace, names: Sequence[str]) -> float:
@@ -211,7 +209,7 @@ def assert_costs_nothing(
     trials = 1 if name == "nothing" else TRIALS
     num_strikes = min(trials, fault.most_strikes)
     names = [f"tiny-{number}" for number in range(math.ceil(trials / num_strikes))]
-    epochs = 4 if num_strikes == 1 else 5 * fault.nodes  # an epoch of one rank has twice the steps
+    epochs = 4 if num_strikes == 1 else 10
     step_ms = fault.step_ms if num_strikes == 1 else fault.long_step_ms or fault.step_ms
     if "--queue" in fault.options:
         apply(team.cluster, queue_objects(team.namespace, cpu="1"))
