@@ -2,11 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from safepoint.errors import AccessDeniedError, NotFoundError, TransientError, UsageError
 from safepoint.foundation import clock
+from safepoint.foundation.bounded import Work
 from safepoint.jobs.cluster.connection import Connection
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, number
 from safepoint.jobs.cluster.transport.client import REQUEST_S, Budget, Client, document
@@ -21,6 +23,8 @@ _MOST_EXPIRED = 5
 """How often a list that consists of several pages starts over because the API server has dropped its next page."""
 _LIST_S = 600.0
 _LATE_S = 10.0
+_ASKED_S = 120.0
+"""How long `find` waits for the answer to a request that was sent ahead; requests end earlier."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _NAME_ONLY = _NAMES_ONLY.replace("MetadataList", "Metadata")
@@ -62,6 +66,7 @@ class ClusterApi:
         self.connection = connection
         self.namespace = connection.namespace
         self._client = Client(connection, within_s=within_s)
+        self._asked: dict[tuple[str, str], Work[Object | None]] = {}
 
     @property
     def num_requests(self) -> int:
@@ -96,10 +101,31 @@ class ClusterApi:
 
     def find(self, kind: str, name: str) -> Object | None:
         """One object; None if it does not exist, or if the cluster does not know the kind."""
+        asked = self._asked.pop((kind, name), None)
+        if asked is not None and asked.is_done(_ASKED_S):
+            return asked.result(0)
+        return self._find(kind, name)
+
+    def _find(self, kind: str, name: str) -> Object | None:
         try:
             return self.get(kind, name)
         except NotFoundError:
             return None
+
+    @contextlib.contextmanager
+    def asked_ahead(self, wanted: Iterable[tuple[str, str]]) -> Generator[None]:
+        """Send the requests for objects that the block will `find`, all at once, and do not wait for the answers.
+
+        The first `find` of each of them in the block returns the answer, or raises the exception.
+
+        Args:
+            wanted: kinds and names.
+        """
+        self._asked = {key: Work(partial(self._find, *key)) for key in wanted}
+        try:
+            yield
+        finally:
+            self._asked = {}
 
     def objects(self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True) -> list[Object]:
         """All objects of a kind, or those that the selectors choose. Empty if the cluster does not know the kind.

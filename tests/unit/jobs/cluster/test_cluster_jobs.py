@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -50,6 +51,10 @@ class Namespace:
 
     def serves(self, kind: str) -> bool:
         return self.has_trainer
+
+    def asked_ahead(self, wanted: list[tuple[str, str]]) -> AbstractContextManager[None]:
+        self.asked = [kind for kind, _ in wanted]
+        return nullcontext()
 
     def find(self, kind: str, name: str) -> Object | None:
         self.requests.append(f"get {kind}")
@@ -196,6 +201,8 @@ def test_the_requests_of_a_submit() -> None:
         "patch secrets",
         "patch configmaps",
     ]
+    # All at once, so that a slow answer is waited for only once.
+    assert namespace.asked == [request.removeprefix("get ") for request in namespace.requests[1:6]]
 
 
 def test_what_a_killed_submit_has_left_gets_the_owner_before_the_config_map() -> None:
