@@ -18,6 +18,8 @@ from tests.support.cluster import programs
 from tests.support.patience import PATIENCE
 
 _READY_WITHIN_S = 240
+_CPU_SHARES = 8 * 1024
+"""As much as eight processes that are in no group."""
 _COUNT = itertools.count()
 
 
@@ -93,6 +95,9 @@ def running_cluster(addons: dict[str, str] | None = None, *, num_nodes: int = 1)
     try:
         for place in controllers():
             (place / cgroup.strip("/")).mkdir(exist_ok=True)
+            shares = place / cgroup.strip("/") / "cpu.shares"
+            if shares.exists():  # otherwise all pods together would get as much time as one process of this machine
+                shares.write_text(str(_CPU_SHARES))
         with (folder / "log").open("wb") as log:
             first = subprocess.Popen(
                 [
