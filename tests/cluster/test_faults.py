@@ -209,7 +209,7 @@ def assert_costs_nothing(
     trials = 1 if name == "nothing" else TRIALS
     num_strikes = min(trials, fault.most_strikes)
     names = [f"tiny-{number}" for number in range(math.ceil(trials / num_strikes))]
-    epochs = 4 if num_strikes == 1 else 10
+    epochs = 4 if num_strikes == 1 else 10 if num_strikes == 2 else 10 * fault.nodes  # of one node twice the steps
     step_ms = fault.step_ms if num_strikes == 1 else fault.long_step_ms or fault.step_ms
     if "--queue" in fault.options:
         apply(team.cluster, queue_objects(team.namespace, cpu="1"))
