@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.support.cluster.node import NODES
 from tests.support.cluster.running import RunningCluster, controllers
 from tests.support.cluster.workspace import Workspace
+from tests.support.patience import PATIENCE
 
 _EXHAUST = """
 import os, sys, time
@@ -98,5 +99,11 @@ def _cgroup(team: Workspace, pod: str) -> Path:
     """The cgroup of a pod; the one with its memory limit where there are several hierarchies."""
     uid = team.get("pod", pod)["metadata"]["uid"]
     own = json.loads((team.cluster.folder / "plan.json").read_text())["cgroup"].strip("/")
-    found = [place for root in controllers() for place in (root / own).rglob(f"pod{uid}")]
-    return next((place for place in found if "memory" in place.parts), found[0])
+    deadline_s = time.monotonic() + 20 * PATIENCE
+    while time.monotonic() < deadline_s:
+        # Other cgroups disappear while this one is searched, and then the search may miss it.
+        found = [place for root in controllers() for place in (root / own).rglob(f"pod{uid}")]
+        if found:
+            return next((place for place in found if "memory" in place.parts), found[0])
+        time.sleep(0.1)
+    raise AssertionError(f"pod {pod} has no cgroup")
