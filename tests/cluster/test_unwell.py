@@ -184,7 +184,7 @@ def test_without_trainer(without_trainer: RunningCluster, tmp_path: Path, monkey
     script = tmp_path / "train.py"
     script.write_text("print()\n")
     commands: tuple[tuple[str, ...], ...] = (
-        *(("list",), ("watch",), ("status", "a"), ("events", "a"), ("logs", "a"), ("suspend", "a")),
+        *(("list",), ("status", "a"), ("events", "a"), ("logs", "a"), ("suspend", "a")),
         *(("resume", "a"), ("scale", "a", "--nnodes", "2"), ("delete", "a"), ("submit", "--name", "a", str(script))),
     )
     kinds = "configmaps,secrets,pods,jobs"
@@ -193,6 +193,8 @@ def test_without_trainer(without_trainer: RunningCluster, tmp_path: Path, monkey
         done = safepoint(name, *ON, "default", *words)
         assert done.code == ExitCode.NOT_FOUND, (name, done.stdout, done.stderr)
         assert is_one_sentence(done, "ask the cluster's administrator to install Kubeflow Trainer"), name
+    watched = safepoint("watch", "--json", *ON, "default")
+    assert (watched.code, "has no Kubeflow Trainer" in watched.stderr) == (ExitCode.NOT_FOUND, True), watched.stderr
     assert without_trainer.kubectl("-n", "default", "get", kinds, "-o", "name") == before
     done = safepoint("doctor", *ON, "default", "--json")
     assert done.code == 1, done.stderr
