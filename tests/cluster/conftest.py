@@ -1,11 +1,12 @@
 """One cluster for all tests of the lane, and a namespace for each."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import jobs
 from tests.support.cluster import programs
 from tests.support.cluster.figures import Figures
 from tests.support.cluster.running import RunningCluster, at, running_cluster
@@ -50,3 +51,20 @@ def team(cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     with workspace(cluster, tmp_path) as team:
         yield team
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
+    """The output of the same training on this machine without a fault, for a number of ranks and of epochs."""
+    found: dict[tuple[int, int], Path] = {}
+
+    def run(ranks: int, epochs: int) -> Path:
+        if (ranks, epochs) not in found:
+            output = tmp_path_factory.mktemp("undisturbed") / str(ranks)
+            program = jobs.tiny(output, "--epochs", str(epochs))
+            job = jobs.safepoint(output, "--nproc-per-node", str(ranks), program=program)
+            assert job.wait(200) == 0, job.text
+            found[ranks, epochs] = output
+        return found[ranks, epochs]
+
+    return run

@@ -3,12 +3,15 @@
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import jobs
 from tests.support.cluster.workspace import CLAIM, QUEUE, Workspace, apply, queue_objects
 from tests.support.commands import safepoint
+from tests.support.equality import assert_same_run, logged, samples
 from tests.support.jobs import TINY
 from tests.support.patience import PATIENCE
 
@@ -68,11 +71,16 @@ def test_a_job_on_two_pods_is_suspended_and_goes_on(team: Workspace) -> None:
     assert team.left() == []
 
 
-@pytest.mark.timeout(600)
-def test_a_job_gets_more_nodes_and_fewer(team: Workspace) -> None:
-    """1 → 2 → 1: each time it resumes from the step at which it stopped, and it stays the same job."""
-    # The Trainer's sampler deals samples by the number of ranks.
-    submit(team, "tiny", "--allow-batch-change", program=("--epochs", "6", "--step-ms", "400"))
+_SCALED = ("--samples", "72", "--epochs", "5", "--logging-steps", "1", "--dropout", "0", "--tell-samples")
+_SCALED += ("--grad-accum", "4")
+"""A step has 8 samples; on two ranks, Safepoint accumulates half as often. Masks of dropout would differ."""
+
+
+@pytest.mark.timeout(900)
+def test_a_job_gets_more_nodes_and_fewer(team: Workspace, tmp_path: Path) -> None:
+    """1 → 2 → 1: it resumes at the step at which it stopped, stays the same job, and its result is that of here."""
+    out = "/mnt/kubeflow-checkpoints/tiny"
+    submit(team, "tiny", program=(*_SCALED, "--out", out, "--step-ms", "200"))
     first = wait(team, "tiny", trains_at(4))
     for nodes in (2, 1):
         done = safepoint("scale", *ON, team.namespace, "--nnodes", str(nodes), "--json", "tiny")
@@ -86,12 +94,34 @@ def test_a_job_gets_more_nodes_and_fewer(team: Workspace) -> None:
     ended = wait(team, "tiny", lambda job: job["state"] == "Complete", 240)
     assert ended["progress"]["step"] == ended["progress"]["max_steps"]
     assert [attempt["num_nodes"] for attempt in ended["attempts"]] == [1, 2]
-    happened = [json.loads(line) for line in (team.folder / "tiny/.safepoint/events.jsonl").read_text().splitlines()]
-    resumed = [event["step"] for event in happened if event["event"] == "resumed"]
+    output = team.folder / "tiny"
+    resumed = [event["step"] for event in jobs.read_events(output, "resumed")]
     assert len(resumed) == 2
-    assert resumed == [event["step"] for event in happened if event["event"] == "stop_requested"]
+    assert resumed == [event["step"] for event in jobs.read_events(output, "stop_requested")]
     assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
     assert team.left() == []
+    undisturbed, replayed = tmp_path / "undisturbed", tmp_path / "replayed"
+    run_here(undisturbed, (1, None))
+    assert samples(output) == samples(undisturbed)
+    assert [entry.get("learning_rate") for entry in logged(output)] == [
+        entry.get("learning_rate") for entry in logged(undisturbed)
+    ]
+    run_here(replayed, (1, resumed[0]), (2, resumed[1]), (1, None))
+    assert [event["step"] for event in jobs.read_events(replayed, "resumed")] == resumed
+    assert samples(output) == samples(replayed)
+    assert_same_run(output, replayed)
+
+
+def run_here(output: Path, *schedule: tuple[int, int | None]) -> None:
+    """Run the same training on this machine: with a number of ranks up to a step or, with None, to the end."""
+    for ranks, last in schedule:
+        program = jobs.tiny(output, *_SCALED, "--step-ms", "0" if last is None else "200")
+        job = jobs.safepoint(output, "--nproc-per-node", str(ranks), program=program)
+        with jobs.no_orphans(job):
+            if last is not None:
+                job.wait_for_mark(f"train {last - 1}")
+                job.signal()
+            assert job.wait(200) == (0 if last is None else 75), job.text
 
 
 @pytest.mark.timeout(600)

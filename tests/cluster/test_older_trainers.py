@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_life import ON, submit, wait
+from tests.cluster.test_restricted import IN_QUEUE, live
 from tests.support.cluster import programs
 from tests.support.cluster.running import RunningCluster, running_cluster
-from tests.support.cluster.workspace import QUEUE, Workspace, apply, queue_objects, workspace
+from tests.support.cluster.workspace import QUEUE, Workspace, apply, queue_objects, restrict, workspace
 from tests.support.commands import safepoint
 from tests.support.jobs import TINY
 
@@ -74,3 +75,15 @@ def test_a_queue(old_team: Workspace, request: pytest.FixtureRequest) -> None:
         return
     submit(old_team, "queued", *queue)
     wait(old_team, "queued", lambda job: job["state"] == "Complete", 240)
+
+
+@pytest.mark.parametrize("options", [(), IN_QUEUE], ids=["without", "queue"])
+def test_a_restricted_life(options: tuple[str, ...], old_team: Workspace, request: pytest.FixtureRequest) -> None:
+    """As an arbitrary user on a read-only root file system, with Kueue and without it."""
+    if options and request.node.callspec.params["old_cluster"] == "2.1":
+        pytest.skip("see test_a_queue")
+    restrict(old_team)
+    if options:
+        apply(old_team.cluster, queue_objects(old_team.namespace, cpu="2"))
+    submit(old_team, "tiny", "--nnodes", "2", *options)
+    live(old_team, "tiny", lambda job: job["state"] == "Running" and trains(old_team))

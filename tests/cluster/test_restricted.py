@@ -1,21 +1,25 @@
 """Restricted clusters: a job's life without root, home, token, capability, host path, or obstore."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.test_life import ON, TRAIN, submit, trains_at, wait
-from tests.support.cluster.workspace import Workspace, apply, restrict
+from tests.support.cluster.workspace import QUEUE, Workspace, apply, queue_objects, restrict
 from tests.support.commands import safepoint
 from tests.support.jobs import TINY
 from tests.support.moto_server import moto_server
 from tests.support.patience import PATIENCE
 
+IN_QUEUE = ("--queue", QUEUE, "--cpu", "800m", "--memory", "1Gi")
 
-def live(team: Workspace, name: str) -> None:
-    """Suspend the running job with a receipt, resume it, and let it complete."""
-    wait(team, name, trains_at(4))
+
+def live(team: Workspace, name: str, trains: Callable[[dict[str, Any]], bool] | None = None) -> None:
+    """Suspend the job when it trains, with a receipt, resume it, and let it complete."""
+    wait(team, name, trains or trains_at(4))
     pod = team.get("pods")["items"][0]
     container = pod["spec"]["containers"][0]
     assert pod["spec"]["securityContext"]["runAsUser"] == 1000660000
@@ -27,13 +31,23 @@ def live(team: Workspace, name: str) -> None:
     assert safepoint("resume", *ON, team.namespace, name).code == 0
     wait(team, name, lambda job: job["state"] == "Complete", 240)
     assert safepoint("delete", *ON, team.namespace, name).code == 0
-    assert team.left() == []
+    assert team.left_at_last() == []
 
 
 @pytest.mark.timeout(400)
 def test_a_life_on_a_claim(team: Workspace) -> None:
     restrict(team)
     submit(team, "tiny", "--nnodes", "2")
+    live(team, "tiny")
+    assert (team.folder / "tiny" / "checkpoint-32" / "safepoint-manifest.json").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_life_in_a_queue(team: Workspace) -> None:
+    restrict(team)
+    apply(team.cluster, queue_objects(team.namespace, cpu="2"))
+    submit(team, "tiny", "--nnodes", "2", *IN_QUEUE)
     live(team, "tiny")
     assert (team.folder / "tiny" / "checkpoint-32" / "safepoint-manifest.json").exists()
 

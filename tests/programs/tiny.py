@@ -71,6 +71,7 @@ class SlowTrainer(Trainer):
     step_s = 0.0
     eval_s = 0.0
     slow_from = 0
+    hurry = None
     marks = None
     tells_samples = False
 
@@ -94,7 +95,7 @@ class SlowTrainer(Trainer):
                 file.write(
                     json.dumps([self.state.global_step, [self.sample_of[tuple(row)] for row in tokens]]) + "\n"
                 )
-        if self.state.global_step >= self.slow_from:
+        if self.state.global_step >= self.slow_from and not (self.hurry and self.hurry.exists()):
             time.sleep(self.step_s)
         return super().training_step(*args, **kwargs)
 
@@ -179,6 +180,7 @@ def main() -> None:
     parser.add_argument("--logging-strategy", default="steps")
     parser.add_argument("--step-ms", type=float, default=0)
     parser.add_argument("--slow-from", type=int, default=0, help="the first step that --step-ms stretches")
+    parser.add_argument("--hurry", type=Path, help="--step-ms has no effect when there is this file")
     parser.add_argument("--marks", help="the folder for the marks, when it is not the output folder")
     parser.add_argument("--eval-ms", type=float, default=0)
     parser.add_argument("--load-s", type=float, default=0)
@@ -311,7 +313,7 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
     )
     trainer.accelerator.dataloader_config.use_stateful_dataloader = options.data.startswith("stateful")
     trainer.step_s, trainer.eval_s = options.step_ms / 1000, options.eval_ms / 1000
-    trainer.slow_from, trainer.marks = options.slow_from, options.marks
+    trainer.slow_from, trainer.marks, trainer.hurry = options.slow_from, options.marks, options.hurry
     if options.crash_step:
         flag = Path(out, "crashed")
         trainer.add_callback(CrashOnce(options.crash_step, options.crash_rank, flag))

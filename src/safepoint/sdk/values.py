@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from safepoint.errors import UsageError
-from safepoint.jobs.cluster.records.receipts import Receipt
 from safepoint.jobs.model.records import JobEvent, JobRecord, JobState
 from safepoint.progress.record import Progress
 from safepoint.sdk.upstream import constants, types
 
-if TYPE_CHECKING:
-    from safepoint.checkpoint.tools.inventory import Item  # its import takes half as long as that of the whole SDK
+if TYPE_CHECKING:  # the SDK is to be imported fast
+    from safepoint.checkpoint.tools.inventory import Item
+    from safepoint.jobs.cluster.records.receipts import Receipt
 
 STATUSES = frozenset(str(state) for state in JobState)
 """The values of a job's `status`: Kubeflow's Created, Running, Complete and Failed, and those that Safepoint adds."""
@@ -57,7 +57,7 @@ class TrainJob(types.TrainJob):
     attempts: int = 0
     safe_step: int | None = None
     output_dir: str | None = None
-    receipt: Receipt | None = None
+    receipt: "Receipt | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

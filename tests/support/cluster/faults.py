@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from tests.support.cluster.inside import NODE
+from tests.support.cluster.node import NODES
 from tests.support.cluster.running import RunningCluster, controllers
 from tests.support.cluster.workspace import Workspace
+from tests.support.patience import PATIENCE
 
 _EXHAUST = """
 import os, sys, time
@@ -36,7 +38,8 @@ def restart(cluster: RunningCluster, program: str, pause_s: float) -> None:
     subprocess.run(cluster.inside("kill", "-9", *listed.stdout.split()), check=True)
     time.sleep(pause_s)
     start = "import sys; from pathlib import Path; from tests.support.cluster.inside import Cluster; "
-    start += f"Cluster(Path(sys.argv[1])).start_{program}()"
+    of = {"api_server": "start_api_server", "kubelet": "node.start_kubelet"}[program]
+    start += f"Cluster(Path(sys.argv[1])).{of}()"
     root = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, f"{root}/src"])}
     words = cluster.inside(sys.executable, "-c", start, str(cluster.folder))
@@ -50,17 +53,18 @@ def evict(team: Workspace, pod: str) -> None:
     team.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
 
 
-def drain(team: Workspace, job: str, pause_s: float) -> None:
-    """Cordon the node, evict the job's pods, and uncordon it some seconds after they are gone.
+@contextlib.contextmanager
+def drained(team: Workspace, jobs: Sequence[str], node: str = NODES[0]) -> Generator[None]:
+    """Cordon a node and evict the pods that jobs have there; the node is uncordoned when the block ends.
 
-    There is one node. The pods of Trainer, JobSet and Kueue stay, as if they ran on another one.
+    The pods of Trainer, JobSet and Kueue stay, as if they ran on another node.
     """
-    pods = ("--pod-selector", f"jobset.sigs.k8s.io/jobset-name={job}")
+    pods = ("--pod-selector", f"jobset.sigs.k8s.io/jobset-name in ({','.join(jobs)})")
     try:
-        team.kubectl("drain", NODE, *pods, "--delete-emptydir-data", "--force", "--timeout=60s")
-        time.sleep(pause_s)
+        team.kubectl("drain", node, *pods, "--delete-emptydir-data", "--force", "--timeout=90s")
+        yield
     finally:
-        team.kubectl("uncordon", NODE)
+        team.kubectl("uncordon", node)
 
 
 def kill_pod(team: Workspace, pod: str) -> None:
@@ -95,5 +99,11 @@ def _cgroup(team: Workspace, pod: str) -> Path:
     """The cgroup of a pod; the one with its memory limit where there are several hierarchies."""
     uid = team.get("pod", pod)["metadata"]["uid"]
     own = json.loads((team.cluster.folder / "plan.json").read_text())["cgroup"].strip("/")
-    found = [place for root in controllers() for place in (root / own).rglob(f"pod{uid}")]
-    return next((place for place in found if "memory" in place.parts), found[0])
+    deadline_s = time.monotonic() + 20 * PATIENCE
+    while time.monotonic() < deadline_s:
+        # Other cgroups disappear while this one is searched, and then the search may miss it.
+        found = [place for root in controllers() for place in (root / own).rglob(f"pod{uid}")]
+        if found:
+            return next((place for place in found if "memory" in place.parts), found[0])
+        time.sleep(0.1)
+    raise AssertionError(f"pod {pod} has no cgroup")

@@ -7,14 +7,11 @@ others of the namespace. `FOLDER/ready` appears when the node is ready and the a
 """
 
 import base64
-import hashlib
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,14 +20,9 @@ from typing import Any
 import yaml
 
 from tests.support.cluster import programs
+from tests.support.cluster.node import DNS_SERVICE, REGISTRY, Node
 
-NODE = "node-a"
-_POD_GATEWAY, _POD_RANGE, _FIRST_POD = "10.244.0.1", "10.244.0.0/24", "10.244.0.10"
-_SERVICE_RANGE, _API_SERVICE, _DNS_SERVICE = "10.96.0.0/16", "10.96.0.1", "10.96.0.10"
-_REGISTRY = "registry.test"
-HOST_IMAGE = f"{_REGISTRY}/host:1"
-"""A root of links into /usr: a pod that uses it mounts the machine's /usr, and has its programs without a copy."""
-_FOLDERS = ("tmp", "etc", "var", "run", "proc", "sys", "dev", "root", "usr", "opt", "mnt", "home")
+_SERVICE_RANGE, _API_SERVICE = "10.96.0.0/16", "10.96.0.1"
 _ADDON_NAMESPACES = {"jobset": "jobset-system", "trainer": "kubeflow-system", "kueue": "kueue-system"}
 _DEPLOYMENTS = {
     "jobset": "jobset-controller-manager",
@@ -66,20 +58,29 @@ class Cluster:
         self.address: str = plan["address"]
         self.cgroup: str = plan["cgroup"]
         self.addons: dict[str, str] = plan["addons"]
-        for place in (self.keys, self.logs, folder / "cni"):
+        self.num_nodes: int = plan["nodes"]
+        self.node = Node(self, 0)
+        for place in (self.keys, self.logs):
             place.mkdir(parents=True, exist_ok=True)
 
     # ---- tools ----------------------------------------------------------------------------------------------------
 
-    def spawn(self, name: str, *options: str | Path) -> None:
-        """Start a program of the cluster; its output goes to `logs/NAME.log`."""
+    def spawn(self, name: str, *options: str | Path, log: str = "", inside: Sequence[str] = ()) -> None:
+        """Start a program of the cluster.
+
+        Args:
+            name: the program.
+            options: its arguments.
+            log: its output goes to `logs/LOG.log`; by default, the name.
+            inside: the command that enters the namespaces of a node.
+        """
         environment = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}:/usr/sbin:/sbin"}
-        with (self.logs / f"{name}.log").open("ab") as log:
+        with (self.logs / f"{log or name}.log").open("ab") as output:
             subprocess.Popen(
-                [self.bin / name, *map(str, options)],
+                [*inside, self.bin / name, *map(str, options)],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 env=environment,
                 start_new_session=True,
             )
@@ -149,60 +150,6 @@ class Cluster:
             )
         )
 
-    def image(
-        self,
-        name: str,
-        files: dict[str, Path | bytes],
-        *,
-        links: Sequence[tuple[str, str]] = (),
-        entrypoint: Sequence[str] = (),
-        user: str = "",
-    ) -> None:
-        """Import an image of one layer, made here: there is no registry."""
-        layer = io.BytesIO()
-        with tarfile.open(fileobj=layer, mode="w") as archive:
-            for path in _FOLDERS:
-                entry = tarfile.TarInfo(path)
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if path == "tmp" else 0o755
-                archive.addfile(entry)
-            for path, source in files.items():
-                data = source if isinstance(source, bytes) else source.read_bytes()
-                entry = tarfile.TarInfo(path)
-                entry.size, entry.mode = len(data), 0o755
-                archive.addfile(entry, io.BytesIO(data))
-            for path, target in links:
-                entry = tarfile.TarInfo(path)
-                entry.type, entry.linkname = tarfile.SYMTYPE, target
-                archive.addfile(entry)
-        digest = hashlib.sha256(layer.getvalue()).hexdigest()
-        settings = {"User": user, "Entrypoint": list(entrypoint), "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
-        config = {
-            "architecture": "amd64",
-            "os": "linux",
-            "config": settings,
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-            "history": [{}],
-        }
-        manifest = [{"Config": "config.json", "RepoTags": [f"{_REGISTRY}/{name}"], "Layers": ["layer.tar"]}]
-        parts = {
-            "config.json": json.dumps(config).encode(),
-            "layer.tar": layer.getvalue(),
-            "manifest.json": json.dumps(manifest).encode(),
-        }
-        place = self.folder / "image.tar"
-        with tarfile.open(place, "w") as archive:
-            for part, data in parts.items():
-                entry = tarfile.TarInfo(part)
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
-        self.ctr("images", "import", place)
-        place.unlink()
-
-    def ctr(self, *words: str | Path) -> None:
-        """Talk to containerd."""
-        command = [self.bin / "ctr", "-a", self.folder / "containerd.sock", "-n", "k8s.io", *words]
-        subprocess.run(list(map(str, command)), check=True, capture_output=True)
-
     # ---- the control plane ----------------------------------------------------------------------------------------
 
     def start_control_plane(self) -> None:
@@ -214,15 +161,13 @@ class Cluster:
         _openssl("rsa", "-in", self.keys / "tokens.key", "-pubout", "-out", self.keys / "tokens.pub")
         service = ("kubernetes", "kubernetes.default", "kubernetes.default.svc")
         names = [f"DNS:{name}" for name in ("localhost", *service, f"{service[-1]}.cluster.local")]
-        names += [f"IP:{address}" for address in ("127.0.0.1", self.address, _POD_GATEWAY, _API_SERVICE)]
+        names += [f"IP:{address}" for address in ("127.0.0.1", self.address, self.node.gateway, _API_SERVICE)]
         self.certificate("apiserver", "kube-apiserver", names=names)
-        self.certificate("kubelet", NODE, names=[f"DNS:{NODE}", f"IP:{_POD_GATEWAY}", "IP:127.0.0.1"])
+        self._identify(self.node)
         self.kubeconfig("admin", "admin", "system:masters", self.address)
         self.kubeconfig("local", "admin", "system:masters")
         self.kubeconfig("controllers", "system:kube-controller-manager")
         self.kubeconfig("scheduler", "system:kube-scheduler")
-        self.kubeconfig("node", f"system:node:{NODE}", "system:nodes")
-        self.kubeconfig("proxy", "system:kube-proxy")
         self.start_etcd()
         self.start_api_server()
         self.wait("the API server is ready", lambda: self.kubectl("get", "--raw", "/readyz") == "ok")
@@ -255,7 +200,7 @@ class Cluster:
             "kube-apiserver",
             "--etcd-servers=http://127.0.0.1:2379",
             "--secure-port=6443",
-            f"--advertise-address={_POD_GATEWAY}",
+            f"--advertise-address={self.node.gateway}",
             *(f"--tls-cert-file={keys}/apiserver.crt", f"--tls-private-key-file={keys}/apiserver.key"),
             f"--client-ca-file={keys}/ca.crt",
             *(
@@ -278,122 +223,39 @@ class Cluster:
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         )
 
-    # ---- the node -------------------------------------------------------------------------------------------------
+    # ---- nodes ----------------------------------------------------------------------------------------------------
 
-    def start_node(self) -> None:
-        """containerd, kubelet, kube-proxy and the name server."""
-        for words in (
-            ("link", "add", "cni0", "type", "bridge"),
-            ("address", "add", f"{_POD_GATEWAY}/24", "dev", "cni0"),
-            ("link", "set", "cni0", "up"),
-        ):
-            subprocess.run(["ip", *words], check=True, capture_output=True)
-        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-        addresses = {"ranges": [[{"subnet": _POD_RANGE, "rangeStart": _FIRST_POD}]], "routes": [{"dst": "0.0.0.0/0"}]}
-        bridge = {
-            "type": "bridge",
-            "bridge": "cni0",
-            "isGateway": True,
-            "ipMasq": True,
-            "hairpinMode": True,
-            "ipam": {"type": "host-local", "dataDir": str(self.folder / "addresses"), **addresses},
-        }
-        plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
-        network = {"cniVersion": "1.0.0", "name": "pods", "plugins": plugins}
-        (self.folder / "cni" / "10-bridge.conflist").write_text(json.dumps(network))
-        self._start_containerd()
-        settings = {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "failCgroupV1": False,
-            "cgroupDriver": "cgroupfs",
-            "cgroupRoot": self.cgroup,
-            "failSwapOn": False,
-            "containerRuntimeEndpoint": f"unix://{self.folder}/containerd.sock",
-            "clusterDNS": [_DNS_SERVICE],
-            "clusterDomain": "cluster.local",
-            "enforceNodeAllocatable": [],
-            "evictionHard": {"memory.available": "100Mi"},
-            "authentication": {
-                "anonymous": {"enabled": False},
-                "webhook": {"enabled": True},
-                "x509": {"clientCAFile": f"{self.keys}/ca.crt"},
-            },
-            "authorization": {"mode": "Webhook"},
-            "tlsCertFile": f"{self.keys}/kubelet.crt",
-            "tlsPrivateKeyFile": f"{self.keys}/kubelet.key",
-            "syncFrequency": "5s",
-            "imageMinimumGCAge": "240h",
-            "imageGCHighThresholdPercent": 100,
-            "resolvConf": f"{self.folder}/resolv.conf",
-            "podLogsDir": f"{self.folder}/pod-logs",  # a kubelet removes the logs of pods that are not its own
-        }
-        (self.folder / "kubelet.yaml").write_text(json.dumps(settings))
-        (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
-        self.start_kubelet()
-        self.spawn(
-            "kube-proxy",
-            f"--kubeconfig={self.folder}/proxy.kubeconfig",
-            "--proxy-mode=iptables",
-            f"--cluster-cidr={_POD_RANGE}",
-            f"--hostname-override={NODE}",
-            "--conntrack-max-per-core=0",
-        )
-        ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
-        self.wait("the node is ready", lambda: self.kubectl("get", "node", NODE, "-o", ready) == "True")
-        # No device is behind it: pods that request one are scheduled, and train on the processor.
-        devices = json.dumps({"status": {"capacity": {"nvidia.com/gpu": "8"}}})
-        self.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", devices)
+    def start_nodes(self) -> None:
+        """The first node, and the name server on it."""
+        self.node.start()
+        self._wait_for_node(self.node)
         self._start_name_server()
 
-    def start_kubelet(self) -> None:
-        """The kubelet; tests end it and start it again."""
-        self.spawn(
-            "kubelet",
-            f"--config={self.folder}/kubelet.yaml",
-            f"--kubeconfig={self.folder}/node.kubeconfig",
-            f"--hostname-override={NODE}",
-            f"--node-ip={_POD_GATEWAY}",
-            f"--root-dir={self.folder}/kubelet",
-        )
+    def start_second_node(self) -> None:
+        """A node in network and mount namespaces of its own, with the images that the pods of jobs need."""
+        node = Node(self, 1)
+        self._identify(node, "-1", self.node.gateway)
+        node.start()
+        node.host_image()
+        self._wait_for_node(node)
 
-    def _start_containerd(self) -> None:
-        pause = f"{_REGISTRY}/pause:1"
-        (self.folder / "containerd.toml").write_text(
-            f"""version = 3
-root = "{self.folder}/containerd"
-state = "{self.folder}/containerd-state"
-[grpc]
-  address = "{self.folder}/containerd.sock"
-[plugins.'io.containerd.cri.v1.images']
-  snapshotter = "overlayfs"
-  [plugins.'io.containerd.cri.v1.images'.pinned_images]
-    sandbox = "{pause}"
-[plugins.'io.containerd.cri.v1.runtime']
-  enable_unprivileged_ports = true
-  restrict_oom_score_adj = true
-  [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = ["/usr/lib/cni"]
-    conf_dir = "{self.folder}/cni"
-  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-      SystemdCgroup = false
-      BinaryName = "{shutil.which("runc")}"
-"""
-        )
-        self.spawn("containerd", "-c", self.folder / "containerd.toml")
+    def _identify(self, node: Node, suffix: str = "", api_server: str = "127.0.0.1") -> None:
+        """Make the keys of a node."""
+        names = [f"DNS:{node.name}", f"IP:{node.gateway}", "IP:127.0.0.1"]
+        self.certificate(f"kubelet{suffix}", node.name, names=names)
+        self.kubeconfig(f"node{suffix}", f"system:node:{node.name}", "system:nodes", api_server)
+        self.kubeconfig(f"proxy{suffix}", "system:kube-proxy", host=api_server)
 
-        def answers() -> bool:
-            self.ctr("version")
-            return True
-
-        self.wait("containerd answers", answers)
-        self.image("pause:1", {"pause": self.bin / "pause"}, entrypoint=["/pause"])
+    def _wait_for_node(self, node: Node) -> None:
+        ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        self.wait(f"{node.name} is ready", lambda: self.kubectl("get", "node", node.name, "-o", ready) == "True")
+        # No device is behind it: pods that request one are scheduled, and train on the processor.
+        devices = json.dumps({"status": {"capacity": {"nvidia.com/gpu": "8"}}})
+        self.kubectl("patch", "node", node.name, "--subresource=status", "--type=merge", "-p", devices)
 
     def _start_name_server(self) -> None:
         (self.folder / "Corefile").write_text(
-            f".:53 {{\n  bind {_POD_GATEWAY}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n"
+            f".:53 {{\n  bind {self.node.gateway}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n"
             f"    kubeconfig {self.folder}/local.kubeconfig\n    ttl 1\n  }}\n}}\n"
         )
         self.spawn("coredns", "-conf", self.folder / "Corefile")
@@ -406,14 +268,14 @@ state = "{self.folder}/containerd-state"
                     "apiVersion": "v1",
                     "kind": "Service",
                     "metadata": metadata,
-                    "spec": {"clusterIP": _DNS_SERVICE, "ports": ports},
+                    "spec": {"clusterIP": DNS_SERVICE, "ports": ports},
                 },
                 {
                     "apiVersion": "discovery.k8s.io/v1",
                     "kind": "EndpointSlice",
                     "metadata": {**metadata, "name": "dns-1", "labels": labels},
                     "addressType": "IPv4",
-                    "endpoints": [{"addresses": [_POD_GATEWAY]}],
+                    "endpoints": [{"addresses": [self.node.gateway]}],
                     "ports": ports,
                 },
             ]
@@ -425,16 +287,10 @@ state = "{self.folder}/containerd-state"
         """JobSet, Trainer and Kueue, from their own manifests, as pods of images made here."""
         for name, version in self.addons.items():
             program = programs.addon(name, version)
-            self.image(f"{name}:1", {"manager": self.bin / program.name}, entrypoint=["/manager"], user="65532:65532")
+            files = {"manager": self.bin / program.name}
+            self.node.image(f"{name}:1", files, entrypoint=["/manager"], user="65532:65532")
             self._apply_manifests(name, programs.source(program))
-        accounts = {
-            "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n",
-            "etc/group": b"root:x:0:\nuser:x:1000:\n",
-            "etc/nsswitch.conf": b"hosts: files dns\npasswd: files\n",
-            "etc/ld.so.cache": Path("/etc/ld.so.cache"),
-        }
-        into_usr = [(name, f"usr/{name}") for name in ("bin", "sbin", "lib", "lib64")]
-        self.image(HOST_IMAGE.partition("/")[2], accounts, links=into_usr)
+        self.node.host_image()
         for name in self.addons:
             words = ("-n", _ADDON_NAMESPACES[name], "get", "deployment", _DEPLOYMENTS[name])
             ready = (*words, "-o", "jsonpath={.status.readyReplicas}")
@@ -464,7 +320,7 @@ state = "{self.folder}/containerd-state"
 
 def _fit(containers: list[dict[str, Any]], name: str) -> None:
     """Small requests, the image made here, and probes that notice within seconds."""
-    containers[0].update(image=f"{_REGISTRY}/{name}:1", imagePullPolicy="Never")
+    containers[0].update(image=f"{REGISTRY}/{name}:1", imagePullPolicy="Never")
     for container in containers:
         container["resources"] = {"requests": {"cpu": "20m", "memory": "64Mi"}}
         for probe, period_s in (("readinessProbe", 2), ("livenessProbe", 20)):
@@ -479,8 +335,10 @@ def _serve(folder: Path) -> None:
     cluster = Cluster(folder)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     cluster.start_control_plane()
-    cluster.start_node()
+    cluster.start_nodes()
     cluster.start_addons()
+    if cluster.num_nodes > 1:
+        cluster.start_second_node()
     (folder / "ready").touch()
     while True:
         time.sleep(3600)

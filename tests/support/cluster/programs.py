@@ -137,6 +137,9 @@ def build(*, with_older: bool = False) -> str | None:
     if missing(with_older=with_older) and shutil.which("go") is None:
         return "there is no Go here"
     folder().mkdir(parents=True, exist_ok=True)
+    for name in _KUBERNETES_PROGRAMS:
+        if not (folder() / name).is_symlink():
+            (folder() / name).symlink_to("kubernetes")
     for item in missing(with_older=with_older):
         with tempfile.TemporaryDirectory(dir=folder()) as place:
             try:
@@ -150,9 +153,6 @@ def build(*, with_older: bool = False) -> str | None:
                 name = item if isinstance(item, str) else item.name
                 return f"{name} cannot be built: {error.stderr.strip()[-500:]}"
             Path(place, "program").replace(folder() / (item if isinstance(item, str) else item.name))
-    for name in _KUBERNETES_PROGRAMS:
-        if not (folder() / name).exists():
-            (folder() / name).symlink_to("kubernetes")
     return None
 
 

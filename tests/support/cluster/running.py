@@ -18,6 +18,8 @@ from tests.support.cluster import programs
 from tests.support.patience import PATIENCE
 
 _READY_WITHIN_S = 240
+_CPU_SHARES = 8 * 1024
+"""As much as eight processes that are in no group."""
 _COUNT = itertools.count()
 
 
@@ -36,6 +38,12 @@ class RunningCluster:
     folder: Path
     host: str
     process: int
+
+    @property
+    def addons(self) -> dict[str, str]:
+        """What it has besides Kubernetes, by name and release."""
+        found: dict[str, str] = json.loads((self.folder / "plan.json").read_text())["addons"]
+        return found
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl, and return what it prints.
@@ -66,8 +74,8 @@ def at(folder: Path) -> RunningCluster:
 
 
 @contextlib.contextmanager
-def running_cluster(addons: dict[str, str] | None = None) -> Generator[RunningCluster]:
-    """A cluster with these addons, by name and release; JobSet, Trainer and Kueue by default.
+def running_cluster(addons: dict[str, str] | None = None, *, num_nodes: int = 1) -> Generator[RunningCluster]:
+    """A cluster with one node or two, and with addons by name and release: JobSet, Trainer and Kueue by default.
 
     Raises:
         RuntimeError: it did not start, with the end of its output.
@@ -79,14 +87,17 @@ def running_cluster(addons: dict[str, str] | None = None) -> Generator[RunningCl
     plan = {
         "address": f"{network}.2",
         "cgroup": cgroup,
-        "addons": addons
-        or {name: version for name, _, version in (item.name.partition("-") for item in programs.ADDONS)},
+        "nodes": num_nodes,
+        "addons": dict(item.name.split("-") for item in programs.ADDONS) if addons is None else addons,
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     first = None
     try:
         for place in controllers():
             (place / cgroup.strip("/")).mkdir(exist_ok=True)
+            shares = place / cgroup.strip("/") / "cpu.shares"
+            if shares.exists():  # otherwise all pods together would get as much time as one process of this machine
+                shares.write_text(str(_CPU_SHARES))
         with (folder / "log").open("wb") as log:
             first = subprocess.Popen(
                 [

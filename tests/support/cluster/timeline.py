@@ -1,17 +1,18 @@
-"""When the pods of a namespace go, and when a training takes its steps, as seen from outside."""
+"""When the pods of a namespace go, and when trainings take their steps, as seen from outside."""
 
 import contextlib
 import subprocess
 import threading
 import time
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 from tests.support.cluster import programs
 from tests.support.cluster.workspace import Workspace
 
 _LOOK_S = 0.05
-_EVENT = r"jsonpath={.type}{'\n'}"
+_EVENT = r"jsonpath={.type}{' '}{.object.metadata.name}{'\n'}"
 
 
 class Timeline:
@@ -19,34 +20,39 @@ class Timeline:
 
     Args:
         team: the namespace.
-        marks: the file to which the training's first rank adds a line for each micro-batch.
+        marks: by job, the file to which the training's first rank adds a line for each micro-batch.
     """
 
-    def __init__(self, team: Workspace, marks: Path) -> None:
+    def __init__(self, team: Workspace, marks: Mapping[str, Path]) -> None:
         self._team, self._marks = team, marks
         self._is_over = threading.Event()
         self._process: subprocess.Popen[str] | None = None
-        self.deleted: list[float] = []
-        """When pods were gone."""
-        self.grown: list[float] = []
-        """When micro-batches began."""
+        self._deleted: list[tuple[str, float]] = []
+        self.grown: defaultdict[str, list[float]] = defaultdict(list)
+        """When micro-batches began, by job."""
 
-    def steps(self) -> list[int]:
+    def deleted(self, job: str) -> list[float]:
+        """When pods of a job were gone."""
+        return [at for pod, at in self._deleted if pod.startswith(f"{job}-node-")]
+
+    def steps(self, job: str) -> list[int]:
         """The number of complete steps before each micro-batch, in all attempts."""
-        return [int(line.split()[1]) for line in self._lines()]
+        return [int(line.split()[1]) for line in self._lines(job)]
 
-    def _lines(self) -> list[str]:
+    def _lines(self, job: str) -> list[str]:
         with contextlib.suppress(OSError):
-            return self._marks.read_text().split("\n")[:-1]
+            return self._marks[job].read_text().split("\n")[:-1]
         return []
 
     def look(self) -> None:
         """Note the growth of the marks until it is over."""
-        seen = 0
+        seen: defaultdict[str, int] = defaultdict(int)
         while not self._is_over.wait(_LOOK_S):
-            if len(self._lines()) > seen:
-                seen = len(self._lines())
-                self.grown.append(time.time())
+            for job in self._marks:
+                num_lines = len(self._lines(job))
+                if num_lines > seen[job]:
+                    seen[job] = num_lines
+                    self.grown[job].append(time.time())
 
     def watch(self) -> None:
         """Note the pods that go, until it is over. While the API server does not answer, begin again."""
@@ -60,8 +66,9 @@ class Timeline:
                 if self._is_over.is_set():
                     kubectl_watch.kill()
                 for line in kubectl_watch.stdout or ():
-                    if line.strip() == "DELETED":
-                        self.deleted.append(time.time())
+                    what, _, pod = line.strip().partition(" ")
+                    if what == "DELETED":
+                        self._deleted.append((pod, time.time()))
             self._is_over.wait(1)
 
     def stop(self) -> None:
@@ -72,7 +79,7 @@ class Timeline:
 
 
 @contextlib.contextmanager
-def timeline(team: Workspace, marks: Path) -> Generator[Timeline]:
+def timeline(team: Workspace, marks: Mapping[str, Path]) -> Generator[Timeline]:
     """Look while the block runs."""
     found = Timeline(team, marks)
     threads = [threading.Thread(target=target) for target in (found.look, found.watch)]

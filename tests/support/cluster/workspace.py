@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.cluster.inside import HOST_IMAGE
+from tests.support.cluster.node import HOST_IMAGE
 from tests.support.cluster.running import RunningCluster
 from tests.support.patience import PATIENCE
 
 RUNTIME = "torch-distributed"
 CLAIM, QUEUE = "checkpoints", "gpus"
 _NOT_IN_PODS = ("obstore", "boto3", "botocore", "lightkube", "kubernetes", "kubeflow")
+_RESTARTS = 100
+"""How often the pods of a job may restart; Kubernetes' own limit is 6, and some tests kill a job ten times."""
 PRIORITIES = {"low": 10, "high": 1000}
 
 
@@ -51,7 +53,9 @@ class Workspace:
 
     def left(self) -> list[str]:
         """The names of all that a job has or leaves in the namespace."""
-        kinds = "trainjobs,trainingruntimes,jobsets,jobs,pods,configmaps,secrets,workloads.kueue.x-k8s.io"
+        kinds = "trainjobs,trainingruntimes,jobsets,jobs,pods,configmaps,secrets"
+        if "kueue" in self.cluster.addons:
+            kinds += ",workloads.kueue.x-k8s.io"
         found = self.kubectl("get", kinds, "-o", "name").split()
         own = {f"trainingruntime.trainer.kubeflow.org/{RUNTIME}", "configmap/blocked", "configmap/kube-root-ca.crt"}
         return sorted(name for name in found if name not in own)
@@ -80,7 +84,8 @@ def runtime(name: str = RUNTIME, grace_s: int = 60) -> dict[str, Any]:
         "volumes": [{"name": key, "hostPath": {"path": path}} for key, path in places.items()],
     }
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    job = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": {"template": {"spec": pod}}}}
+    spec = {"backoffLimit": _RESTARTS, "template": {"spec": pod}}
+    job = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": spec}}
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "ClusterTrainingRuntime",

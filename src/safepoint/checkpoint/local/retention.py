@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from safepoint.foundation import clock
-from safepoint.foundation.events.run_events import Pruned, SaveFailed
-from safepoint.foundation.events.stream import Event
 from safepoint.foundation.quantities import parse_duration
 
-if TYPE_CHECKING:  # every command imports this module, and few need manifests
+if TYPE_CHECKING:  # every command imports this module, and few need manifests or events
     from safepoint.checkpoint.format.manifest import Manifest
+    from safepoint.foundation.events.stream import Event
 
 
 _FORMS = "newest=N, every=STEPS, best=N:METRIC[:max], younger=2h (s, m, h, d), separated by commas"
@@ -228,7 +227,7 @@ class CheckpointFolder(Protocol):
 def prune(
     folder: CheckpointFolder,
     policies: Sequence[Policy],
-    report: Callable[[Event], None],
+    report: "Callable[[Event], None]",
     *,
     protected: Collection[int] = (),
     deadline_s: float | None = None,
@@ -249,6 +248,7 @@ def prune(
         StorageError: the store cannot be used.
     """
     from safepoint.checkpoint.format.catalog import checkpoint_name  # here, because it imports manifests
+    from safepoint.foundation.events.run_events import Pruned, SaveFailed
 
     try:
         for step in folder.superseded(policies, protected=protected, deadline_s=deadline_s):

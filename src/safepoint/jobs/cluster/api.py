@@ -2,11 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
-from safepoint.errors import NotFoundError, TransientError, UsageError
+from safepoint.errors import AccessDeniedError, NotFoundError, TransientError, UsageError
 from safepoint.foundation import clock
+from safepoint.foundation.bounded import Work
 from safepoint.jobs.cluster.connection import Connection
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, number
 from safepoint.jobs.cluster.transport.client import REQUEST_S, Budget, Client, document
@@ -21,8 +23,13 @@ _MOST_EXPIRED = 5
 """How often a list that consists of several pages starts over because the API server has dropped its next page."""
 _LIST_S = 600.0
 _LATE_S = 10.0
+_ASKED_S = 120.0
+"""How long `find` waits for the answer to a request that was sent ahead; requests end earlier."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_NAME_ONLY = _NAMES_ONLY.replace("MetadataList", "Metadata")
+_WITHOUT_CONTENT = {"configmaps": {"accept": _NAME_ONLY}, "secrets": {"accept": _NAME_ONLY}}
+"""Kinds of which an answer to a change has only the metadata: the content is large, or secret."""
 _GROUPS = {
     "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
@@ -59,6 +66,7 @@ class ClusterApi:
         self.connection = connection
         self.namespace = connection.namespace
         self._client = Client(connection, within_s=within_s)
+        self._asked: dict[tuple[str, str], Work[Object | None]] = {}
 
     @property
     def num_requests(self) -> int:
@@ -93,10 +101,31 @@ class ClusterApi:
 
     def find(self, kind: str, name: str) -> Object | None:
         """One object; None if it does not exist, or if the cluster does not know the kind."""
+        asked = self._asked.pop((kind, name), None)
+        if asked is not None and asked.is_done(_ASKED_S):
+            return asked.result(0)
+        return self._find(kind, name)
+
+    def _find(self, kind: str, name: str) -> Object | None:
         try:
             return self.get(kind, name)
         except NotFoundError:
             return None
+
+    @contextlib.contextmanager
+    def asked_ahead(self, wanted: Iterable[tuple[str, str]]) -> Generator[None]:
+        """Send the requests for objects that the block will `find`, all at once, and do not wait for the answers.
+
+        The first `find` of each of them in the block returns the answer, or raises the exception.
+
+        Args:
+            wanted: kinds and names.
+        """
+        self._asked = {key: Work(partial(self._find, *key)) for key in wanted}
+        try:
+            yield
+        finally:
+            self._asked = {}
 
     def objects(self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True) -> list[Object]:
         """All objects of a kind, or those that the selectors choose. Empty if the cluster does not know the kind.
@@ -150,12 +179,16 @@ class ClusterApi:
     def create(self, kind: str, body: Object, *, is_dry_run: bool = False) -> Object:
         """Create an object, or with `is_dry_run` only ask whether it could be created.
 
+        Returns:
+            The object; of a config map or a Secret, only its metadata.
+
         Raises:
             AlreadyExistsError: an object of this name exists, perhaps from an earlier try whose answer was lost.
             UnknownFieldError: the cluster does not know one of the fields of `body`. Nothing was created.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
-        return self._client.request("POST", self._path(kind), query=query, body=body)
+        headers = _WITHOUT_CONTENT.get(kind)
+        return self._client.request("POST", self._path(kind), query=query, body=body, headers=headers)
 
     def patch(self, kind: str, name: str, body: Object) -> Object:
         """Merge `body` into an object; a None in `body` deletes the field.
@@ -165,7 +198,7 @@ class ClusterApi:
         Raises:
             ConflictError: the object has another version, or the cluster refuses the change.
         """
-        headers = {"content-type": "application/merge-patch+json"}
+        headers = {"content-type": "application/merge-patch+json", **_WITHOUT_CONTENT.get(kind, {})}
         return self._client.request("PATCH", self._path(kind, name), body=body, headers=headers)
 
     def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
@@ -222,6 +255,16 @@ class ClusterApi:
             return any(all({"*", text} & set(items(rule, key)) for key, text in wanted) for rule in unnamed)
 
         return is_allowed
+
+    def serves(self, kind: str) -> bool:
+        """Whether the cluster knows a kind of an API group, such as TrainJobs; True if you may not ask."""
+        try:
+            self.read(f"/{_GROUPS[kind]}")
+        except NotFoundError:
+            return False
+        except AccessDeniedError:
+            return True
+        return True
 
     def group_of(self, kind: str) -> str:
         """The API group of a kind; empty for the core group, which has no name."""

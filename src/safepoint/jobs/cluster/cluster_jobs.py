@@ -23,7 +23,7 @@ from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
 from safepoint.jobs.cluster.changes.successor import Plan, Successions, plans_among
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
-from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of
+from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
 from safepoint.jobs.cluster.manifests import Manifests
@@ -93,20 +93,25 @@ class ClusterJobs:
             ConflictError: a job of this name exists already, or the claim or a quota does not allow the job.
             AccessDeniedError: you may not create the objects of the job.
         """
-        known = repair(self._api)
-        found = self._api.find("trainjobs", spec.name)
-        if found is not None or known is None or spec.name in known:  # a job that is being scaled has a config map
-            self._carry_on(spec.name)
+        with self._api.asked_ahead([("trainjobs", spec.name), *needs_of(spec)]):
+            known = repair(self._api)
             found = self._api.find("trainjobs", spec.name)
-        if found is not None:
-            raise ConflictError(
-                f"there is a job {spec.name} in namespace {self._api.namespace}; nothing was submitted",
-                hint="choose another name, or delete that job first",
-            )
-        doubtful = names_of_secrets(spec.env)
-        if doubtful:
-            _log.warning("env has %s, which all readers of the TrainJob can see: use a Secret", ", ".join(doubtful))
-        manifests = manifests_of(self._api, spec, asks=False)
+            if (
+                found is not None or known is None or spec.name in known
+            ):  # a job that is being scaled has a config map
+                self._carry_on(spec.name)
+                found = self._api.find("trainjobs", spec.name)
+            if found is not None:
+                raise ConflictError(
+                    f"there is a job {spec.name} in namespace {self._api.namespace}; nothing was submitted",
+                    hint="choose another name, or delete that job first",
+                )
+            doubtful = names_of_secrets(spec.env)
+            if doubtful:
+                _log.warning(
+                    "env has %s, which all readers of the TrainJob can see: use a Secret", ", ".join(doubtful)
+                )
+            manifests = manifests_of(self._api, spec, asks=False)
         if manifests.code is not None:
             put_code(self._api, spec, manifests.code)
         try:
@@ -129,8 +134,14 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first, from three lists: one request for each 500 objects of a list."""
+        """All jobs of the namespace, oldest first, from three lists: one request for each 500 objects of a list.
+
+        Raises:
+            NotFoundError: the cluster has no Kubeflow Trainer.
+        """
         listed = self._api.objects("trainjobs")
+        if not listed:
+            self._check_trainer()
         if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
@@ -416,7 +427,16 @@ class ClusterJobs:
         )
         return num_deleted
 
+    def _check_trainer(self) -> None:
+        """Raise NotFoundError if the cluster has no TrainJobs."""
+        if not self._api.serves("trainjobs"):
+            raise NotFoundError(
+                f"cluster {self.place} has no Kubeflow Trainer; nothing was done",
+                hint="ask the cluster's administrator to install Kubeflow Trainer, or name another cluster with --on",
+            )
+
     def _unknown(self, name: str) -> NotFoundError:
+        self._check_trainer()
         return NotFoundError(
             f"there is no job {name} in namespace {self._api.namespace} of cluster {self.place}; nothing was done",
             hint="`safepoint list` with the same --on and --namespace shows the jobs",

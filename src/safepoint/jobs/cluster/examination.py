@@ -5,6 +5,7 @@ from typing import Any
 
 from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
+from safepoint.foundation.units import plural
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.manifests import Runtime
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
@@ -158,7 +159,8 @@ def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str
 
 
 def _runtimes(api: ClusterApi) -> Finding:
-    check, why = "runtimes", "a job names a runtime, which sets the image and the grace period of the job's pods"
+    check = "runtimes"
+    why = "a job names a runtime, which sets the image of its pods, their grace period, and how often they restart"
     try:
         found = api.objects("trainingruntimes") + api.objects("clustertrainingruntimes")
     except AccessDeniedError as error:
@@ -176,9 +178,10 @@ def _runtimes(api: ClusterApi) -> Finding:
 
 
 def _runtime(document: Object) -> str:
-    """The name and the grace period of a runtime; empty if the runtime does not train PyTorch."""
+    """A runtime with its grace period and limit of restarts; empty if the runtime does not train PyTorch."""
+    runtime = Runtime(document=document)
     try:
-        return f"{name_of(document)} (grace {Runtime(document=document).grace_s} s)"
+        return f"{name_of(document)} (grace {runtime.grace_s} s, fails at {plural(runtime.backoff_limit, 'restart')})"
     except UsageError:
         return ""
 

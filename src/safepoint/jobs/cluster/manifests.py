@@ -31,6 +31,7 @@ TRACKING = "trainer.opendatahub.io"
 """The domain of the annotations by which OpenShift AI's controller reads the progress."""
 _POLL_S = 30
 DEFAULT_GRACE_S = 30
+_DEFAULT_BACKOFF_LIMIT = 6
 KEY_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_S3_ENDPOINT")
 REGION_VARIABLES = ("AWS_DEFAULT_REGION", "AWS_S3_BUCKET")
 
@@ -82,6 +83,12 @@ class Runtime:
         """The grace period of the pods: seconds between SIGTERM and SIGKILL."""
         found = at(self.pod, "terminationGracePeriodSeconds")
         return DEFAULT_GRACE_S if found is None else int(found)
+
+    @property
+    def backoff_limit(self) -> int:
+        """After how many failed pods and restarts of containers Kubernetes ends the Job."""
+        found = at(self.replicated_job, "template", "spec", "backoffLimit")
+        return _DEFAULT_BACKOFF_LIMIT if found is None else int(found)
 
     def pods_of(self, patches: Sequence[Any]) -> list[Any]:
         """What these patches set in the specification of its pods."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.objects import Object, name_of, texts
-from safepoint.jobs.model.connections import IDENTITY, SECRET_KEYS
+from safepoint.jobs.model.identity import IDENTITY, SECRET_KEYS
 from safepoint.jobs.model.spec import check_name, check_packages, check_variables
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import parse_location

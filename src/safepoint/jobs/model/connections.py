@@ -24,39 +24,13 @@ from typing import Any
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation.configuration import user_file
 from safepoint.foundation.environment import PlantedError, open_trusted
+from safepoint.jobs.model.identity import IDENTITY, SECRET_KEYS
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _POSITION = re.compile(r"line \d+, column \d+|end of document")
 _log = logging.getLogger("safepoint")
 _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-
-
-IDENTITY = frozenset(
-    {
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_PROFILE",
-        "AWS_ROLE_ARN",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_ENDPOINT_URL",
-        "AWS_ENDPOINT_URL_S3",
-        "AWS_S3_ENDPOINT",
-    }
-)
-"""Variables that choose the store and its keys. A connection replaces all of them."""
-
-
 _ENDPOINTS = frozenset({"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_S3_ENDPOINT"})
-SECRET_KEYS = frozenset(
-    {
-        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-        *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
-        *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN"),
-        *("AZURE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET", "GOOGLE_SERVICE_ACCOUNT_KEY"),
-    }
-)
-"""The variables with the keys of object stores."""
 _KEYS = SECRET_KEYS | {"AZURE_CLIENT_ID", "AZURE_TENANT_ID"}
 _PLAIN = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION", "AZURE_STORAGE_ACCOUNT_NAME"})
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from safepoint.errors import UsageError
 from safepoint.foundation.field_types import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
-from safepoint.jobs.model.connections import IDENTITY
+from safepoint.jobs.model.identity import IDENTITY
 from safepoint.settings.run_settings import RunSettings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")

@@ -16,8 +16,8 @@ from safepoint.foundation.field_types import check_fields
 from safepoint.foundation.quantities import parse_count
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.slots import Slots, count_slots, remark_on
-from safepoint.jobs.model.connections import IDENTITY
 from safepoint.jobs.model.function_source import as_options, take_function
+from safepoint.jobs.model.identity import IDENTITY
 from safepoint.jobs.model.spec import JobSpec, check_name, name_from, names_of_secrets
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.local.pod_folder import provide_pod_folder

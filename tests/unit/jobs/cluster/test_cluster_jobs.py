@@ -1,6 +1,8 @@
 """Tests of safepoint.jobs.cluster.cluster_jobs with an API that is injected; tests/cluster has the others."""
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,14 +10,14 @@ from typing import Any, cast
 import pytest
 
 from safepoint.cli.job_answers import useful_commands
-from safepoint.errors import AccessDeniedError, ConflictError
+from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.objects import Object, name_of
 from safepoint.jobs.cluster.spec import PLAN_LABEL, ClusterSpec, plan_name
 from safepoint.jobs.cluster.state import Observed, describe
-from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
+from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, BusyError, NotAdmittedError
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.model.records import JobState
 from safepoint.settings.run_settings import RunSettings
@@ -27,14 +29,17 @@ class Namespace:
 
     Args:
         refused: the kinds of objects that you may not create.
+        failure: what the creation of a TrainJob raises.
         objects: by kind.
     """
+
+    has_trainer = True
 
     namespace = "team"
     connection = SimpleNamespace(name="kind")
 
-    def __init__(self, *, refused: str = "", **objects: list[Any]) -> None:
-        self._refused, self._objects = refused, objects
+    def __init__(self, *, refused: str = "", failure: Exception | None = None, **objects: list[Any]) -> None:
+        self._refused, self._failure, self._objects = refused, failure, objects
         self.deleted: list[str] = []
         self.requests: list[str] = []
 
@@ -43,6 +48,13 @@ class Namespace:
     def may(self, verb: str, kind: str) -> bool:
         self.requests.append(f"ask {kind}")
         return kind != self._refused
+
+    def serves(self, kind: str) -> bool:
+        return self.has_trainer
+
+    def asked_ahead(self, wanted: list[tuple[str, str]]) -> AbstractContextManager[None]:
+        self.asked = [kind for kind, _ in wanted]
+        return nullcontext()
 
     def find(self, kind: str, name: str) -> Object | None:
         self.requests.append(f"get {kind}")
@@ -63,6 +75,8 @@ class Namespace:
         self.requests.append(f"create {kind}")
         if kind == self._refused:
             raise AccessDeniedError(f"you may not create {kind}")
+        if kind == "trainjobs" and self._failure is not None:
+            raise self._failure
         if any(name_of(item) == name_of(body) for item in self._objects.get(kind, [])):
             raise AlreadyExistsError(f"{kind} {name_of(body)} exists")
         return {**body, "metadata": {**body["metadata"], "uid": kind}}
@@ -139,6 +153,33 @@ def test_an_interrupt_leaves_nothing_that_was_created(
     assert ("job tiny was submitted: it may exist" in caplog.text) == (kind == "trainjobs")
 
 
+@pytest.mark.parametrize(
+    ("failure", "deleted"),
+    [
+        (NotAdmittedError("failed calling webhook"), ["trainingruntimes", "configmaps"]),
+        (BusyError("busy"), []),
+    ],
+)
+def test_what_was_made_for_a_job_that_was_not_admitted_is_deleted(failure: Exception, deleted: list[str]) -> None:
+    """If the cluster was busy, the job may be created later, so its objects stay."""
+    namespace = Namespace(failure=failure)
+    with pytest.raises(type(failure)):
+        jobs_of(namespace).submit(SPEC)
+    assert namespace.deleted == deleted
+
+
+def test_a_cluster_without_trainer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty list would mean that there are no jobs; also when a job is named."""
+    monkeypatch.setattr(Namespace, "has_trainer", False)
+    jobs = jobs_of(Namespace())
+    commands: list[Callable[[], object]] = [jobs.jobs, lambda: jobs.job("tiny"), lambda: jobs.delete("tiny")]
+    for command in commands:
+        with pytest.raises(NotFoundError, match="cluster kind has no Kubeflow Trainer"):
+            command()
+    monkeypatch.setattr(Namespace, "has_trainer", True)
+    assert jobs.jobs() == []
+
+
 def test_the_requests_of_a_submit() -> None:
     """Kubeflow's client sends three: two for the runtime, and one that creates the TrainJob."""
     namespace = Namespace(localqueues=[{"metadata": {"name": "gpus"}}], persistentvolumeclaims=[CLAIM])
@@ -160,6 +201,8 @@ def test_the_requests_of_a_submit() -> None:
         "patch secrets",
         "patch configmaps",
     ]
+    # All at once, so that a slow answer is waited for only once.
+    assert namespace.asked == [request.removeprefix("get ") for request in namespace.requests[1:6]]
 
 
 def test_what_a_killed_submit_has_left_gets_the_owner_before_the_config_map() -> None:

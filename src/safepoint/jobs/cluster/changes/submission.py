@@ -13,7 +13,7 @@ from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.spec import JOB_LABEL
 from safepoint.jobs.cluster.state import JOBSET_LABEL
-from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
+from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, NotAdmittedError
 
 _log = logging.getLogger("safepoint")
 _MADE_FOR_JOBS = ("secrets", "trainingruntimes", "configmaps")
@@ -53,6 +53,9 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         own(api, job, reversed(manifests.before))
     except KeyboardInterrupt:
         _undo(api, made, unanswered=requested)
+        raise
+    except NotAdmittedError:
+        _undo(api, made)
         raise
     except (TransientError, AlreadyExistsError):
         # Without an answer the job may exist, or may be created later. If the name exists, another submit may have

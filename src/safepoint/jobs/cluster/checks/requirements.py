@@ -13,6 +13,19 @@ from safepoint.storage.location import parse_location
 _RUNTIMES = (("trainingruntimes", "TrainingRuntime"), ("clustertrainingruntimes", "ClusterTrainingRuntime"))
 
 
+def needs_of(spec: ClusterSpec) -> list[tuple[str, str]]:
+    """The kinds and names of the objects that `manifests_of` looks up."""
+    output = spec.settings.output_dir
+    given = {
+        **{kind: spec.runtime for kind, _ in _RUNTIMES},
+        "persistentvolumeclaims": parse_location(output).claim if output is not None else None,
+        "localqueues": spec.queue,
+        "workloadpriorityclasses": spec.priority_class if spec.queue is not None else None,
+        "secrets": spec.connection,
+    }
+    return [(kind, name) for kind, name in given.items() if name is not None]
+
+
 def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Manifests:
     """Check what a job needs, and make its objects.
 

@@ -45,6 +45,11 @@ class BusyError(TransientError):
     pause_s: float = 0.0
 
 
+class NotAdmittedError(BusyError):
+    """A webhook of the cluster, which is asked before an object is changed, did not answer: nothing was changed."""
+
+
+_WEBHOOK = "failed calling webhook"
 _KINDS: dict[int, type[SafepointError]] = {
     **dict.fromkeys((400, 405, 413, 415, 422), UsageError),
     404: NotFoundError,
@@ -109,8 +114,17 @@ def refusal(status: int, document: dict[str, Any], what: str, *, after_s: str | 
             f"the cluster refuses the request {what}: {message}" if kind is UsageError else message, hint=hint
         )
     if status == 429 or status >= 500:
-        busy = BusyError(f"the cluster could not answer {what}: {message}", hint="try again later")
-        with contextlib.suppress(ValueError):
-            busy.pause_s = min(float(after_s or 0), _MOST_PAUSE_S)
-        return busy
+        return _busy(what, message, after_s)
     return StorageError(f"the cluster answered {what} with HTTP status {status}: {message}")
+
+
+def _busy(what: str, message: str, after_s: str | None) -> BusyError:
+    if _WEBHOOK in message:
+        return NotAdmittedError(
+            f"the cluster could not answer {what}: {message}; nothing was changed",
+            hint="try again later, or ask the cluster's administrator why this webhook does not answer",
+        )
+    busy = BusyError(f"the cluster could not answer {what}: {message}", hint="try again later")
+    with contextlib.suppress(ValueError):
+        busy.pause_s = min(float(after_s or 0), _MOST_PAUSE_S)
+    return busy
