@@ -80,8 +80,8 @@ def commit(
             So no node publishes its part before all nodes have prepared theirs.
 
     Raises:
-        SafepointError, OSError: nothing was committed, unless the error came after the rename in `publish`, such as
-            one of the fsync.
+        SafepointError, OSError: nothing was committed. If an fsync failed after the rename in `publish`, the files
+            are committed, but may not survive a power loss.
     """
     together(lambda: destination.prepare(record))
     together(destination.publish)

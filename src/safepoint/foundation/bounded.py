@@ -37,7 +37,7 @@ class Work(Generic[_T]):
         return self._future.done()
 
     def result(self, limit_s: float, *, unless: Future[Any] | None = None) -> _T | None:
-        """What the task returned, or None when it is not done; see `is_done`.
+        """What the task returned, or None if it is not done in time; see `is_done`.
 
         Raises:
             BaseException: what the task raised.

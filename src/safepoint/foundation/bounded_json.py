@@ -32,7 +32,7 @@ def parse_object(
             words.
 
     Raises:
-        ValueError: `data` is not such an object.
+        ValueError: `data` is not such an object, is too large, or is nested too deep.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         flags: of `os.open`, without `O_TRUNC`.
 
     Raises:
-        OSError: the file does not exist, or is not a regular file.
+        OSError: the file cannot be opened, is not a regular file, or has a second name and cannot be copied.
     """
     descriptor = open_shared(path, flags)
     status = os.fstat(descriptor)
@@ -128,7 +128,7 @@ def open_shared(path: Path, flags: int, mode: int = 0o666) -> int:
     """Open a file as `open_file` does, but never replace it. The caller must not write to a file with a second name.
 
     Raises:
-        OSError: the file does not exist, or is not a regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,6 +1,6 @@
 """HTTP requests that carry a secret. They follow no redirect, and pass a proxy only in an encrypted tunnel.
 
-Each ends in time, also when the server sends one byte a second.
+Each request ends within its time limit, even if the server sends one byte a second.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ def exchange(
     Args:
         request: the request.
         to: the server's name in messages.
-        timeout_s: how long the server may take to answer.
+        timeout_s: how long the request and its whole answer may take.
         max_bytes: how much of the body to read.
         context: which certificates are trusted; None for the system's.
 
     Raises:
-        PermissionError: the server refused the request, with a status from 400 to 499 but 408 and 429.
+        PermissionError: the server refused the request, with a status from 400 to 499 other than 408 and 429.
         OSError: there is no answer with a status from 200 to 299. The message shows nothing of the request.
     """
     # An https request passes through a proxy in an encrypted tunnel. An http request must not use a proxy, which
@@ -85,7 +85,7 @@ class _TimedTlsHandler(urllib.request.HTTPSHandler):
 
 
 def _timed(kind: type[http.client.HTTPConnection], until_s: float, **options: Any) -> Any:
-    """A function that makes connections, whose answers must be complete at `until_s`."""
+    """A function that makes connections. Each answer on such a connection must be complete by `until_s`."""
 
     def make(*args: Any, **kwargs: Any) -> http.client.HTTPConnection:
         connection = kind(*args, **kwargs, **options)
@@ -117,9 +117,9 @@ class TimedResponse(http.client.HTTPResponse):
 
 
 class _BoundedReader(io.BufferedReader):
-    """Refuses to read up to the end: the answer may have none.
+    """Refuses to read up to the end, because the answer may have no end.
 
-    `http.client` does that for a chunk whose size is stated as -1.
+    `http.client` would read up to the end for a chunk whose size is stated as -1.
     """
 
     def read(self, size: int | None = -1, /) -> bytes:

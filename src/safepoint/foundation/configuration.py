@@ -68,7 +68,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One table of a file, which may be empty: its settings, and its first line."""
+    """One table of a file: its first line, and its settings, if it has any."""
 
     file: str
     line: int | None
@@ -96,14 +96,14 @@ class LocalMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlace:
-    """`[places.NAME]`: a namespace of a cluster, as `--on NAME` calls it.
+    """`[places.NAME]`: a namespace of a cluster, which `--on NAME` selects.
 
     Args:
         name: its name.
         context: a context of the kubeconfig; None for the current one.
-        namespace: None for that of the context.
-        is_default: whether commands look for jobs there too when they name no place.
-        settings: the options of `submit` that it sets; which options there are is not checked here.
+        namespace: None for the namespace of the context.
+        is_default: whether commands without `--on` look for jobs there too.
+        settings: the options of `submit` that the table sets. Whether these options exist is not checked here.
     """
 
     name: str
@@ -181,7 +181,7 @@ class Configuration:
                     tables.append(table)
                     continue
                 if kind in {_LOCAL, _PLACES} and path != paths[-1]:
-                    what = "slots are a setting of the machine" if kind == _LOCAL else "clusters are your own"
+                    what = "slots are a setting of the machine" if kind == _LOCAL else "clusters are a user's setting"
                     raise table.refuse(f"{what}, and not of a project", hint=f"move it to {paths[-1]}")
                 if kind == _PLACES:
                     _add_place(places, table)
@@ -225,7 +225,7 @@ def _claim_folder(setting: Setting, base: Path) -> Path:
 def _add_place(places: dict[str, ClusterPlace], table: Table) -> None:
     if len(table.name) != 2:
         if table.settings or len(table.name) > 2:
-            raise table.refuse("each place has a table of its own", hint="write them below [places.NAME]")
+            raise table.refuse("each place has a table of its own", hint="write its settings below [places.NAME]")
         return
     name, values = table.name[1], {setting.name: setting for setting in table.settings}
     kinds: dict[str, type] = {"context": str, "namespace": str, "default": bool}
@@ -233,7 +233,7 @@ def _add_place(places: dict[str, ClusterPlace], table: Table) -> None:
     for setting in own:
         if not isinstance(setting.value, kinds[setting.name]) or setting.value == "":
             hint = "write true or false" if setting.name == "default" else "write it in quotation marks"
-            raise setting.refuse("it has the wrong type", hint=hint)
+            raise setting.refuse("it is empty or has the wrong type", hint=hint)
     given = {setting.name: cast("Any", setting.value) for setting in own}
     place = ClusterPlace(
         name=name,

@@ -128,8 +128,8 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
 
     Args:
         path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.
-        opened: a descriptor of it. If `path` is another file by now, it counts as planted: its owner may have moved
-            it away, so that its owner cannot be seen.
+        opened: a descriptor of the file or folder. If another file is at `path` by now, the opened one counts as
+            planted: another user may have moved it away, and then its owner cannot be checked.
     """
     path = os.path.abspath(path)
     found = [one for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents)]
@@ -160,7 +160,7 @@ class PlantedError(PermissionError):
 
 
 def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file that may name programs to run, or keys. Links are followed.
+    """Open a file that may contain keys, or names of programs to run. Links are followed.
 
     Raises:
         PlantedError: another user may have put it there.
@@ -181,7 +181,7 @@ def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def is_planted_folder(path: str | os.PathLike[str]) -> bool:
-    """The same for a folder that exists; one that is missing counts as planted."""
+    """Whether `is_planted` is true for the folder `path`; a folder that cannot be opened counts as planted."""
     try:
         descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

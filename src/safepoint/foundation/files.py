@@ -54,7 +54,7 @@ def make_folder(path: Path) -> None:
     made = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
     for folder in made:
-        with contextlib.suppress(PermissionError):  # the user may create names in it, but may not open it
+        with contextlib.suppress(PermissionError):  # the user may create names in the parent, but may not open it
             fsync_folder(folder.parent)
 
 
@@ -290,7 +290,7 @@ def walk_files(folder: Path, *, skip_unreadable: bool = False) -> Iterator[tuple
 
     Raises:
         FileNotFoundError: `folder` itself does not exist.
-        OSError: `folder`, or a sub-folder, cannot be read.
+        OSError: `folder` cannot be read, or a sub-folder cannot be read and `skip_unreadable` is False.
     """
 
     def note(path: str, error: OSError) -> None:
@@ -463,7 +463,8 @@ def reading(path: Path) -> Generator[None]:
 def is_being_read(path: Path) -> bool:
     """Whether a process holds a `reading` lease on `path`; False if files cannot be locked.
 
-    Processes of other users count only if their user is unknown: those on other machines and in other containers.
+    On this machine, only processes of this user and of root count. A process on another machine or in another
+    container, whose user is unknown, counts too.
 
     The file is opened for writing, because NFS grants an exclusive lock only on a file that is open for writing. To
     see the leases of other nodes, this function has to request such a lock.

@@ -1,4 +1,4 @@
-"""Lowers the priority of a background process, and raises it again while another process waits for it.
+"""Lowers the priority of a background process, and restores it while another process waits for that process.
 
 Linux puts each session of processes into a group of its own (autogroup), and shares the processors between these
 groups by the niceness of the groups. In a control group, such as that of a pod, the niceness of the process counts

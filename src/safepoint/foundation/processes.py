@@ -85,7 +85,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def user_of(pid: int) -> int | None:
-    """The user who started a process, even if it has changed its user since; None when it has ended."""
+    """The real user of a process, which a setuid program does not change; None when the process has ended."""
     with contextlib.suppress(OSError):
         for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
             if line.startswith("Uid:"):
@@ -96,8 +96,9 @@ def user_of(pid: int) -> int | None:
 def is_this_user(user: int) -> bool:
     """Whether the user that the kernel reports for a socket is certainly this one.
 
-    In a user namespace, the kernel reports all users that the namespace does not know as one. If this process has the
-    number of that one, it cannot be distinguished from them, unless its network belongs to its namespace.
+    In a user namespace, the kernel reports one number for all users that the namespace does not know. If this process
+    has that number, its user cannot be distinguished from them, unless its network namespace belongs to its user
+    namespace.
     """
     return user == os.geteuid() and (user != _unknown_user() or _has_own_network())
 
@@ -115,7 +116,7 @@ def _has_own_network() -> bool:
         descriptors.append(os.open(_PROC / "self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
         descriptors.append(fcntl.ioctl(descriptors[0], _OWNER_OF_NAMESPACE))
         return os.path.samestat(os.fstat(descriptors[1]), os.stat(_PROC / "self/ns/user"))
-    except OSError:  # the owner is a namespace around this one
+    except OSError:  # the network belongs to an outer user namespace
         return False
     finally:
         for descriptor in descriptors:

@@ -19,7 +19,7 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`. If a clock was set back, `seconds` may be negative: `0.00 s`."""
+    """`0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`. A negative time, as after a clock was set back, is `0.00 s`."""
     seconds = max(0.0, seconds)
     if seconds < 10:
         return f"{seconds:.2f} s"
@@ -60,7 +60,7 @@ class ByteCounter:
     """Counts bytes for a progress line.
 
     Args:
-        progress: called with the bytes done and `total_bytes`; may be None.
+        progress: called with the number of bytes done so far and `total_bytes`; may be None.
         total_bytes: how many bytes there are.
     """
 

@@ -51,7 +51,7 @@ class Saving:
         path: the checkpoint's folder, once it is committed.
         snapshotter: copies the state, and hands the snapshot to the keeper.
         torn: steps whose snapshots were discarded, because parameters changed during the copy. The checkpointer adds
-            to it.
+            steps to this set.
     """
 
     def __init__(self, step: int, path: Path, snapshotter: Snapshotter, torn: set[int]) -> None:
@@ -105,7 +105,8 @@ class Checkpointer:
 
     Raises:
         ConflictError: another run writes to `folder`, or this process is one of several ranks.
-        SaveError: the keeper cannot be started.
+        OSError: the keeper's process cannot be started.
+        SaveError: the keeper's process does not answer.
         StorageError: the folder cannot be used.
         ValueError: `keep` is invalid.
     """

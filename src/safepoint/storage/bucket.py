@@ -43,11 +43,11 @@ class Bucket(Protocol):
         progress: Progress | None,
         deadline_s: float | None,
     ) -> None:
-        """See `Store.upload`; of more than `WHOLE_BYTES`."""
+        """See `Store.upload`; the source has more than `WHOLE_BYTES` bytes."""
         ...
 
     def delete(self, key: str, *, deadline_s: float | None) -> None:
-        """Delete an object. A missing one is ignored, or is an ObjectNotFoundError."""
+        """Delete an object. If there is none, this does nothing or raises ObjectNotFoundError."""
         ...
 
     def sweep(
@@ -59,5 +59,5 @@ class Bucket(Protocol):
         begun_before_s: float | None,
         deadline_s: float | None,
     ) -> int:
-        """See `Store.sweep`; all keys are full ones."""
+        """See `Store.sweep`; all keys are relative to the bucket, not to a location."""
         ...

@@ -49,7 +49,7 @@ _CAUSES = (
 
 
 class RefusedKeysError(AccessDeniedError):
-    """The server does not accept the keys; it may accept others."""
+    """The server does not accept these keys; it may accept other keys."""
 
 
 def from_status(status: int, code: str, what: str) -> StorageError:

@@ -1,7 +1,7 @@
 """Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
 
-This module repeats failed requests itself: obstore's ten retries would hide faults and ignore the deadline. An
-interrupted upload of a large file starts again.
+This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
+Only in an upload in parts does obstore repeat requests. An interrupted upload of a large file starts again.
 """
 
 import contextlib
@@ -75,8 +75,8 @@ def _only_to_the_store(location: Location) -> dict[str, Any]:
     """Options that keep a SAS token of Azure from other hosts.
 
     The token is a part of the address, and obstore sends the address as `Referer` to the target of a redirect. So
-    requests to other hosts go to a proxy that does not exist, and fail. With a proxy of the environment, redirects
-    are followed.
+    requests to other hosts go to a proxy that does not exist, and fail. If the environment names a proxy, there is no
+    such protection: redirects are followed.
     """
     named = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith("AZURE_")}
     if location.scheme is not Scheme.AZ or not _SAS & named.keys() or proxy_of("https://core.windows.net"):

@@ -156,8 +156,8 @@ class LocalStore:
                         hint="another run writes to the same place; stop one of them",
                     )
             working.rename(path)
-            # `fsync` takes the descriptor, because another process may have deleted the object already, and then the
-            # empty folder.
+            # `fsync` takes the descriptor, not the path: another process may have deleted the object already, and
+            # then the empty folder.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:

@@ -45,7 +45,7 @@ class ObjectStore:
         options: how to reach it.
 
     Raises:
-        StorageError: `gs` or `az`, without the package that they need.
+        StorageError: the package that `gs` and `az` need is not installed.
     """
 
     def __init__(self, location: Location, options: StorageOptions) -> None:

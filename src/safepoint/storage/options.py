@@ -57,7 +57,7 @@ class StorageOptions:
 
     @property
     def has_keys(self) -> bool:
-        """Whether these options contain keys; without them see `safepoint.storage.s3.credentials.find_keys`."""
+        """Whether these options contain keys. If not, `safepoint.storage.s3.credentials.find_keys` looks for keys."""
         return bool(self.access_key_id and self.secret_access_key)
 
     def tls_context(self) -> ssl.SSLContext:

@@ -38,8 +38,8 @@ class StoredObject:
     Args:
         key: relative to the store's location, with `/`.
         size_bytes: the size of the object.
-        version: a string that changes with every write of the object. In an object store it is the ETag, on Google's
-            stores the generation.
+        version: a string that identifies what was written. In a folder and in Google's stores it changes with every
+            write. In other stores it is the ETag, which may be the same after the same content is written again.
         modified_s: when the object was written, seconds since 1970 by the store's clock.
     """
 
@@ -183,10 +183,10 @@ class Store(Protocol):
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Delete the unfinished uploads of all writers, and return their number. None can become visible afterwards.
+        """Delete the unfinished uploads of all writers, and return their number. They can never become visible.
 
         Args:
-            only: called with the key of each upload; those for which it returns True are deleted.
+            only: called with the key of each upload; the uploads for which it returns True are deleted.
             keys: keys that may have unfinished uploads. MinIO lists the uploads of a key only if the request names
                 exactly this key, so each of `keys` is requested. On MinIO, uploads of other keys are not found.
             begun_before_s: delete only uploads that began before this time, seconds since 1970; None for all.

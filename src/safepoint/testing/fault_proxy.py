@@ -48,7 +48,7 @@ class Kind(enum.StrEnum):
     TRUNCATED = "truncated"
     """The proxy sends half of the answer's body, then closes the connection."""
     WRONG_LENGTH = "wrong-length"
-    """The answer's `Content-Length` is seven bytes more than its body has."""
+    """The answer's `Content-Length` is seven bytes more than the length of its body."""
     CUT_LIST = "cut-list"
     """The proxy sends half of the answer's body as if it were all: the XML of a listing ends in the middle."""
     FLIPPED = "flipped"
@@ -349,7 +349,11 @@ def main(arguments: list[str]) -> int:
 
 
 def add_mixture(proxy: FaultProxy, error_rate: float) -> None:
-    """Break `error_rate` of all requests, a fifth of them in each of five ways that a client must survive."""
+    """Break requests in five ways that a client must survive, about equally often.
+
+    A small `error_rate` is about the share of requests that break. A request passes the five faults in turn, so at a
+    rate of 1 only two thirds of the requests break.
+    """
     kinds = (Kind.STATUS, Kind.RESET_BEFORE_BODY, Kind.RESET_AFTER_BODY, Kind.LOST_ANSWER, Kind.TRUNCATED)
     for kind in kinds:
         proxy.add(Fault(kind=kind, probability=error_rate / len(kinds)))

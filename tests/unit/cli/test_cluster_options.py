@@ -142,7 +142,7 @@ def test_an_error_names_the_line_of_the_place(settings: Path) -> None:
 def test_a_project_names_no_cluster(settings: Path) -> None:
     """Else a folder that someone sends could direct commands to another cluster."""
     Path("safepoint.toml").write_text('[places.a]\ncontext = "prod"\n')
-    with pytest.raises(UsageError, match="clusters are your own, and not of a project"):
+    with pytest.raises(UsageError, match="clusters are a user's setting, and not of a project"):
         Configuration.load()
 
 

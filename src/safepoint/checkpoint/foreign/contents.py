@@ -105,7 +105,7 @@ class DcpFolder(NamedTuple):
     """What the metadata of torch.distributed.checkpoint states.
 
     Args:
-        num_ranks: how many ranks wrote it, at least.
+        num_ranks: a lower bound of the number of ranks that wrote it.
         keys: the names of its tensors and values.
     """
 

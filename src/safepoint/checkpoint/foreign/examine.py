@@ -34,8 +34,8 @@ from safepoint.storage.browsing import StorePath, browse
 from safepoint.storage.store import Store
 
 _ADAPTED = "base_model.model."
-"""The prefix that PEFT gives to the names of weights. It shows that FSDP's shards hold adapters: a checkpoint of
-shards has no `adapter_config.json`."""
+"""The prefix that PEFT gives to the names of weights. A checkpoint of FSDP's shards has no `adapter_config.json`, so
+only this prefix shows that it holds adapters."""
 _MAX_FILES = 100_000
 _MAX_RECORDS = 100_000
 
@@ -65,7 +65,7 @@ class Examination:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether `folder` is a folder with the name of a checkpoint that Safepoint has not written."""
+    """Whether `folder` has the name of a checkpoint, and Safepoint has not written its files."""
     if step_of(folder) is None or os.path.islink(folder):
         return False
     try:
@@ -84,7 +84,7 @@ def examine(
         store: the output folder or the object store that contains it.
         name: `checkpoint-<step>`.
         allowed: functions and classes that its pickles may name, in addition to those that are always allowed.
-        accumulation: the micro-batches of a step, where its files do not state them.
+        accumulation: the number of micro-batches per step and rank. It is used if the files do not state it.
 
     Raises:
         StorageError: the object store cannot be read. In a folder, an unreadable file is a fault.
@@ -198,7 +198,7 @@ class _Examiner:
             raise CheckpointError("it is empty")
 
     def _check_strategy(self, strategy: Strategy) -> int:
-        """Check what several ranks have written, and return how many they are at least."""
+        """Check the files that several ranks have written. Returns a lower bound of the number of ranks."""
         least = _num_processes(self._arguments)
         if strategy is Strategy.SHARDS:
             for name in (layout.MODEL_SHARDS, layout.OPTIMIZER_SHARDS):
@@ -265,7 +265,7 @@ class _Examiner:
         return {}
 
     def _libraries(self) -> dict[str, str]:
-        """The version of transformers that `config.json` or `generation_config.json` states; empty without one."""
+        """The version of transformers in `config.json` or `generation_config.json`; empty if neither states it."""
         version: Any = None
         for name in ("config.json", "generation_config.json"):
             if name in self._sizes and version is None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from enum import StrEnum
 
 INCOMPLETE = "checkpoint-is-incomplete.txt"
-"""Transformers and Red Hat's SDK write a file with this name, or with this beginning of a name, while they save."""
+"""Transformers and Red Hat's SDK have a file with this name while they save, or with a name that begins with it."""
 STATE = "trainer_state.json"
 ARGUMENTS = "training_args.bin"
 MODEL_SHARDS = "pytorch_model_fsdp_0"
@@ -48,7 +48,7 @@ class Strategy(StrEnum):
 
 
 def is_own(paths: Collection[str]) -> bool:
-    """Whether Safepoint has written one of these files; then a missing manifest is damage."""
+    """Whether Safepoint has written one of these files. If it has, a missing manifest is damage."""
     return any(_OWN.fullmatch(path.partition("/")[0]) for path in paths)
 
 

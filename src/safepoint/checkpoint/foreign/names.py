@@ -1,8 +1,8 @@
-"""What the pickles of a checkpoint may name.
+"""The classes and functions that the pickles of a checkpoint may name.
 
-It is what `weights_only=True` of torch allows, and what the loader of a training adds for frameworks
-(`training/state/data_only.py`, whose check follows before anything is loaded). Every name stands for data: making
-such an object runs nothing else.
+They are those that `weights_only=True` of torch allows, and those that Safepoint allows in addition for frameworks
+(`training/state/data_only.py`, which checks the names once more before a file is loaded). Each of them only makes
+data: a call of it runs no other code.
 """
 
 import re

@@ -46,7 +46,7 @@ _SELF = "manifest_digest"
 _SELF_LINE = re.compile(rb'^ "manifest_digest": "([^"\\\n]*)",\n', re.MULTILINE)
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _LEAST_BYTES = 16
-"""How many bytes of a large record there are for each value. An entry of a file has about 25 for each."""
+"""A large record has at least this many bytes for each JSON value. An entry of a file has about 25 bytes for each."""
 _MAX_SHOWN = 300
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """The form of a run id. It is a part of names of folders."""
@@ -220,7 +220,7 @@ class ManifestFacts:
         return facts
 
     def to_manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
-        """The manifest of a checkpoint with these facts and `files`, which are written. Its `created` is now."""
+        """The manifest, created now, of a checkpoint with these facts and `files`, which have been written."""
         known = {one.name: getattr(self, one.name) for one in fields(ManifestFacts)}
         return Manifest(**known, trigger=trigger, created=clock.utc_now(), files=files)
 
@@ -248,7 +248,7 @@ class Manifest(ManifestFacts):
             raise ValueError("files must name at least one file")
         if paths != sorted(set(paths)):
             raise ValueError("files must be sorted by path, and no path may occur twice")
-        # In this order, what is below a path follows it at once.
+        # In this order, a path that is below another one follows it immediately.
         ordered = sorted(path.replace("/", "\0") for path in paths)
         for above, path in itertools.pairwise(ordered):
             if path.startswith(f"{above}\0"):
@@ -416,8 +416,8 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
             f"its version is {_shortened(repr(stated_version))}, this release reads version {VERSION}",
             hint="use the release of safepoint that wrote it",
         )
-    # The digest is that of the record without the line of the digest. The record need not be written once more for
-    # that, which takes a minute for a large one.
+    # The digest is that of the record without the line that states the digest. So the line is removed from `data`. To
+    # write the record again without it would take a minute for a large record.
     stated = [one.decode(errors="replace") for one in _SELF_LINE.findall(data)]
     if stated != [record.get(_SELF)] or stated != [digest_bytes(_SELF_LINE.sub(b"", data))]:
         raise ManifestError("it was altered after it was written: its own digest does not match")

@@ -2,7 +2,7 @@
 
 Pruning is the same in a folder and in an object store. The policies are pure functions.
 
-A checkpoint stays if any policy keeps it. If no policy sets a limit, all stay; `younger=` sets none. These always
+A checkpoint stays if any policy keeps it. If no policy sets a limit, all stay; `younger=` sets no limit. These always
 stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, and those that the caller
 protects. A checkpoint that is known to be damaged does not count as one of the N of a policy, and is not deleted.
 """

@@ -157,7 +157,7 @@ def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
 
 
 def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry]) -> None:
-    """Replace the record in `folder` with one that also names the added files. A part is then no longer open.
+    """Replace the record in `folder` with one that also names the added files. This closes a part (`is_open`).
 
     Args:
         folder: a committed checkpoint, or one node's part of it.

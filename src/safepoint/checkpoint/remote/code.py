@@ -9,9 +9,9 @@ from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
 
 COMMAND = "put-code"
-"""What a command outside of a cluster calls `write_code` in a pod."""
+"""The name by which a command outside of the cluster calls `write_code` in a pod."""
 PIECES = "/opt/safepoint-pieces"
-"""Where that pod has the pieces of the code, in files that are named by their number."""
+"""The folder in that pod with the pieces of the code. The name of each piece is its number."""
 MOST_BYTES = 64 << 20
 """How large the code of a job may be."""
 
@@ -45,7 +45,7 @@ def write_code(location: Location, data: bytes, digest: str, store: Store | None
     """Put the code of a job into its output location, unless it is there.
 
     Args:
-        location: where to; its name has the digest.
+        location: where the code is written; its name contains the digest.
         data: the code.
         digest: its SHA-256.
         store: of the folder or prefix of `location`; opened with the variables of this process when None.

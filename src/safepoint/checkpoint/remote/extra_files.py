@@ -38,7 +38,8 @@ class ExtraFiles:
         output: the folder.
         remote: the claimed location.
         limit_bytes: how many bytes to upload at most; 0 uploads nothing.
-        is_first_node: whether this is the folder of node 0. The files of other nodes do not replace those of node 0.
+        is_first_node: whether this is the folder of node 0. Another node uploads a file only if the store has no file
+            of this name yet.
         report: receives the events.
     """
 
@@ -88,7 +89,7 @@ class ExtraFiles:
             self._report(event)
         if left_out:
             limit = format_bytes(self._limit_bytes)
-            reason = f"together they exceed the limit of {limit}, or their names are no names of objects"
+            reason = f"together they exceed the limit of {limit}, or their names are not valid in a store"
             self.report_left_out(reason, left_out)
 
     def report_left_out(self, reason: str, names: list[str] | None = None) -> None:

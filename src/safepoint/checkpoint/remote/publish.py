@@ -4,9 +4,9 @@ Several nodes may each hold a part (docs/adr/0008). Then the node that finds all
 checkpoint. After a failure the next try uploads only the missing files.
 
 Nodes communicate only through marks in the store, in `.safepoint/parts/<name>/<manifest's digest>/`. A node writes
-`begun-<node>` while it uploads its files, and `<node>-of-<nodes>`, which contains the manifest, when all of them are
-uploaded. A checkpoint that another node has begun is uploaded first, because it needs this node's part. A node begins
-the next checkpoint only when its last one is complete or superseded, so that all nodes upload the same one.
+`begun-<node>` while it uploads its files, and `<node>-of-<nodes>`, which contains the manifest, when all its files
+are uploaded. A checkpoint that another node has begun is uploaded first, because it needs this node's part. A node
+begins the next checkpoint only when its last one is complete or superseded, so that all nodes upload the same one.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ def publish(
 
 
 def finish_parts(remote: RemoteFolder) -> list[str]:
-    """Commit the checkpoints that all nodes of an ended attempt have uploaded and none has committed.
+    """Commit the checkpoints that all nodes of an ended attempt have uploaded and no node has committed.
 
     Args:
         remote: claimed by this attempt.
@@ -182,7 +182,7 @@ class NodeUploaders:
         """The checkpoints that a node has begun to upload, and that are newer than the newest one in the store.
 
         Returns:
-            Their names; none while the store cannot be read.
+            Their names; empty with one node, and while the store cannot be read.
         """
         with contextlib.suppress(SafepointError):
             names = self._remote.with_parts(deadline_s) if self.exist else set[str]()

@@ -72,8 +72,8 @@ class RemoteFolder:
 
     Args:
         store: at the run's location.
-        attempt_id: this start of the run, once it has claimed the location; None for reading, and for writing to a
-            location without a claim.
+        attempt_id: the attempt that has claimed the location, and for which this object writes. None for reading, and
+            for writing to a location without a claim.
         passed_over: steps whose checkpoints this start found damaged; policies do not count them.
     """
 
@@ -421,7 +421,7 @@ class RemoteFolder:
     def written_files(self, name: str, *, deadline_s: float | None = None) -> Mapping[str, int]:
         """The files that the manifest of `name` lists, and the manifest: path → size in bytes.
 
-        If the manifest is invalid, they are all files below `name`; if there is no manifest, none.
+        If the manifest is invalid, the result has all files below `name`. If there is no manifest, it is empty.
         """
         files = self._files_of_manifest(name, deadline_s)
         found = {} if files else self.files_of(name, deadline_s=deadline_s)

@@ -1,4 +1,4 @@
-"""The uploader's process. The first rank starts it. The process outlives that rank; they share only the folder.
+"""The uploader's process. The first rank starts it, and it outlives that rank. It reads the files from the folder.
 
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
@@ -51,7 +51,7 @@ class UploaderPlan:
         passed_over: steps whose checkpoints in the store were found damaged at the start.
         grace_s: how long to go on uploading the newest checkpoint after the training's process has died.
         verbosity: of the console.
-        events: the job's event stream, written besides the one in the output folder.
+        events: the job's event stream, which is written in addition to the one in the output folder.
     """
 
     folder: str
@@ -142,7 +142,7 @@ class _Process:
 
     @property
     def _code_at_deadline(self) -> ExitCode:
-        """The exit code when there is no more time: an interrupted training is saved without its extra files."""
+        """The exit code when time is up. An interrupted training counts as saved even without its extra files."""
         is_saved = self._uploader.newest_only and self._code_without_extras is not None
         return self._code_without_extras or ExitCode.OK if is_saved else ExitCode.STORAGE
 

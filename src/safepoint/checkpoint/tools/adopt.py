@@ -1,7 +1,7 @@
 """Writes manifests for checkpoints that another program wrote, so that Safepoint treats them as its own.
 
-Promises: a checkpoint is adopted only if it has no fault, as far as its format allows to see that. The files stay
-where they are and are not changed; the manifest is written last. From then on every changed bit is found, and
+Promises: a checkpoint is adopted only if `examine` finds no fault in it. The files stay where they are and are not
+changed; the manifest is written last. From then on every changed bit is found, and
 retention counts the checkpoint.
 """
 
@@ -50,7 +50,7 @@ def adopt(
 
     Args:
         inventory: of their location.
-        items: foreign ones, newest first.
+        items: foreign checkpoints, newest first.
         accumulation: see `examine`.
         dry_run: examine them only.
         progress: see `Progress`.

@@ -123,7 +123,7 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 
 
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
-    """Copy the files that `from_pretrained` needs, without those of the training, to an empty place.
+    """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
 
     An export to an object store writes nothing to a disk of this machine.
 
@@ -140,6 +140,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
         CheckpointError: the checkpoint is damaged, or has no files of weights that `from_pretrained` reads.
         ConflictError: there is something at the target.
         StorageError: a store cannot be used, or the disk has too little room.
+        UsageError: the target is inside a checkpoint.
     """
     manifest = item.complete_manifest()
     entries = tuple(entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path))

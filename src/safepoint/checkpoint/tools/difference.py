@@ -31,8 +31,8 @@ class _Tensor(NamedTuple):
 
     Args:
         form: its type and sizes, such as `F32 [3, 4]`.
-        start: where its bytes begin, in the file.
-        size_bytes: how many there are.
+        start: where its bytes begin in the file.
+        size_bytes: the number of its bytes.
     """
 
     form: str

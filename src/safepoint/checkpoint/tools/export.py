@@ -72,6 +72,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
         CheckpointError: the checkpoint is damaged, or changed meanwhile.
         ConflictError: the target is not empty.
         StorageError: a store cannot be used, or the disk has too little room.
+        UsageError: the checkpoint holds adapters, or the target is inside a checkpoint.
     """
     looked_at: set[tuple[str, int]] = set()
 

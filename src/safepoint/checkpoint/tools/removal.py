@@ -6,7 +6,7 @@ from safepoint.checkpoint.tools.inventory import Inventory, Kind
 from safepoint.errors import ConflictError
 
 COMMAND = "remove-checkpoints"
-"""What a command outside of a cluster calls `remove_all` in a pod."""
+"""The name by which a command outside of the cluster calls `remove_all` in a pod."""
 
 
 def remove_all(inventories: Iterable[Inventory], output: str) -> int:
@@ -20,7 +20,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
         The number of deleted checkpoints. A checkpoint in several places counts once.
 
     Raises:
-        ConflictError: a checkpoint is being read; the others are deleted.
+        ConflictError: a process reads a checkpoint, or a later release wrote it; the others are deleted.
         StorageError: a location cannot be reached.
     """
     deleted: set[str] = set()
@@ -32,7 +32,8 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
                 names.add(item.name)
     if kept:
         raise ConflictError(
-            f"{', '.join(sorted(kept))} in {output} is being read and was not deleted; the others were deleted",
+            f"{', '.join(sorted(kept))} in {output} is being read, or was written by a later release: it was not "
+            "deleted; the others were deleted",
             hint="the job still exists; delete it once more when no process reads the checkpoint",
         )
     return len(deleted)

@@ -40,7 +40,7 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
         folder: the folder that contains `.metadata`.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or holds no weights.
+        CheckpointError: the checkpoint is damaged, or holds no weights, or several models.
         OSError: a file cannot be read.
     """
     with (folder / METADATA).open("rb") as file:

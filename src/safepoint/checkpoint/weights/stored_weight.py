@@ -55,7 +55,7 @@ class StoredWeight:
             runs: in any order.
 
         Raises:
-            CheckpointError: the name is not valid, safetensors has no such type, or bytes are missing or there twice.
+            CheckpointError: the name is invalid, safetensors has no such type, or bytes are missing or stored twice.
         """
         if type(name) is not str or not name.isprintable() or name == "__metadata__":
             raise CheckpointError(f"a weight cannot be called {name!r}")
@@ -77,8 +77,8 @@ def gather(weights: Sequence[StoredWeight], *, max_file_bytes: int = MAX_FILE_BY
     """Lay out `model.safetensors`, or several files and their index.
 
     Args:
-        weights: those of the whole model. Their paths must come from `safepoint.storage.browsing.browse`.
-        max_file_bytes: the size of the tensors in one file. A larger tensor has a file of its own.
+        weights: the weights of the whole model. Their paths must come from `safepoint.storage.browsing.browse`.
+        max_file_bytes: the most bytes of tensors in one file. A larger tensor has a file of its own.
 
     Returns:
         The content of each file, by its name. Reading a content raises StorageError if a file of the checkpoint is

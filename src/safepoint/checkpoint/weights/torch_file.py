@@ -60,12 +60,12 @@ file; Lightning's checkpoint; Lightning's final model."""
 _Path = TypeVar("_Path", bound=ReadablePath)
 
 CheckName = Callable[[str, str], None]
-"""Called with module and name of each class or function that a pickle names and that is not known. It may raise
-CheckpointError."""
+"""Called with the module and the name of each class or function that a pickle names and its reader does not know. It
+may raise CheckpointError."""
 
 
 def _allow_all(module_name: str, global_name: str) -> None:
-    """Allow every name: without its class, an object does nothing."""
+    """Allow every name: the `Inert` that stands for such an object does nothing."""
 
 
 class Inert:
@@ -143,7 +143,7 @@ class _Unpickler(_BASE):
 
 
 class _Instructions:
-    """The table of `pickle`'s instructions. It counts them, and checks keys before pickle hashes them."""
+    """The table of `pickle`'s instructions. It counts the instructions, and checks keys before pickle hashes them."""
 
     def __init__(self, unpickler: Any) -> None:
         self._unpickler = unpickler
@@ -374,13 +374,13 @@ def numbers_of(values: Any = ()) -> tuple[int, ...]:
     """A shape, strides or offsets as a tuple of numbers.
 
     Raises:
-        CheckpointError: `values` contains something else than numbers, or too many of them.
+        CheckpointError: `values` contains anything but whole numbers from 0 to 2^63 - 1, or too many of them.
     """
     numbers: tuple[Any, ...] = tuple(itertools.islice(values, _MAX_DIMENSIONS + 1))
     if len(numbers) > _MAX_DIMENSIONS or not all(
         type(number) is int and 0 <= number < 1 << _NUMBER_BITS for number in numbers
     ):
-        raise CheckpointError("a shape is not made of numbers")
+        raise CheckpointError("a shape or an offset has invalid numbers, or too many of them")
     return numbers
 
 

@@ -135,11 +135,11 @@ def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str,
     _check_all_used(first, sum(tensor.count for tensor in flats[0]), 1)
 
 
-def _check_all_used(used: int, there: int, align: int) -> None:
-    """Check that the unused rest of a flat group of `there` elements is only padding to a multiple of `align`."""
-    if -(-used // align) != -(-there // align):
+def _check_all_used(used: int, stored: int, align: int) -> None:
+    """Check that the unused rest of a flat group of `stored` elements is only padding to a multiple of `align`."""
+    if -(-used // align) != -(-stored // align):
         raise CheckpointError(
-            f"the checkpoint lists weights with {used} elements, and {there} are stored; padding does not explain "
+            f"the checkpoint lists weights with {used} elements, and {stored} are stored; padding does not explain "
             "the difference, so the layout is not known"
         )
 

@@ -1,7 +1,8 @@
 """What a program in a pod answers, as lines of the pod's log: its stdout, its stderr, and how it ended.
 
 A log has one stream, into which any library may write. So the program writes numbered frames, and the last one says
-how it ended. A reader whose connection broke reads the log from its beginning, and skips the frames that it has.
+how it ended. A reader whose connection broke reads the log from its beginning, and skips the frames that it has
+read before.
 """
 
 import base64
@@ -44,12 +45,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One line.
+    """One line of the log.
 
     Args:
         number: from 0.
         part: what it carries.
-        text: the text.
+        text: what the program wrote; in the last frame, its `Ending` as JSON.
     """
 
     number: int
@@ -61,8 +62,8 @@ class FrameWriter:
     """Writes frames as lines.
 
     Args:
-        log: where to.
-        shown: what replaces a text in everything that is written, such as the folder of a claim by its address.
+        log: the stream that receives the lines.
+        shown: text → its replacement in everything that is written, such as a claim's folder → the claim's address.
     """
 
     def __init__(self, log: TextIO, shown: Mapping[str, str]) -> None:

@@ -18,7 +18,7 @@ _STYLES = {
     logging.WARNING: ("warning: ", "\033[33m"),
     logging.ERROR: ("error: ", "\033[31m"),
 }
-"""What begins a line of each level, and its colour on a terminal."""
+"""The first word of the lines of each level, and their colour on a terminal."""
 
 
 class _Line(logging.Formatter):

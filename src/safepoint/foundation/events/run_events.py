@@ -103,7 +103,7 @@ class NewerForeign(Event, is_warning=True):
             f"{self.path} is newer than step {self.resumed_step}, but Safepoint did not write it, so it is not used"
         )
         if self.fault:
-            return f"{found}. It could not be: {self.fault}"
+            return f"{found}. It could not be used in any case: {self.fault}"
         return f"{found}. To resume from it, run again with --resume {self.path}"
 
 
@@ -161,8 +161,9 @@ class SignalReceived(Event, is_quiet=True, cause="signal"):
 class DeadlineChoice(Event, is_quiet=True):
     """After a stop request: what is done with the running step, and why.
 
-    `choice` is `finish_step`, `give_up_step` or `commit_snapshot`. `needed_s` is what the running step and its save
-    are expected to take, `available_s` what is left, `commit_s` what committing the newest snapshot would take.
+    `choice` is `finish_step`, `give_up_step` or `commit_snapshot`. `needed_s` is the time that the running step and
+    its save are expected to take, `available_s` the time that is left, and `commit_s` the time that the commit of the
+    newest snapshot would take.
     """
 
     choice: str
@@ -233,7 +234,7 @@ class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
     """The state of a step is in memory, or is being copied there. With `is_wanted`, it is to become a checkpoint.
 
     Other snapshots are reported at most every ten seconds. `count` is the number of snapshots since the last report,
-    with this one.
+    including this one.
     """
 
     step: int
@@ -338,7 +339,7 @@ class Restarted(Event, is_warning=True, cause="reason"):
 
 
 class StepAbandoned(Event, is_warning=True, cause="reason"):
-    """A step would have missed the deadline; the newest snapshot in memory was committed instead."""
+    """A step would have missed the deadline; the newest snapshot in memory, if any, was committed instead."""
 
     step: int
     snapshot_step: int | None
@@ -435,7 +436,8 @@ class ExtraFilesLeftOut(Event, is_warning=True, cause="reason"):
 class UploadUnfinished(Event, is_warning=True):
     """The run has ended before everything that it had to upload was in the object store.
 
-    With `newest_only`, this was the newest checkpoint only; otherwise all checkpoints and the final model.
+    With `newest_only`, the run had to upload the newest checkpoint only; otherwise, all checkpoints, the final model
+    and the other files of the output folder.
     """
 
     location: str

@@ -1,7 +1,7 @@
 """The stream of events: JSON lines for programs, sentences for people.
 
-One line per event, with RFC 3339 UTC times. Later releases may add fields, and remove none. A failed write, as on a
-full disk, loses the event and does not stop the training. Values that change every step are in
+One line per event, with RFC 3339 UTC times. Later releases may add fields, but remove none. If a write fails, as on a
+full disk, the event is lost and the training continues. Values that change every step are in
 `safepoint.progress.record`.
 """
 
@@ -90,13 +90,13 @@ def read_events(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[s
 
     Args:
         path: the stream.
-        last_bytes: read only this much of its end; for a stream in an output folder, which may be of any size.
+        last_bytes: read only this many bytes at its end. A stream in an output folder may be of any size.
     """
     with contextlib.suppress(OSError), open_regular(path) as file:
         if last_bytes is not None:
             file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
         while line := file.readline(MAX_BYTES):
-            if line.endswith(b"\n"):  # a line without its end was cut off by a crash
+            if line.endswith(b"\n"):  # a line without its end is too long, or was cut off by a crash
                 with contextlib.suppress(ValueError):
                     record = parse_object(line)
                     if isinstance(record.get("event"), str):

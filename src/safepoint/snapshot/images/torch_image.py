@@ -200,7 +200,7 @@ class _Seen:
 
 
 class _Chunk:
-    """The pickle of one value, and everything that it depends on (`_outline`), as it was then."""
+    """The pickle of one value, and all that the pickle depends on (`_outline`), as it was when it was made."""
 
     def __init__(self, value: Any, storages: _Storages) -> None:
         buffer = io.BytesIO()
@@ -315,7 +315,7 @@ class TorchImages:
             pieces=self._pieces,
             archives=(layout.archive,),
         )
-        # A large pickle has data that is not in tensors. It is not kept twice more between saves.
+        # A large pickle has data that is not in tensors. Its parts are in `_chunks`; two more copies are not kept.
         is_kept = len(pickled) <= _KEPT_BYTES
         self._pickled, self._image = (pickled, image) if is_kept else (b"", None)
         return image

@@ -35,7 +35,7 @@ class EarlierSnapshotLinks:
     def find(self) -> EarlierSnapshot | None:
         """Wait until the requested snapshots of the earlier ranks are written, and return the newest complete one.
 
-        The caller holds `KeeperState.changed`.
+        The caller holds `KeeperState.changed`. With several nodes the result is None.
         """
         earlier = self._state.earlier
         if earlier is None:

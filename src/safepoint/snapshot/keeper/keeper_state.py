@@ -175,8 +175,8 @@ class KeeperState:
         """Whether a rank waits until everything is written."""
 
     def admit(self, channel: Channel, hello: Hello) -> tuple[RankGroup, Rank]:
-        """Register a rank. The first rank after a restart makes the ranks before it `earlier`. If there are `earlier`
-        ranks already, it first waits until their saves are written."""
+        """Register a rank. The first rank that connects after a restart makes the previous ranks `earlier`. If there
+        are `earlier` ranks already, this call first waits until their saves are written."""
         with self.changed:
             while (group := self.current) is None or hello.restart > group.restart or group.is_over:
                 self.forget_earlier()

@@ -131,7 +131,7 @@ class MessageHandler:
         path = Path(message.folder)
         if self._state.folder.path == path:
             return ""
-        # A training that ended with an error did not close its folder. Its snapshots must not be written to this one.
+        # A training that ended with an error did not close its folder. Its snapshots must not be written to `path`.
         group.registry.clear()
         try:
             self._state.folder.open(path, is_committer=message.is_committer)

@@ -254,10 +254,11 @@ class KeeperClient:
         self._ask(messages.CloseFolder())
 
     def find_earlier_snapshot(self) -> EarlierSnapshot | None:
-        """Wait until all saves requested before the restart are written; then return the ranks' newest snapshot.
+        """Wait until all saves requested before the restart are written; then find the newest snapshot in memory.
 
         Returns:
-            None if there is no complete snapshot in memory.
+            The newest snapshot that the ranks completed before the restart. None if there is none, if it cannot be
+            used, or if the job has several nodes.
         """
         return self._ask(messages.FindEarlierSnapshot()).snapshot
 

@@ -94,8 +94,8 @@ class KeeperProcess:
 
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
-    # Everyone can read the command line of the keeper. So it has the socket and its name, which everyone can see, and
-    # not the key.
+    # Everyone can read the command line of the keeper. So it contains the descriptor and the name of the socket,
+    # which everyone can see, but not the key.
     with listen(plan.key) as server:
         name = os.fsdecode(server.getsockname()[1:])
         plan = dataclasses.replace(plan, key=name, listening=server.fileno())

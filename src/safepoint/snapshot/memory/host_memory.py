@@ -1,7 +1,7 @@
 """How much memory this process may still allocate before the kernel kills a process for lack of memory.
 
-The machine and each control group of this process (version 1 or 2) have a limit. The one with the least free memory
-counts.
+The machine and each control group of this process (version 1 or 2) have a limit. The limit that leaves the least
+memory available counts.
 """
 
 import contextlib

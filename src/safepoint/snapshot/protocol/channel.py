@@ -2,8 +2,8 @@
 
 The socket is in the abstract namespace: it has no file that would have to be removed. Any user may listen under such
 a name, so rank and keeper each check that the process at the other end belongs to the same user. The names of a
-keeper are computed from a key that other users do not know. They see a name only when a keeper has it, so they cannot
-take the next one.
+keeper are computed from a key that other users do not know. Other users see a name only while a keeper uses it, so
+they cannot take the name that the keeper will use next.
 """
 
 import contextlib

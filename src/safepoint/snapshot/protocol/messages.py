@@ -136,12 +136,13 @@ class KeeperPlan:
     """What a keeper needs to start: the command-line argument of its process, as JSON.
 
     Args:
-        key: by which ranks find the keeper; see `channel.names_of`. In the command line, the socket's name.
+        key: by which ranks find the keeper; see `channel.names_of`. In the command line, the name of the socket is in
+            place of the key.
         listening: the descriptor of the socket that listens.
         owner_pid: the keeper runs at least as long as this process; None: as long as its own stdin is open.
         verbosity: of the console.
         scratch: a temporary folder of the owner, in which the keeper makes folders too. The keeper removes it if the
-            owner is killed, which it notices only without `owner_pid`.
+            owner is killed. The keeper notices that only if `owner_pid` is None.
         events: a file for the job's events, besides the one in the output folder.
     """
 
@@ -291,7 +292,7 @@ class FindEarlierSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseEarlierSnapshot:
-    """The ranks have loaded their state: the keeper releases the memory of the ranks before the restart."""
+    """The ranks have loaded their state: the keeper releases the memory of the ranks from before the restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,7 +151,7 @@ def before_changes(call: Callable[[torch.optim.Optimizer], None]) -> RemovableHa
     An optimizer that is given a closure runs forward and backward inside of its step. Optimizers of torch change
     nothing before the closure has returned, so `call` runs when the closure returns. For other optimizers, and for
     optimizers that have a pre-hook, `call` runs at the beginning of the step, because they may change something
-    before.
+    before the closure returns.
 
     Args:
         call: receives the optimizer. If it raises, the optimizer does not step.
@@ -162,8 +162,8 @@ def before_changes(call: Callable[[torch.optim.Optimizer], None]) -> RemovableHa
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure") if "closure" in kwargs else next(iter(args[1:2]), None)
-        is_torchs = type(optimizer).step.__module__.startswith(_TORCH) and not vars(optimizer)[_HOOKS]
-        if closure is None or not is_torchs:
+        is_plain = type(optimizer).step.__module__.startswith(_TORCH) and not vars(optimizer)[_HOOKS]
+        if closure is None or not is_plain:
             call(optimizer)
             return None
 

@@ -1,4 +1,4 @@
-"""Reads the answers of an S3 server, which may be hostile: each has a time limit, and its values are checked."""
+"""Reads the answers of an S3 server, which may be hostile: their size is limited, and their values are checked."""
 
 import contextlib
 import re
@@ -17,8 +17,8 @@ _MAX_ELEMENTS = 50_000
 _MAX_TEXT = 4096
 """S3's longest text is a key: 1024 bytes, which take up to 3072 characters when they are encoded."""
 _ROOT = re.compile(r"(List|Initiate)[A-Za-z0-9]*(Result|Response)")
-"""The outermost element of a listing, or of the answer to the begin of an upload. Its exact name differs among
-servers: `ListPartsResult`, `ListPartsResponse`."""
+"""The outermost element of a listing, or of the answer to the request that begins an upload. Its exact name differs
+among servers: `ListPartsResult`, `ListPartsResponse`."""
 _NO_XML = re.compile(
     rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*(?:[0-8bcef]|1[0-9a-f])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]));",
     re.IGNORECASE,
@@ -91,10 +91,10 @@ def number_in(element: ElementTree.Element, name: str) -> int:
 
 
 def size_of(text: str | None) -> int:
-    """The size or count that `text` says.
+    """The size or count in `text`.
 
     Raises:
-        ValueError: it says none.
+        ValueError: `text` is not a valid size or count.
     """
     number = int(text or "")
     if not 0 <= number < _MAX_SIZE:
@@ -113,7 +113,7 @@ def time_of(text: str | None) -> float:
     """Seconds since 1970 of a time in a header.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `text` is not a time.
     """
     return parsedate_to_datetime(text or "").replace(tzinfo=UTC).timestamp()
 

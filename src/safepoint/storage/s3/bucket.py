@@ -19,7 +19,7 @@ _NUM_LISTINGS = 8
 
 
 class S3Bucket(S3Requests):
-    """A bucket; it needs no other package."""
+    """A bucket of S3 or of a compatible server. It needs no other package than Safepoint."""
 
     def head(self, key: str, *, deadline_s: float | None) -> StoredObject:
         """See `Bucket`."""
@@ -68,7 +68,7 @@ class S3Bucket(S3Requests):
             found = bytearray()
             while block := response.read(_BLOCK_BYTES):
                 found += block
-                if response.chunked and len(found) > MAX_ANSWER_BYTES:  # it did not say how long it is
+                if response.chunked and len(found) > MAX_ANSWER_BYTES:  # a chunked answer does not state its length
                     raise other_answer(what)
             if response.length:
                 raise TransientError(f"the answer for {what} was cut off")
@@ -96,7 +96,7 @@ class S3Bucket(S3Requests):
             headers["if-none-match"] = "*"
         elif condition is not None and condition.version is not None:
             if not (condition.version.isascii() and condition.version.isprintable()):
-                raise other_answer(self._what("PUT", key))  # a server named this version
+                raise other_answer(self._what("PUT", key))  # the version comes from the server's answer
             headers["if-match"] = condition.version
         request = Request(method="PUT", key=key, query={}, headers=headers, body=data)
         return self._call(request, until_s, most_tries=1).headers.get("ETag", "")

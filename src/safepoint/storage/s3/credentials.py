@@ -1,4 +1,4 @@
-"""The keys for S3. They may change during a run, so they are fetched again before they expire, or when refused.
+"""The keys for S3. They may change during a run, so they are fetched again before they expire or if S3 refuses them.
 
 The keys come from the first of these sources that exists, as in AWS's tools: keys in the environment, a role with a
 token file (web identity), a shared credentials file, a container's endpoint, the role of an instance.
@@ -41,7 +41,7 @@ class Keys:
     Args:
         access_key_id: the public name of the secret key.
         secret_access_key: the secret key. It is in no message and no `repr`.
-        session_token: of temporary keys.
+        session_token: the token of temporary keys; None for other keys.
         expires_s: seconds since 1970; infinite for keys that do not expire.
     """
 

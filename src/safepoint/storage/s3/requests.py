@@ -53,7 +53,7 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 _ERROR = re.compile(rb"<Error[\s>]")
 _MAX_LISTED = 2_000_000
 _MAX_LISTED_BYTES = 1 << 30
-"""The most names in a listing, and the most bytes of its pages. As `StoredObject` they take about 1 GB of memory."""
+"""The most names in a listing, and the most bytes of its pages. So many `StoredObject`s take about 1 GB of memory."""
 _LIST_WITHIN_S = 1800.0
 """How long a listing may take."""
 
@@ -116,7 +116,7 @@ class S3Requests:
     Args:
         bucket: the bucket.
         options: the endpoint and its certificates.
-        keys: where the keys come from that sign the requests.
+        keys: the source of the keys that sign the requests.
     """
 
     def __init__(self, bucket: str, options: StorageOptions, keys: KeySource) -> None:
@@ -136,7 +136,8 @@ class S3Requests:
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
         """Begin an upload."""
         answer = self._call(Request(method="POST", key=key, query={"uploads": ""}), deadline_s)
-        with refusing_other_answers(self._what("POST", key)):  # without a name, a part would be the object itself
+        # A part that is sent without an upload's name would replace the object itself.
+        with refusing_other_answers(self._what("POST", key)):
             return UploadId(key=key, upload_id=present(text_in(answer.xml, "UploadId")))
 
     def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
@@ -184,7 +185,7 @@ class S3Requests:
     ) -> Iterator[ElementTree.Element]:
         """The elements called `name` of all pages.
 
-        `markers` maps each query parameter that requests the next page to the element of this page with its value.
+        `markers`: query parameter that requests the next page → the element of the current page that has its value.
         """
         what = self._what("GET", key)
         marker: dict[str, str] = {}
@@ -421,7 +422,7 @@ class Request:
         headers: further headers; names in lower case.
         body: what is sent.
         md5: the MD5 of the body, if the ETag of the answer has to be compared with it.
-        answer_bytes: how long the body of the answer may be at most when it is slow.
+        answer_bytes: the expected size of the answer's body; the time limit of the request grows with it.
     """
 
     method: str
@@ -434,7 +435,7 @@ class Request:
 
     @property
     def size_bytes(self) -> int:
-        """Of the body."""
+        """The size of the body."""
         return self.body.size_bytes if isinstance(self.body, FilePart) else len(self.body)
 
 
