@@ -68,9 +68,9 @@ test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, se
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi
 
-test-cluster-long: $(INSTALLED) ## older releases of Trainer, each on a cluster of its own, and each fault ten times (3 hours)
+test-cluster-long: $(INSTALLED) ## older releases of Trainer, each on a cluster of its own, and each fault ten times (2 hours)
 	if $(BIN)/python -m tests.support.cluster build older; then $(BIN)/pytest -m 'cluster and long' tests/cluster; \
-	  SAFEPOINT_TEST_TRIALS=10 $(BIN)/pytest tests/cluster/test_faults.py; fi
+	  SAFEPOINT_TEST_TRIALS=10 $(BIN)/pytest tests/cluster/test_faults.py tests/cluster/test_two_nodes.py; fi
 
 test-cluster-core: $(INSTALLED) ## of these, the life of a job: suspended, preempted, a pod deleted or evicted (6 minutes)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster/test_life.py \

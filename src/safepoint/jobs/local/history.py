@@ -22,13 +22,13 @@ from safepoint.jobs.model.records import (
     AttemptRecord,
     JobEvent,
     JobRecord,
-    JobState,
     JobSummary,
     NodeRecord,
     RequestedAction,
     command_line,
 )
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 
 _FIRST_SCHEMA = """
 CREATE TABLE job (

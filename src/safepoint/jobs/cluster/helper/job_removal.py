@@ -14,7 +14,7 @@ from safepoint.jobs.cluster.helper.job_storage import location_of, remove_checkp
 from safepoint.jobs.cluster.objects import Object, name_of
 from safepoint.jobs.cluster.spec import removal_note
 from safepoint.jobs.cluster.state import ClusterJob, Observed
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from safepoint.storage.location import parse_location
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from safepoint.jobs.cluster.objects import Object, at, count_of, items, texts
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS
 
