@@ -39,9 +39,9 @@ def split_loop(module: ModuleType) -> None:
         SafepointError: the loop has another form.
     """
     trainer: Any = module.Trainer
-    if hasattr(trainer, "_run_epoch") or not hasattr(trainer, _LOOP):
+    original = inspect.unwrap(getattr(trainer, _LOOP, split_loop))
+    if hasattr(trainer, "_run_epoch") or "tr_loss" not in original.__code__.co_varnames:
         return
-    original = inspect.unwrap(getattr(trainer, _LOOP))
     try:
         lines, first = inspect.getsourcelines(original)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -98,16 +98,13 @@ def _rewrite(function: ast.FunctionDef) -> None:
     Raises:
         ValueError: a place was not found, or twice.
     """
-    loss = _Loss()
-    loss.visit(function)
+    _Loss().visit(function)
     epochs = _only(
         [i for i, one in enumerate(function.body) if isinstance(one, ast.For) and _name(one.target) == "epoch"],
         "a loop over epochs",
     )
     loop = cast("ast.For", function.body[epochs])
     begins = _only([i for i, one in enumerate(loop.body) if _calls(one, "on_epoch_begin")], "on_epoch_begin")
-    if not loss.count:
-        raise ValueError("no tr_loss")
     loop.body[begins + 1 : begins + 1] = _statements(_BEGIN_EPOCH, loop.body[begins])
     named, returns = _statements(_FINISH, function.body[epochs + 1])
     cast("ast.FunctionDef", named).body = function.body[epochs + 1 :]
@@ -118,13 +115,9 @@ def _rewrite(function: ast.FunctionDef) -> None:
 class _Loss(ast.NodeTransformer):
     """Makes the variable `tr_loss` the attribute `self._tr_loss`."""
 
-    def __init__(self) -> None:
-        self.count = 0
-
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id != "tr_loss":
             return node
-        self.count += 1
         owner = ast.copy_location(ast.Name("self", ast.Load()), node)
         return ast.copy_location(ast.Attribute(owner, "_tr_loss", node.ctx), node)
 

@@ -113,10 +113,10 @@ def test_a_traceback_shows_the_line(tmp_path: Path) -> None:
     assert caught.traceback[-1].lineno + 1 == LOOP.splitlines().index("            if self.stop:") + 1
 
 
-@pytest.mark.parametrize("what", ["tr_loss", "on_epoch_begin", "for epoch in"])
+@pytest.mark.parametrize("what", ["on_epoch_begin", "for epoch in"])
 def test_a_loop_of_another_form_is_refused(what: str, tmp_path: Path) -> None:
     """Before a training starts."""
-    other = {"tr_loss": "summed", "on_epoch_begin": "epoch_starts", "for epoch in": "for one in"}[what]
+    other = {"on_epoch_begin": "epoch_starts", "for epoch in": "for one in"}[what]
     with pytest.raises(SafepointError, match=r"unknown form .*; training was not started"):
         split_loop(release(tmp_path, LOOP.replace(what, other)))
 
