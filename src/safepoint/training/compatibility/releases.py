@@ -7,7 +7,7 @@ from importlib import metadata
 from safepoint.errors import SafepointError
 
 TESTED = {
-    "torch": ("2.9", "2.15"),
+    "torch": ("2.9", "2.13"),
     "transformers": ("4.57", "5.23"),
     "accelerate": ("1.12", "1.15"),
 }
