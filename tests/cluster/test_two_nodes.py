@@ -59,7 +59,7 @@ def _drain(team: Workspace, jobs: Sequence[str]) -> float:
 
 def test_a_drained_node(wide_team: Workspace, undisturbed: Callable[[int, int], Path], figures: Figures) -> None:
     """The scheduler gives the pods of a job with a memory limit a node each; after the first drain they share one."""
-    fault = Fault(strike=_drain, options=("--memory", "1Gi"), most_strikes=4)
+    fault = Fault(strike=_drain, options=("--memory", "1Gi"), most_strikes=2)
     assert_costs_nothing("drained, two nodes", fault, wide_team, undisturbed, figures)
     assert set(_nodes_of_cluster(wide_team)) == {"node-a", "node-b"}
 
