@@ -100,7 +100,7 @@ def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
 def explain(error: Exception) -> tuple[ExitCode, SafepointError] | None:
     """The exit code and the message for an error with a cause outside Safepoint's code; None for any other."""
     if isinstance(error, SafepointError):
-        # If a store or a cluster refuses the identity, a command ends with this code; a training ends with 13.
+        # If a store or a cluster refuses the identity, a command ends with 12, and a training with 13.
         return ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code, error
     if isinstance(error, OSError) and error.errno in _OUTSIDE_FAULTS:
         where = printable(str(error.filename or "a file"))
@@ -164,7 +164,7 @@ def _forget_unwritten() -> None:
 
 
 def _with_origin(message: str, invocation: Invocation) -> str:
-    """`message`. For each option in it that a file or a variable sets, this file or variable is added."""
+    """`message`, and where its options were set, if a settings file or a variable has set them."""
     named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")}
     named -= invocation.options.keys()
     if not named or not invocation.names:
