@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-s3 test-nfs test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-s3 test-nfs test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -68,9 +68,9 @@ test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, se
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi
 
-test-cluster-long: $(INSTALLED) ## older releases of Trainer, each on a cluster of its own, and each fault ten times (3 hours)
+test-cluster-long: $(INSTALLED) ## older releases of Trainer, each on a cluster of its own, and each fault ten times (2 hours)
 	if $(BIN)/python -m tests.support.cluster build older; then $(BIN)/pytest -m 'cluster and long' tests/cluster; \
-	  SAFEPOINT_TEST_TRIALS=10 $(BIN)/pytest tests/cluster/test_faults.py; fi
+	  SAFEPOINT_TEST_TRIALS=10 $(BIN)/pytest tests/cluster/test_faults.py tests/cluster/test_two_nodes.py; fi
 
 test-cluster-core: $(INSTALLED) ## of these, the life of a job: suspended, preempted, a pod deleted or evicted (6 minutes)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster/test_life.py \
@@ -91,24 +91,36 @@ test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 ki
 test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters; ZeRO on other ranks
 	$(BIN)/pytest tests/ranks/test_strategies.py tests/ranks/test_zero_ranks.py
 
-$(VERSIONS)/oldest/.installed $(VERSIONS)/newest/.installed: pyproject.toml constraints.txt constraints-oldest.txt
+# The sets of `make test-versions`: a file of pins in constraints/, or none for the newest releases. OpenShift AI's images
+# have Python 3.12. PyTorch of the common index comes with its CUDA packages: several GB for each release.
+SETS := oldest cuda-image rocm-image universal-image newest
+PYTHON_OF_IMAGES ?= python3.12
+TOOLS := torch numpy xxhash typer psutil transformers accelerate trl peft 'datasets>=4.0' 'lightning>=2.6,<3' \
+  pip pytest pytest-timeout pytest-xdist hypothesis 'moto[server]' cryptography scikit-learn torchdata
+MEET_FRAMEWORKS := tests/unit/training tests/unit/snapshot \
+  tests/ranks/test_{equivalence,data_position,interruptions,lightning,session,strategies,trl}.py
+
+# A pin of the set replaces that of constraints.txt. Safepoint itself is a path: nothing else that it requires is there.
+$(SETS:%=$(VERSIONS)/%/.installed): $(VERSIONS)/%/.installed: pyproject.toml constraints.txt $(wildcard constraints/*.txt) | $(INSTALLED)
 	rm -rf $(@D)
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet -c constraints.txt uv
-	if [ $(notdir $(@D)) = oldest ]; then \
-	  awk -F== 'NR == FNR { old[$$1]; print; next } !($$1 in old)' constraints-oldest.txt constraints.txt; \
+	$(BIN)/uv venv --quiet --python $(if $(findstring image,$*),$(PYTHON_OF_IMAGES),$(PYTHON)) $(@D)
+	if [ -f constraints/$*.txt ]; then \
+	  awk -F'[=<>]' 'NR == FNR { print; set[$$1]; next } !($$1 in set)' constraints/$*.txt constraints.txt; \
 	fi > $(@D)/constraints.txt
-	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python -c $(@D)/constraints.txt -e '$(EXTRAS)' --group dev
-	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python -c $(@D)/constraints.txt --no-deps --target $(@D)/deepspeed --group deepspeed
+	$(INSTALL) $(@D)/bin/python -c $(@D)/constraints.txt $(TOOLS)
+	$(INSTALL) $(@D)/bin/python -c $(@D)/constraints.txt --no-deps --target $(@D)/deepspeed deepspeed einops hjson msgpack ninja py-cpuinfo
+	echo $(CURDIR)/src > $$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/safepoint.pth
 	touch $@
 
-# The newest PyTorch comes with its CUDA packages from the common index: several GB.
-test-versions: $(VERSIONS)/oldest/.installed $(VERSIONS)/newest/.installed ## what meets the frameworks, with their oldest and newest releases
-	for which in oldest newest; do \
-	  $(VERSIONS)/$$which/bin/python -m pip freeze | grep -E '^(accelerate|lightning|peft|torch|transformers|trl)=='; \
-	  $(VERSIONS)/$$which/bin/pytest -m 'not s3 and not cluster and not long' tests/unit/training tests/unit/snapshot \
-	    tests/ranks/test_{equivalence,data_position,interruptions,lightning,session,strategies,trl}.py; \
-	done
+test-versions: $(SETS:%=test-set-%) ## what meets the frameworks, in each set of releases: oldest, newest, OpenShift AI's images
+
+$(SETS:%=test-set-%): test-set-%: $(VERSIONS)/%/.installed
+	$(VERSIONS)/$*/bin/python -m pip freeze | grep -E '^(accelerate|lightning|numpy|peft|torch|transformers|trl)=='
+	$(VERSIONS)/$*/bin/python -m pytest -m 'not s3 and not cluster and not long' $(MEET_FRAMEWORKS)
+
+test-versions-smoke: $(VERSIONS)/oldest/.installed ## of these, units and one interruption with the oldest releases (4 minutes)
+	$(VERSIONS)/oldest/bin/python -m pytest tests/unit/training/compatibility tests/unit/training/integrations tests/unit/snapshot/images
+	$(VERSIONS)/oldest/bin/python -m pytest -m '' 'tests/ranks/test_strategies.py::test_interrupted_is_uninterrupted[ddp-full-signal]'
 
 bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark
 	$(INSTALL) $(BIN)/python -c constraints.txt --group bench

@@ -26,8 +26,8 @@ from safepoint.errors import ExitCode
 from safepoint.foundation import clock
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobState
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import PROGRESS_NAME, Progress, State
 from safepoint.settings.run_settings import RunSettings
 

@@ -13,7 +13,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_duration
 from safepoint.jobs.local.attempt import rank_reports
 from safepoint.jobs.local.history import History
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from safepoint.training.engine.save_clock import Losses, read_losses
 from tests.support.checkpoints import commit, describe, prepared
 from tests.support.job_values import job_spec

@@ -16,7 +16,7 @@ from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import SafepointError
 from safepoint.jobs.local.history import History
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from tests.support.checkpoints import commit, prepared
 from tests.support.folder_scenario import FILES, attempt
 from tests.support.job_values import job_spec

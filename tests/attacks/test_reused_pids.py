@@ -16,7 +16,8 @@ from safepoint.jobs.local.attempt.launchers import Launchers
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.supervisor import supervise
-from safepoint.jobs.model.records import JobState, NodeRecord, RequestedAction
+from safepoint.jobs.model.records import NodeRecord, RequestedAction
+from safepoint.jobs.model.states import JobState
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher import signal_relay
 from safepoint.training.launcher.launcher_reporter import LauncherReporter

@@ -177,9 +177,9 @@ _FAULTS = {
     "nothing": Fault(strike=_nothing, has_signal=False, has_restart=False),
     "suspended": Fault(strike=_suspend),
     "preempted": Fault(strike=_preempt, nodes=1, options=(*_QUEUED, "--priority-class", "low")),
-    "deleted": Fault(strike=_delete, most_strikes=2),
-    "evicted": Fault(strike=_evict, most_strikes=2),
-    "drained": Fault(strike=_drain, most_strikes=2),
+    "deleted": Fault(strike=_delete, most_strikes=4),
+    "evicted": Fault(strike=_evict, most_strikes=4),
+    "drained": Fault(strike=_drain, most_strikes=4),
     "out_of_memory": Fault(strike=_exhaust, options=(*_PERIODIC, "--memory", "2Gi"), has_signal=False),
     "killed": Fault(strike=_kill, options=_PERIODIC, has_signal=False),
     "api_server": Fault(
@@ -190,7 +190,7 @@ _FAULTS = {
         has_signal=False,
         has_restart=False,
     ),
-    "kubelet": Fault(strike=_stop_kubelet, step_ms=2000, most_strikes=2, has_signal=False, has_restart=False),
+    "kubelet": Fault(strike=_stop_kubelet, step_ms=2000, most_strikes=5, has_signal=False, has_restart=False),
 }
 
 

@@ -14,7 +14,7 @@ from tests.support.jobs import TINY
 from tests.support.moto_server import moto_server
 from tests.support.patience import PATIENCE
 
-IN_QUEUE = ("--queue", QUEUE, "--cpu", "800m", "--memory", "1Gi")
+IN_QUEUE = ("--queue", QUEUE, "--memory", "1Gi")
 
 
 def live(team: Workspace, name: str, trains: Callable[[dict[str, Any]], bool] | None = None) -> None:

@@ -151,7 +151,7 @@ def test_a_webhook_that_does_not_answer(team: Workspace, tmp_path: Path) -> None
     """Nothing is left of a `submit`; a job that is there is suspended by the next command."""
     existing = submission(team, tmp_path / "train.py")
     assert existing.run().code == 0
-    names = re.compile(r"[a-z.0-9]+/a(-.*)?")  # what belongs to this job
+    names = re.compile(r"[a-z.0-9-]+/a(-.*)?")  # what belongs to this job
     with silent_webhook(team):
         for done in (try_submit(team, "--nnodes", "2"), safepoint("suspend", *ON, team.namespace, "a")):
             assert done.code == ExitCode.STORAGE, done.stderr

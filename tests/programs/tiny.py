@@ -275,7 +275,7 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
         ),
         disable_tqdm=True,
         seed=7,
-        enable_jit_checkpoint=options.jit,
+        **({"enable_jit_checkpoint": True} if options.jit else {}),
         **options.settings,
     )
     Path(out).mkdir(parents=True, exist_ok=True)

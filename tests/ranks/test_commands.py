@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from tests.support.jobs_local import LOOP, Place, jobs_in
 from tests.support.patience import PATIENCE
 

@@ -19,7 +19,8 @@ from safepoint.foundation.processes import processes_of
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobState, RequestedAction
+from safepoint.jobs.model.records import RequestedAction
+from safepoint.jobs.model.states import JobState
 from tests.support.equality import finals, same
 from tests.support.jobs_local import Place, jobs_in, tell_to_stop
 from tests.support.moto_server import MotoServer

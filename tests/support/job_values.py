@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
-from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
+from safepoint.jobs.model.records import JobRecord, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 from safepoint.settings.run_settings import RunSettings
 
 

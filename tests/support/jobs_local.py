@@ -14,8 +14,9 @@ from safepoint.foundation.processes import identify, kill, processes_of
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobRecord, JobState
+from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 from safepoint.settings.run_settings import RunSettings
 from tests.support.jobs import environment
 from tests.support.patience import PATIENCE

@@ -29,7 +29,8 @@ from safepoint.jobs.local import local_jobs
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobState, RequestedAction
+from safepoint.jobs.model.records import RequestedAction
+from safepoint.jobs.model.states import JobState
 from safepoint.progress import prometheus_text
 from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, State
 from safepoint.progress.trainer_status import TrainerStatus

@@ -120,7 +120,7 @@ class FolderDestination:
         """See `Destination`."""
         if is_newer_format(self.target):
             raise SaveError(
-                f"a later release of safepoint wrote {self.target}, and this one does not replace it",
+                f"a later release of Safepoint wrote {self.target}; this release does not replace it",
                 hint="move it away, or use that release",
             )
         self.source.mkdir(parents=True, exist_ok=True)  # one node's part may have no files

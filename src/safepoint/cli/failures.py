@@ -7,18 +7,21 @@ does, the command ends without a message.
 """
 
 import errno
+import importlib
 import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import typer
 
 from safepoint.cli.lazy import Invocation, LazyGroup
 from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printable, printable_lines
 
+# Below 0.28, Typer's exceptions are those of Click, which later releases do not need.
+_COMMAND_ERROR: Any = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
 _CLOSED_PIPE = 141
 """128 + SIGPIPE: the exit code that a shell reports for a program that SIGPIPE has ended."""
 _OUTSIDE_FAULTS = {
@@ -97,7 +100,7 @@ def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
 def explain(error: Exception) -> tuple[ExitCode, SafepointError] | None:
     """The exit code and the message for an error with a cause outside Safepoint's code; None for any other."""
     if isinstance(error, SafepointError):
-        # If a store or a cluster refuses the identity, a command ends with this code; a training ends with 13.
+        # If a store or a cluster refuses the identity, a command ends with 12, and a training with 13.
         return ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code, error
     if isinstance(error, OSError) and error.errno in _OUTSIDE_FAULTS:
         where = printable(str(error.filename or "a file"))
@@ -111,15 +114,16 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     known = explain(error)
     if isinstance(error, SafepointError) and known is not None:
         code, explained = known[0], SafepointError(_with_origin(error.message, invocation), hint=error.hint)
-    elif isinstance(error, typer.TyperException):
-        code = error.exit_code
-        if not as_json and (show := getattr(error, "show", None)) is not None:
-            error.message = printable_lines(error.message)  # pyright: ignore
+    elif isinstance(error, _COMMAND_ERROR):
+        refused = cast("Any", error)
+        code = refused.exit_code
+        if not as_json and (show := getattr(refused, "show", None)) is not None:
+            refused.message = printable_lines(refused.message)
             show()  # the text includes the usage of the command
             return code
-        context = getattr(error, "ctx", None)
+        context = getattr(refused, "ctx", None)
         command = "safepoint" if context is None else " ".join(context.command_path.split())
-        explained = SafepointError(error.format_message().strip(), hint=f"see `{command} --help`")
+        explained = SafepointError(refused.format_message().strip(), hint=f"see `{command} --help`")
     elif isinstance(error, typer.Abort):
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
@@ -160,7 +164,7 @@ def _forget_unwritten() -> None:
 
 
 def _with_origin(message: str, invocation: Invocation) -> str:
-    """`message`. For each option in it that a file or a variable sets, this file or variable is added."""
+    """`message`, and where its options were set, if a settings file or a variable has set them."""
     named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")}
     named -= invocation.options.keys()
     if not named or not invocation.names:

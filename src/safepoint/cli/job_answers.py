@@ -9,7 +9,8 @@ from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_duration, plural
 from safepoint.jobs.model.job_place import Job, JobPlace, Summary
 from safepoint.jobs.model.job_progress import newest_save
-from safepoint.jobs.model.records import AttemptRecord, JobState
+from safepoint.jobs.model.records import AttemptRecord
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress
 
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")

@@ -110,7 +110,9 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         return descriptor
     os.close(descriptor)
     if status.st_size > _MAX_COPIED_BYTES:
-        raise OSError(errno.EFBIG, "it has a second name, and is too large to be copied", str(path))
+        raise OSError(
+            errno.EFBIG, "it has a second hard link, and is too large to be copied before it is written", str(path)
+        )
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open_regular(path) as file:

@@ -295,7 +295,7 @@ def _walk(
     if len(name) > _MOST_DEPTH:
         raise UsageError(
             f"{file} has tables that are nested more than {_MOST_DEPTH} deep; nothing was done",
-            hint="no command has so many parts; correct the file",
+            hint="no table of Safepoint is nested so deep; correct the file",
         )
     for key, value in content.items():
         if isinstance(value, dict):

@@ -7,13 +7,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from safepoint.errors import UsageError
-from safepoint.jobs.model.records import JobEvent, JobRecord, JobState
-from safepoint.progress.record import Progress
+from safepoint.jobs.model.states import JobState
 from safepoint.sdk.upstream import constants, types
 
 if TYPE_CHECKING:  # the SDK is to be imported fast
     from safepoint.checkpoint.tools.inventory import Item
     from safepoint.jobs.cluster.records.receipts import Receipt
+    from safepoint.jobs.model.records import JobEvent, JobRecord
+    from safepoint.progress.record import Progress
 
 STATUSES = frozenset(str(state) for state in JobState)
 """The values of a job's `status`: Kubeflow's Created, Running, Complete and Failed, and those that Safepoint adds."""
@@ -51,7 +52,7 @@ class TrainJob(types.TrainJob):
             unknown. `scale_job` returns that of the suspension before.
     """
 
-    progress: Progress | None = None
+    progress: "Progress | None" = None
     message: str = ""
     exit_code: int | None = None
     attempts: int = 0
@@ -87,7 +88,7 @@ class Checkpoint:
     is_complete: bool
 
 
-def train_job(job: JobRecord, runtime: types.Runtime, progress: Progress | None, output: str | None) -> TrainJob:
+def train_job(job: "JobRecord", runtime: types.Runtime, progress: "Progress | None", output: str | None) -> TrainJob:
     """Convert a job of this machine into the type that the client returns."""
     return TrainJob(
         name=job.name,
@@ -105,7 +106,7 @@ def train_job(job: JobRecord, runtime: types.Runtime, progress: Progress | None,
     )
 
 
-def _steps(job: JobRecord) -> list[types.Step]:
+def _steps(job: "JobRecord") -> list[types.Step]:
     """One step for each node. A job that waits or is suspended has no steps, because it has no processes."""
     if not job.state.holds_slots and not job.state.is_over:
         return []
@@ -123,7 +124,7 @@ def _steps(job: JobRecord) -> list[types.Step]:
     ]
 
 
-def event_of(job: str, event: JobEvent) -> types.Event:
+def event_of(job: str, event: "JobEvent") -> types.Event:
     """Convert an event into the type that the client returns, with a reason of one word and a message."""
     figures = ", ".join(f"{name} {value}" for name, value in event.detail.items() if isinstance(value, (int, str)))
     what = event.name.replace("_", " ")

@@ -12,7 +12,6 @@ from safepoint.errors import UsageError
 from safepoint.foundation.environment import home_folder
 from safepoint.foundation.events.stream import EVENTS_NAME
 from safepoint.foundation.quantities import parse_bytes, parse_duration, parse_flag
-from safepoint.progress.record import PROGRESS_NAME
 from safepoint.storage.location import CLAIMS, Location, parse_location, resolve_claim
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
@@ -171,6 +170,9 @@ class RunSettings:
     @property
     def progress_places(self) -> list[Path]:
         """The files for the first rank's progress, besides the one in the output folder."""
+        # Here, because all commands and the SDK import this module.
+        from safepoint.progress.record import PROGRESS_NAME
+
         return [Path(folder) / PROGRESS_NAME for folder in (self.record_folder, self.job_dir) if folder]
 
     @property

@@ -11,7 +11,7 @@ import pytest
 from safepoint.cli.lazy import typed_options, walk
 from safepoint.cli.main import root
 from safepoint.jobs.local.history import History
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 from tests.support.job_values import job_spec

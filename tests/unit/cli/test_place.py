@@ -7,7 +7,7 @@ import pytest
 
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import state_folder
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 from tests.support.job_values import job_spec

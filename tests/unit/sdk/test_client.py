@@ -15,8 +15,9 @@ from kubernetes import client as kubernetes_client
 from safepoint.errors import ExitCode, SafepointError
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobState, RequestedAction
+from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.sdk import LocalConfig, TrainerClient, TrainJob, TransformersTrainer
 from safepoint.sdk.local.backend import LocalBackend

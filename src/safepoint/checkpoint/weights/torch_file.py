@@ -250,7 +250,7 @@ class StoredTensor:
         """
         places = zip(self.sizes, self.strides, strides_of(self.sizes), strict=True)
         if any(size != 1 and stride != expected for size, stride, expected in places):
-            raise CheckpointError("a weight is stored in another order of dimensions; load it with torch")
+            raise CheckpointError("a weight is not stored contiguously (it may be transposed); load it with torch")
         size = ITEM_BYTES[self.dtype]
         return Run(begin, count * size, self.path, self.offset + first * size)
 
@@ -411,7 +411,7 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) 
         if tensor.sizes[inner] != sizes[inner]:
             break
     if math.prod(tensor.sizes[:inner]) > _MOST_RUNS:
-        raise CheckpointError("a part of a weight is stored in another order of dimensions; load it with torch")
+        raise CheckpointError("a part of a weight is stored in too many pieces; load it with torch")
     for outer in itertools.product(*(range(size) for size in tensor.sizes[:inner])):
         source = sum(index * stride for index, stride in zip(outer, tensor.strides, strict=False))
         target = sum(

@@ -35,8 +35,9 @@ _On = Annotated[
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="The cluster that has the pvc:// claim, the job, or the Secret of --connection. PLACE is NAME of a "
-        "table `[places.NAME]` in your settings, a context of your kubeconfig, or `.` for the current context.",
+        help="The cluster of the pvc:// claim, of the job in job:NAME, or of the Secret in --connection. PLACE is "
+        "NAME of a table `[places.NAME]` in your settings, a context of your kubeconfig, or `.` for the current "
+        "context.",
         show_default="this machine",
         is_eager=True,  # `job:NAME` and --connection depend on it
     ),
@@ -49,7 +50,7 @@ _Image = Annotated[
     str | None,
     typer.Option(
         metavar="IMAGE",
-        help="With a claim of a cluster: the image of the pod that reads it.",
+        help="With a claim of a cluster: the image of the pod that mounts it.",
         show_default="that of the newest job that uses the claim, or else of a runtime",
     ),
 ]

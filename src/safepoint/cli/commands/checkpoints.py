@@ -258,9 +258,9 @@ def copy(
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
 ) -> None:
-    """Copy one checkpoint or all of a location, and verify every byte.
+    """Copy one checkpoint, or all complete checkpoints of a location, and verify every byte.
 
-    Copies between folders and object stores. Of a location, only complete checkpoints are copied.
+    Copies between folders, object stores and claims.
     """
     inventory, name = _open(source)
     place = _place_around(target, name)

@@ -28,7 +28,7 @@ from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import history_file
 from safepoint.jobs.model.job_place import JobPlace, Summary
 from safepoint.jobs.model.job_progress import risk_of_suspending
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 
 
 def complete_job(incomplete: str) -> list[str]:

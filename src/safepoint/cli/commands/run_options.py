@@ -1,7 +1,7 @@
 """The options that `run` and `submit` share.
 
-A command has one parameter for them, `options: RunOptions`. To Typer, the decorator `with_options`
-shows a parameter for each field of `RunOptions` instead.
+A command has one parameter for them, `options: RunOptions`. The decorator `with_options` gives Typer a signature with
+one parameter for each field of `RunOptions` in its place.
 """
 
 import inspect
@@ -91,8 +91,8 @@ class RunOptions:
         typer.Option(
             metavar="SIZE",
             envvar="SAFEPOINT_EXTRA_FILES_LIMIT",
-            help="With an object store: how much of the other files in the output folder, such as plots, to upload "
-            "at the end. 0: none.",
+            help="With an object store: upload at the end, smallest first, at most SIZE of the files in the output "
+            "folder that are not checkpoints, such as plots. 0: none.",
         ),
     ] = "10Gi"
     on_upload_failure: Annotated[
@@ -162,8 +162,7 @@ class RunOptions:
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
             help="auto: start from the newest valid checkpoint. never: start at step 0, also after the ranks are "
-            "restarted; a job starts at step 0 once, and then resumes from its own checkpoints. PATH: start from "
-            "this checkpoint.",
+            "restarted. Exception: a job starts at step 0 only the first time. PATH: start from this checkpoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[
@@ -208,7 +207,7 @@ class RunOptions:
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Show Typer, instead of a command's last parameter `options`, one parameter for each of its fields."""
+    """Give Typer a signature with one parameter for each field of `options`, in place of the parameter `options`."""
     own = dict(inspect.signature(command).parameters)
     options = own.pop("options").annotation
     shared = inspect.signature(options).parameters

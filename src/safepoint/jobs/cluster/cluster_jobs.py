@@ -46,8 +46,9 @@ from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
 from safepoint.jobs.model.job_place import LogLine
-from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState
+from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.spec import names_of_secrets
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress
 
 _log = logging.getLogger("safepoint")

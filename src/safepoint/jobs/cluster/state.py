@@ -16,7 +16,8 @@ from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, read_receipt
 from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record, removal_note
-from safepoint.jobs.model.records import AttemptRecord, JobState, command_line
+from safepoint.jobs.model.records import AttemptRecord, command_line
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
 

@@ -22,13 +22,13 @@ from safepoint.jobs.model.records import (
     AttemptRecord,
     JobEvent,
     JobRecord,
-    JobState,
     JobSummary,
     NodeRecord,
     RequestedAction,
     command_line,
 )
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 
 _FIRST_SCHEMA = """
 CREATE TABLE job (
@@ -324,7 +324,7 @@ class History:
         self._query("DELETE FROM job WHERE name = ?", name)
 
     def remove(self, name: str) -> None:
-        """Remove a job without processes: first its folder, then its entry in the history. Its checkpoints stay.
+        """Remove a job that has no processes: first its folder, then its entry in the history. Its checkpoints stay.
 
         Raises:
             StorageError: the folder cannot be removed; the entry stays.
@@ -367,7 +367,7 @@ class History:
         if unknown:
             raise ValueError(f"a job has no column {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in columns)
-        changes += ", target_nodes = NULL" if state.is_over else ""  # no supervisor is left to change it
+        changes += ", target_nodes = NULL" if state.is_over else ""  # no supervisor is left to carry it out
         values = (state, clock.utc_now(), message, *columns.values())
         with self.transaction():
             self._change(name, f"state = ?, changed = ?, message = ?{changes}", *values)

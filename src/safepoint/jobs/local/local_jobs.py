@@ -20,16 +20,9 @@ from safepoint.jobs.local.supervisor_start import start_missing_supervisors, sta
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.job_progress import output_of, place_of, with_claims
-from safepoint.jobs.model.records import (
-    AttemptRecord,
-    JobEvent,
-    JobRecord,
-    JobState,
-    JobSummary,
-    RequestedAction,
-    this_user,
-)
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary, RequestedAction, this_user
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress
 
 _POLL_S = 0.1

@@ -17,8 +17,9 @@ from pathlib import Path
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.processes import JOB_VARIABLE
-from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
+from safepoint.jobs.model.records import JobRecord, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANKS_PER_CORE = 4

@@ -27,7 +27,8 @@ from safepoint.jobs.local.supervisor_start import start_missing_supervisors
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.job_progress import output_of
 from safepoint.jobs.model.outcome import conclude
-from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
+from safepoint.jobs.model.records import JobRecord, RequestedAction
+from safepoint.jobs.model.states import JobState
 from safepoint.storage.location import parse_location
 
 _POLL_S = 0.1

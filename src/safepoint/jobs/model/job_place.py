@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobState
+from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
 

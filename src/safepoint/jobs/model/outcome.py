@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from safepoint.errors import ExitCode
-from safepoint.jobs.model.records import JobState, RequestedAction
+from safepoint.jobs.model.records import RequestedAction
+from safepoint.jobs.model.states import JobState
 
 MAX_SETBACKS = 6
 """How often a job restarts without progress after interruptions that no one requested."""

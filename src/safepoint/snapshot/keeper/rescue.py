@@ -87,7 +87,9 @@ def _rescue_with_others(state: KeeperState, group: RankGroup, facts: CheckpointF
         nodes.offer(steps)
         step = nodes.newest_of_all(group.has_waited_enough)
     except OSError as error:
-        state.reporter.log.warning("the newest snapshot of all nodes cannot be found: %s", error)
+        state.reporter.log.warning(
+            "it is unknown which is the newest step of which every node has a snapshot: %s", error
+        )
     finally:
         with state.changed:
             snapshot = group.registry.find(step) if step is not None else None

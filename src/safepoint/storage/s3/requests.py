@@ -204,7 +204,7 @@ class S3Requests:
                 if num_listed > _MAX_LISTED or num_bytes > _MAX_LISTED_BYTES:
                     count = f"more than {min(num_listed, _MAX_LISTED)} names below {query.get('prefix', key)!r}"
                     raise StorageError(
-                        f"{what}: there are too many, {count}",
+                        f"{what}: there are too many names to list, {count}",
                         hint="use a location that only this run writes to",
                     )
                 yield element

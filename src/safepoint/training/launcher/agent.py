@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import (
     config_from_args,  # pyright: ignore[reportUnknownVariableType]
@@ -33,6 +32,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Failed, Restarted
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
+from safepoint.training.compatibility.torch_releases import HAS_SHUTDOWN_TIMEOUT, PatientAgent
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
@@ -105,7 +105,7 @@ def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
         f"--nproc-per-node={plan.nproc_per_node}",
         f"--max-restarts={plan.max_restarts}",
         "--monitor-interval=0.1",
-        f"--shutdown-timeout={math.ceil(settings.grace_s)}",
+        *([f"--shutdown-timeout={math.ceil(settings.grace_s)}"] if HAS_SHUTDOWN_TIMEOUT else []),
     ]
     if plan.nnodes == 1 and Path("/sys/class/net/lo").exists():
         for library in ("GLOO", "NCCL", "TP"):  # these do not authenticate peers, so they listen on loopback only
@@ -116,7 +116,7 @@ def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
     return config
 
 
-class SafepointAgent(LocalElasticAgent):
+class SafepointAgent(PatientAgent):
     """Supervises the ranks of one node.
 
     Args:

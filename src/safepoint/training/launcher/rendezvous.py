@@ -32,7 +32,7 @@ class Rendezvous(RendezvousHandler):
 
     Args:
         plan: which nodes there are.
-        settings: the options of the run. Through the output location that they name, the nodes agree on a secret.
+        settings: the options of the run. The nodes agree on a secret through the output location in them.
     """
 
     def __init__(self, plan: LaunchPlan, settings: RunSettings) -> None:
@@ -101,7 +101,11 @@ class Rendezvous(RendezvousHandler):
         server.serve_nodes(gate, self._port)
 
     def _join_first_node(self, server: StoreServer, key: Key | SameUser, address: str) -> None:
-        """Let `server` pass connections on to node 0. Retry until node 0, which may start later, admits this node."""
+        """Let `server` pass connections on to node 0. Retry until node 0, which may start later, admits this node.
+
+        Raises:
+            UsageError: node 0 did not answer in time, or has refused this node too often.
+        """
         deadline_s, num_refused = clock.monotonic_s() + _TIMEOUT_S, 0
         while True:
             try:

@@ -1,7 +1,8 @@
-"""The checkpoints of other programs, for a start: which there are, and what their manifests would be (docs/adr/0023).
+"""Finds the checkpoints that other programs wrote, and composes manifests for them (docs/adr/0023).
 
 A checkpoint in the first rank's folder or in the object store can be used. A checkpoint that only another node's
-folder has cannot be used, because nothing records which parts of it each node has. All calls are collective.
+folder has cannot be used, because nothing records which parts of it each node has. All ranks call a method
+together.
 """
 
 from collections.abc import Callable
@@ -84,7 +85,9 @@ class ForeignCheckpoints:
         self._reject = reject
 
     def places(self) -> list[Place]:
-        """Where these checkpoints are, newest first; of one step, folders before the store. None is examined."""
+        """Where these checkpoints are, newest first. None is examined.
+
+        Places with the same step are in the order: the first rank's folder, the store, folders of other ranks."""
 
         own = self._peers.place
 
@@ -100,7 +103,7 @@ class ForeignCheckpoints:
         return sorted(everywhere, key=lambda place: -place.step)  # the sort is stable
 
     def newest(self) -> ForeignCheckpoint | None:
-        """The newest checkpoint that can be resumed from, or None. Newer ones, which cannot, are rejected."""
+        """The newest checkpoint that can be resumed from, or None. Newer ones that cannot be used are rejected."""
         for place in self.places():
             found = self.read(place)
             if isinstance(found, ForeignCheckpoint):
@@ -135,7 +138,8 @@ class ForeignCheckpoints:
         return result
 
     def fault_of(self, place: Place) -> str:
-        """Why the checkpoint at `place` cannot be resumed from; empty if no fault shows without reading all of it."""
+        """Why the checkpoint at `place` cannot be resumed from; empty if what was read shows no fault. Not all of
+        its content is read."""
 
         def fault() -> str:
             if place.rank:

@@ -21,8 +21,9 @@ from safepoint.cli.job_answers import page
 from safepoint.jobs.local.history import SCHEMA_VERSION, History
 from safepoint.jobs.local.paths import history_file, job_folder, state_folder
 from safepoint.jobs.model.job_progress import risk_of_suspending
-from safepoint.jobs.model.records import JobState, RequestedAction
+from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.settings.run_settings import RunSettings
 from tests.support.commands import safepoint

@@ -19,7 +19,7 @@ from safepoint.jobs.cluster.spec import PLAN_LABEL, ClusterSpec, plan_name
 from safepoint.jobs.cluster.state import Observed, describe
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, BusyError, NotAdmittedError
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from safepoint.settings.run_settings import RunSettings
 from tests.support.cluster.workspace import runtime
 

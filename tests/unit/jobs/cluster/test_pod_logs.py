@@ -8,7 +8,7 @@ import pytest
 from safepoint.errors import NotFoundError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 
 RUNNING, WAITING = {"running": {}}, {"waiting": {}}
 

@@ -7,7 +7,7 @@ import pytest
 
 from safepoint.jobs.cluster.spec import RECORD, ClusterSpec
 from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from safepoint.settings.run_settings import RunSettings
 
 SPEC = ClusterSpec(name="tiny", program=("train.py", "--lr", "1e-4"), settings=RunSettings(output_dir="pvc://c/run"))

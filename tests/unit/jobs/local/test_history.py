@@ -20,7 +20,8 @@ from safepoint.errors import ConflictError, NotFoundError, StorageError
 from safepoint.foundation.processes import ProcessId
 from safepoint.jobs.local.history import _FIRST_SCHEMA, SCHEMA_VERSION, History
 from safepoint.jobs.local.paths import job_folder
-from safepoint.jobs.model.records import JobState, NodeRecord, RequestedAction
+from safepoint.jobs.model.records import NodeRecord, RequestedAction
+from safepoint.jobs.model.states import JobState
 from tests.support.job_values import job_record, job_spec
 
 SPAWN = multiprocessing.get_context("spawn")

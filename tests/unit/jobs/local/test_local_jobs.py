@@ -27,8 +27,9 @@ from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import history_file, job_folder, supervisor_lock
 from safepoint.jobs.model.job_progress import absolute_location
-from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
+from safepoint.jobs.model.records import JobRecord, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 from tests.support.checkpoints import commit, prepared
 from tests.support.job_values import job_spec
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safepoint.errors import UsageError
 from safepoint.jobs.local import slots
 from safepoint.jobs.local.slots import Admission, Slots, admit, check_size, count_slots, devices, free_gpus, remark_on
-from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
+from safepoint.jobs.model.records import JobRecord, RequestedAction
+from safepoint.jobs.model.states import JobState
 from tests.support.job_values import job_record, job_spec
 
 RUNNING, QUEUED, SUSPENDING = JobState.RUNNING, JobState.QUEUED, JobState.SUSPENDING

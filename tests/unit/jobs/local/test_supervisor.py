@@ -24,7 +24,8 @@ from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.supervisor import Supervisor, supervise
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
 from safepoint.jobs.model.outcome import MAX_SETBACKS
-from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
+from safepoint.jobs.model.records import JobRecord, RequestedAction
+from safepoint.jobs.model.states import JobState
 from tests.support.job_values import job_spec
 from tests.support.supervisors import supervisor_pid
 

@@ -18,7 +18,8 @@ from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
-from safepoint.jobs.model.records import JobRecord, JobState, RequestedAction
+from safepoint.jobs.model.records import JobRecord, RequestedAction
+from safepoint.jobs.model.states import JobState
 from tests.support.job_values import job_record, job_spec
 from tests.support.supervisors import supervisor_pid
 

@@ -4,7 +4,8 @@ import pytest
 
 from safepoint.errors import ExitCode
 from safepoint.jobs.model.outcome import MAX_SETBACKS, Outcome, conclude
-from safepoint.jobs.model.records import JobState, RequestedAction
+from safepoint.jobs.model.records import RequestedAction
+from safepoint.jobs.model.states import JobState
 
 COMPLETE, FAILED, SUSPENDED = JobState.COMPLETE, JobState.FAILED, JobState.SUSPENDED
 PREEMPTED, RESTARTING = JobState.PREEMPTED, JobState.RESTARTING

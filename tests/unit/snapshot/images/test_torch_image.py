@@ -374,7 +374,8 @@ def test_records_beyond_four_gib(tmp_path: Path) -> None:
     reader = torch._C.PyTorchFileReader(str(path))
     for number, (size, place) in enumerate(zip(sizes, places, strict=True)):
         assert reader.get_record_offset(f"data/{number}") == place
-        assert reader.get_record_size(f"data/{number}") == size
+        if hasattr(reader, "get_record_size"):  # below 2.11 torch has no such method
+            assert reader.get_record_size(f"data/{number}") == size
 
 
 def test_more_records_than_sixteen_bits_count(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Deletes the checkpoints of a job on a cluster, before the job itself is deleted.
 
-The job is stopped first, and marked. Whenever the command is killed, the job still exists; the mark says that some of
-its checkpoints may be gone, and the same command finishes.
+The job is stopped first, and marked. If the command is killed before all checkpoints are deleted, the job still
+exists. The mark says that some of its checkpoints may be gone. The same command, typed again, deletes the rest.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from safepoint.jobs.cluster.helper.job_storage import location_of, remove_checkp
 from safepoint.jobs.cluster.objects import Object, name_of
 from safepoint.jobs.cluster.spec import removal_note
 from safepoint.jobs.cluster.state import ClusterJob, Observed
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from safepoint.storage.location import parse_location
 
 
@@ -34,7 +34,7 @@ def delete_checkpoints(jobs: _Jobs, api: ClusterApi, name: str, timeout_s: float
     """Stop a job, and delete its checkpoints; returns their number.
 
     Raises:
-        ConflictError: its output location is unknown, or another job uses it.
+        ConflictError: the job is being deleted, its output location is unknown, or another job uses it.
         WaitTimeoutError: it has not stopped in time; nothing was deleted.
         SafepointError: its checkpoints cannot be deleted; the job is stopped, and still exists.
     """
@@ -68,7 +68,8 @@ def check_alone(name: str, output: str | None, others: Mapping[str, str | None])
     alone = f"delete {name} and keep its checkpoints: `safepoint delete {name}`"
     if output is None:
         raise ConflictError(
-            f"the output location of job {name} is unknown, because Safepoint did not submit it; nothing was deleted",
+            f"the output location of job {name} is unknown: it was submitted without --output-dir, or not by "
+            "Safepoint; nothing was deleted",
             hint=alone,
         )
     location = location_of(output, name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from safepoint.jobs.cluster.objects import Object, at, count_of, items, texts
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SaveStatistics, State
 from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS
 
@@ -72,14 +72,14 @@ def _progress(
 
 
 def number_in(value: object) -> float | None:
-    """The number; None for infinity and what is no number, which anyone who may change the job can write."""
+    """`value` as a number; None if it is infinite or no number: anyone who may change the job can write anything."""
     with contextlib.suppress(ValueError):
         return found if math.isfinite(found := float(str(value))) else None
     return None
 
 
 def _utc(seconds: float | None) -> str | None:
-    """The time as RFC 3339; None if it is none."""
+    """The time as RFC 3339; None if `seconds` is None or out of range."""
     with contextlib.suppress(ValueError, OverflowError, OSError):
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
     return None

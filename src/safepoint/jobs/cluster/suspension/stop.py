@@ -17,7 +17,8 @@ from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, receipt_of
 from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.save_request import request_save
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
-from safepoint.jobs.model.records import JobState, this_user
+from safepoint.jobs.model.records import this_user
+from safepoint.jobs.model.states import JobState
 
 _LOOK_S = 1.0
 _HELD_S = 50.0

@@ -9,7 +9,7 @@ from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, number, texts, uid_of
 from safepoint.jobs.cluster.state import container_status, node_of
 from safepoint.jobs.model.job_place import LogLine
-from safepoint.jobs.model.records import JobState
+from safepoint.jobs.model.states import JobState
 
 _LOOK_S = 1.0
 

@@ -123,7 +123,7 @@ def finish_settings(args: Any, context: RankContext) -> None:
             "the samples of each step; a resume would then continue at a wrong position in the data",
             hint="remove it from the script's TrainingArguments, and set a per_device_train_batch_size that fits",
         )
-    if args.enable_jit_checkpoint:
+    if getattr(args, "enable_jit_checkpoint", False):  # below 5.1 transformers has no such argument
         _log.warning("the script's enable_jit_checkpoint=True is ignored: Safepoint saves on SIGTERM instead")
         args.enable_jit_checkpoint = False
 

@@ -6,6 +6,8 @@ from types import ModuleType
 from typing import Any, cast
 
 from safepoint.errors import SafepointError
+from safepoint.training.compatibility.releases import TESTED, check_release
+from safepoint.training.compatibility.transformers_releases import split_loop
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.run import TrainerRun
 
@@ -30,7 +32,6 @@ _COUNTED = (
     "_tr_loss",
     "_total_loss_scalar",
     "_globalstep_last_logged",
-    "_initial_global_step",
     "current_flos",
     "current_gradient_accumulation_steps",
 )
@@ -44,6 +45,9 @@ def hook_trainer(module: ModuleType, context: RankContext) -> None:
         SafepointError: this release of transformers lacks a method or attribute that Safepoint overrides or reads.
     """
     trainer_class: Any = module.Trainer
+    for name in TESTED:
+        check_release(name, warns=context.place.is_first)
+    split_loop(module)
     missing = _missing(module, trainer_class)
     if missing:
         raise SafepointError(

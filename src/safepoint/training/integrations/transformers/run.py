@@ -383,13 +383,15 @@ class TrainerRun(TrainerCallback):
         self._callbacks.notify_before_leaving()
         self._report_progress()
 
-    def _finalize(self, original: Callable[..., Any], trial: Any, num_train_samples: Any, start_time: float) -> Any:
+    def _finalize(
+        self, original: Callable[..., Any], trial: Any, num_train_samples: Any, start_time: float, *rest: Any
+    ) -> Any:
         # Save now. The script's own code runs after this method, and a signal there must not lose the training.
         self._pending = DeferredWork(complete=True)
         self._boundary.save_last_step()
         self._callbacks.notify()
         self._agree_on_best()
-        result = original(trial, num_train_samples, start_time - self._resume.elapsed_s)
+        result = original(trial, num_train_samples, start_time - self._resume.elapsed_s, *rest)
         self._report_progress()
         self._boundary.report_end()
         return result

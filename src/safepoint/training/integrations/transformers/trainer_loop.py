@@ -13,6 +13,7 @@ import torch
 from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import ManifestFacts
 from safepoint.training.collective.peers import Peers
+from safepoint.training.compatibility.transformers_releases import writes_safetensors
 from safepoint.training.engine.streams import Streams
 from safepoint.training.integrations.transformers.own_save import has_own_model_save, redirected_output_dir
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
@@ -20,7 +21,12 @@ from safepoint.training.integrations.transformers.resume.trainer_state import Ra
 from safepoint.training.integrations.transformers.sharding.final_model import UnplannableError, plan_final_model
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights, strategy_of
 from safepoint.training.start.claim import Attempt
-from safepoint.training.state.strategy import innermost, shards_in_place, writes_shards, zero_stage_of
+from safepoint.training.state.strategy import (
+    innermost,
+    shards_in_place,
+    writes_shards,
+    zero_stage_of,
+)
 from safepoint.training.state.temporary_attributes import temporarily
 
 _log = logging.getLogger("safepoint")
@@ -166,7 +172,7 @@ class TrainerLoop:
         """Plan or write the model in the layout that `from_pretrained` reads; see `TrainingLoop`."""
         trainer = self._trainer
         is_whole_adapter = self._base is not None and not splits_weights(trainer)  # it is small, and PEFT writes it
-        if has_own_model_save(trainer) or is_whole_adapter:
+        if has_own_model_save(trainer) or is_whole_adapter or not writes_safetensors(trainer.args):
             return self._save_model(folder)
         try:
             return plan_final_model(
@@ -234,6 +240,6 @@ def _metrics_at(state: Any, step: int) -> dict[str, float]:
 
 def _build_mappings(trainer: Any) -> None:
     """Let transformers build its mappings of names now. Otherwise the first save would, which takes 0.2 s or more."""
-    with contextlib.suppress(AttributeError, TypeError):  # a model of another kind
+    with contextlib.suppress(AttributeError, TypeError, ImportError):  # another kind of model; transformers below 5.0
         mappings: Any = importlib.import_module("transformers.conversion_mapping")
         mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)

@@ -14,6 +14,8 @@ from tests.support.contexts import rank_context
 METHODS = ("_run_epoch", "_load_best_model", "_push_from_checkpoint", "_get_output_dir")
 FUNCTIONS = ("skip_first_batches", "deepspeed_load_checkpoint")
 COUNTED = ("_tr_loss", "current_gradient_accumulation_steps")
+IS_OLDER = not hasattr(transformers.trainer.Trainer, "_run_epoch")
+"""Whether Safepoint makes the method and the names of the loop; see test_older_loops.py."""
 
 
 def release(*, without: str = "") -> Any:
@@ -52,5 +54,7 @@ def test_this_release_has_all() -> None:
 @pytest.mark.parametrize("name", [*METHODS, *FUNCTIONS, *COUNTED])
 def test_a_release_without_one_is_refused(name: str) -> None:
     """By its name, when it is imported and not in the middle of a training."""
+    if IS_OLDER and name in {"_run_epoch", *COUNTED}:
+        pytest.skip("this release has one method for the loop")
     with pytest.raises(SafepointError, match=rf"has no [\w.]*\.{name}; training was not started"):
         hook_trainer(release(without=name), rank_context())

@@ -24,6 +24,7 @@ import torch
 
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
+from safepoint.training.compatibility.transformers_releases import is_converted
 from safepoint.training.state.temporary_attributes import temporarily
 
 _log = logging.getLogger("safepoint")
@@ -48,7 +49,7 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     lost = lost_weights(model, missing)
     if not lost:
         return
-    if _is_converted(model) and not (folder / "adapter_config.json").exists():  # from_pretrained loads adapters too
+    if is_converted(model) and not (folder / "adapter_config.json").exists():  # from_pretrained loads adapters too
         try:
             lost = lost_weights(model, _load_converted(model, folder))
         except Exception as error:  # noqa: BLE001  the error below names what is missing
@@ -79,16 +80,6 @@ def lost_weights(model: Any, missing: Iterable[str]) -> list[str]:
         and not {id(parameter), parameter.data_ptr()} & found
         and not any(re.search(pattern, name) for pattern in left_out)
     ]
-
-
-def _is_converted(model: Any) -> bool:
-    """Whether transformers may write other names than the model's."""
-    from transformers import PreTrainedModel
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    if not isinstance(model, PreTrainedModel):
-        return False
-    return bool(getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(model, add_legacy=False))
 
 
 def _load_converted(model: Any, folder: Path) -> list[str]:

@@ -271,14 +271,14 @@ class TrainerResume:
             )
         return passes, 0 if self._trainer.args.ignore_data_skip else micro_batches
 
-    def _run_epoch(self, original: Callable[..., Any], *, train_dataloader: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, original: Callable[..., Any], *, train_dataloader: Any, **kwargs: Any) -> Any:
         control, state = self._trainer.control, self._trainer.state
         if self.is_complete or control.should_training_stop or state.global_step >= state.max_steps > 0:
             # The run was complete before it resumed: the Trainer itself would train one step too many.
             control.should_training_stop = True
-            return
+            return None
         self.data.begin_epoch(train_dataloader, int(kwargs.get("epoch") or 0))
-        original(train_dataloader=train_dataloader, **kwargs)
+        return original(train_dataloader=train_dataloader, **kwargs)
 
 
 def _check_state(point: ResumePoint) -> None:

@@ -90,7 +90,7 @@ class LossTotals:
             since_log=float(trainer._tr_loss.item()),
             total=float(trainer._total_loss_scalar),
             last_logged_step=int(trainer._globalstep_last_logged),
-            first_step=int(trainer._initial_global_step),
+            first_step=int(getattr(trainer, "_initial_global_step", 0)),  # older releases average over all steps
         )
 
     def restore(self, trainer: Any) -> None:

@@ -1,5 +1,6 @@
 """Every weight of a checkpoint is loaded, or the start is refused."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ def loaded_by_name(model: torch.nn.Module, folder: Path) -> list[str]:
     return model.load_state_dict(load_file(folder / "model.safetensors"), strict=False).missing_keys
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers.conversion_mapping") is None,
+    reason="transformers below 5.0 has one tensor for each expert in memory too",
+)
 @pytest.mark.parametrize("kinds", [("float32",), ("bfloat16",), ("bfloat16", "float32")])
 def test_experts_that_are_saved_one_by_one_are_loaded(kinds: tuple[str, ...], tmp_path: Path) -> None:
     """Bit for bit, also where weights have several types."""

@@ -1,0 +1,54 @@
+"""The oldest and the newest release of each framework that the tests ran with (`make test-versions`)."""
+
+import logging
+import re
+from importlib import metadata
+
+from safepoint.errors import SafepointError
+
+TESTED = {
+    "torch": ("2.9", "2.13"),
+    "transformers": ("4.57", "5.23"),
+    "accelerate": ("1.12", "1.15"),
+}
+"""Name of the package → the oldest supported release, and the newest known one."""
+_log = logging.getLogger("safepoint")
+
+
+def check_release(name: str, *, version: str | None = None, warns: bool = True) -> None:
+    """Warn about a release that is newer than the newest known one, and refuse one that is too old.
+
+    A newer release works if it has everything that Safepoint needs, which is checked elsewhere.
+
+    Args:
+        name: of the package, which is imported.
+        version: of the package; None for that of the installed one.
+        warns: whether to warn; one rank is enough.
+
+    Raises:
+        SafepointError: the release is older than the oldest supported one.
+    """
+    try:
+        found = metadata.version(name) if version is None else version
+    except metadata.PackageNotFoundError:  # imported from a folder
+        return
+    oldest, newest = TESTED[name]
+    if _number(found) < _number(oldest):
+        raise SafepointError(
+            f"{name} {found} is too old: Safepoint supports {name} {oldest} and newer; training was not started",
+            hint=f"pip install '{name}>={oldest}'",
+        )
+    if warns and _number(found) > _number(newest):
+        _log.warning(
+            "%s %s is newer than %s, the newest release that this Safepoint was tested with; it has everything that "
+            "Safepoint looks for",
+            name,
+            found,
+            newest,
+        )
+
+
+def _number(version: str) -> tuple[int, int]:
+    """The first two numbers of a version."""
+    numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
+    return (numbers[0], numbers[1]) if len(numbers) > 1 else (numbers[0] if numbers else 0, 0)

@@ -1,0 +1,164 @@
+"""Differences between the releases of transformers.
+
+| releases | difference | here |
+|---|---|---|
+| below 5.3 | the loop of the Trainer is one method | `split_loop` |
+| below 5.0 | no module `conversion_mapping`; `save_pretrained` renames by a table of the model | `is_converted` |
+| below 5.0 | `save_safetensors=False` writes pickles | `writes_safetensors` |
+| below 5.1 | no `enable_jit_checkpoint` | `arguments.py` reads it with a default |
+"""
+
+import ast
+import importlib
+import inspect
+import textwrap
+from types import ModuleType
+from typing import Any, cast
+
+from safepoint.errors import SafepointError
+
+_LOOP = "_inner_training_loop"
+
+
+def split_loop(module: ModuleType) -> None:
+    """Give an older Trainer the methods into which later releases have split its loop.
+
+    Those releases have one method, `_inner_training_loop`. It is compiled again from its own source, with these
+    changes. Everything else is as it was, also the numbers of the lines in a traceback.
+
+    - The loss since the last log line is the attribute `_tr_loss`, and not a local variable.
+    - `_init_training_state(epochs, batches)` returns the position in the data at which the epochs begin.
+    - `_run_epoch(train_dataloader=…, epoch=…)` is called after `on_epoch_begin`. If it returns False, the epochs end.
+    - `_finalize_training(trial, num_train_samples, start_time, finish)` is called after the last epoch; `finish` is
+      the rest of the method, and takes the same three arguments.
+
+    Args:
+        module: `transformers.trainer`.
+
+    Raises:
+        SafepointError: the loop has another form.
+    """
+    trainer: Any = module.Trainer
+    original = inspect.unwrap(getattr(trainer, _LOOP, split_loop))
+    if hasattr(trainer, "_run_epoch") or "tr_loss" not in original.__code__.co_varnames:
+        return
+    try:
+        lines, first = inspect.getsourcelines(original)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        (function,) = tree.body
+        _rewrite(cast("ast.FunctionDef", function))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise SafepointError(
+            f"the training loop of this release of transformers has an unknown form ({error}); training was not "
+            "started",
+            hint='install a supported release: pip install "safepoint[transformers]"',
+        ) from error
+    ast.fix_missing_locations(tree)
+    ast.increment_lineno(tree, first - 1)
+    made: dict[str, Any] = {}
+    exec(compile(tree, inspect.getfile(original), "exec"), vars(module), made)  # the release's own code
+    loop = made[_LOOP]
+    loop.__qualname__ = original.__qualname__
+    setattr(trainer, _LOOP, loop)
+    for method in (_init_training_state, _run_epoch, _finalize_training):
+        setattr(trainer, method.__name__, method)
+
+
+def _init_training_state(self: Any, epochs: int, batches: int) -> tuple[int, int]:
+    return epochs, batches
+
+
+def _run_epoch(self: Any, *, train_dataloader: Any, epoch: int) -> bool:
+    return True
+
+
+def _finalize_training(self: Any, trial: Any, num_train_samples: Any, start_time: float, finish: Any) -> Any:
+    return finish(trial, num_train_samples, start_time)
+
+
+_BEFORE_EPOCHS = """
+epochs_trained, steps_trained_in_current_epoch = self._init_training_state(
+    epochs_trained, steps_trained_in_current_epoch
+)
+"""
+_BEGIN_EPOCH = """
+if not self._run_epoch(train_dataloader=epoch_dataloader, epoch=epoch):
+    break
+"""
+_FINISH = """
+def finish(trial, num_train_samples, start_time):
+    pass
+return self._finalize_training(trial, num_train_samples, start_time, finish)
+"""
+
+
+def _rewrite(function: ast.FunctionDef) -> None:
+    """Make the changes of `split_loop`.
+
+    Raises:
+        ValueError: a place was not found, or twice.
+    """
+    _Loss().visit(function)
+    epochs = _only(
+        [i for i, one in enumerate(function.body) if isinstance(one, ast.For) and _name(one.target) == "epoch"],
+        "a loop over epochs",
+    )
+    loop = cast("ast.For", function.body[epochs])
+    begins = _only([i for i, one in enumerate(loop.body) if _calls(one, "on_epoch_begin")], "on_epoch_begin")
+    loop.body[begins + 1 : begins + 1] = _statements(_BEGIN_EPOCH, loop.body[begins])
+    named, returns = _statements(_FINISH, function.body[epochs + 1])
+    cast("ast.FunctionDef", named).body = function.body[epochs + 1 :]
+    before = _statements(_BEFORE_EPOCHS, loop)
+    function.body[epochs:] = [*before, loop, named, returns]
+
+
+class _Loss(ast.NodeTransformer):
+    """Makes the variable `tr_loss` the attribute `self._tr_loss`."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id != "tr_loss":
+            return node
+        owner = ast.copy_location(ast.Name("self", ast.Load()), node)
+        return ast.copy_location(ast.Attribute(owner, "_tr_loss", node.ctx), node)
+
+
+def _statements(source: str, place: ast.stmt) -> list[ast.stmt]:
+    """The statements of `source`, all of which a traceback shows at the line of `place`."""
+    statements = ast.parse(source).body
+    for statement in statements:
+        for node in ast.walk(statement):
+            ast.copy_location(node, place)
+    return statements
+
+
+def _only(places: list[int], what: str) -> int:
+    if len(places) != 1:
+        raise ValueError(f"{what}: found {len(places)} times")
+    return places[0]
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _calls(statement: ast.stmt, method: str) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == method for node in ast.walk(statement))
+
+
+def is_converted(model: Any) -> bool:
+    """Whether transformers may write other names than the model's."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return False
+    try:
+        mapping: Any = importlib.import_module("transformers.conversion_mapping")
+    except ImportError:  # below 5.0
+        return bool(getattr(model, "_checkpoint_conversion_mapping", None))
+    of_model = mapping.get_model_conversion_mapping(model, add_legacy=False)
+    return bool(getattr(model, "_weight_conversions", None) or of_model)
+
+
+def writes_safetensors(args: Any) -> bool:
+    """Whether the Trainer writes weights as safetensors, which releases from 5.0 on always do."""
+    return bool(getattr(args, "save_safetensors", True))
