@@ -128,8 +128,12 @@ class Checkpointer:
         self._pid = os.getpid()
         self._is_closed = False
         self._claim()
-        self._host = KeeperProcess(KeeperPlan(key=new_keeper_key()))
-        self._snapshotter = self._connect()
+        try:
+            self._host = KeeperProcess(KeeperPlan(key=new_keeper_key()))
+            self._snapshotter = self._connect()
+        except (OSError, SaveError):
+            self._output.release(self._attempt_id)
+            raise
 
     def _claim(self) -> None:
         output = self._output

@@ -289,6 +289,19 @@ def fails_then_works(checkpointer: Checkpointer, training: Training, folder: Pat
     return str(failed["reason"])
 
 
+def test_a_keeper_that_cannot_start_leaves_the_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program can try again, and so can another run."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", fail)
+        with pytest.raises(OSError, match="no more processes"):
+            Checkpointer(tmp_path)
+    Checkpointer(tmp_path).close()
+
+
 def test_a_file_that_may_not_grow(checkpointer: Checkpointer, training: Training, tmp_path: Path) -> None:
     """The keeper's limit is hit: the save fails and is said, and the next one works without the limit."""
 

@@ -24,7 +24,7 @@ def read_code(text: str, digest: str) -> bytes:
         digest: its SHA-256.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: it cannot be read, or is larger than `MOST_BYTES`.
         CheckpointError: its content has another digest; it is not used.
     """
     location = parse_location(text)
@@ -57,8 +57,7 @@ def write_code(location: Location, data: bytes, digest: str, store: Store | None
     if hashlib.sha256(data).hexdigest() != digest:
         raise CheckpointError("the code of the job was changed on its way; nothing was written", hint="try again")
     store = open_store(location.parent) if store is None else store
-    found = _read(store, location)
-    if found is not None and hashlib.sha256(found).hexdigest() == digest:
+    if _size(store, location) == len(data) and hashlib.sha256(_read(store, location) or b"").hexdigest() == digest:
         return
     if not store.location.is_folder:
         store.write(location.name, data)
@@ -76,9 +75,19 @@ def write_code(location: Location, data: bytes, digest: str, store: Store | None
 
 def _read(store: Store, location: Location) -> bytes | None:
     """The object; None if there is none."""
+    size_bytes = _size(store, location)
+    if size_bytes is None:
+        return None
+    if size_bytes > MOST_BYTES:
+        raise StorageError(f"{location} has more than {MOST_BYTES:,} bytes; it was not read")
     try:
-        if any(item.size_bytes > MOST_BYTES for item in store.list(location.name)):
-            raise StorageError(f"{location} has more than {MOST_BYTES:,} bytes; it was not read")
         return bytes(store.read(location.name))
+    except ObjectNotFoundError:
+        return None
+
+
+def _size(store: Store, location: Location) -> int | None:
+    try:
+        return store.stat(location.name).size_bytes
     except ObjectNotFoundError:
         return None

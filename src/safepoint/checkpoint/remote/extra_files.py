@@ -71,20 +71,20 @@ class ExtraFiles:
         chosen, left_out = self._choose()
         started_s = clock.monotonic_s()
 
-        def send(file: tuple[str, tuple[int, int]]) -> int:
+        def send(file: tuple[str, tuple[int, int]]) -> int | None:
             path, stamp = file
             is_sent = self._sent.get(path) == stamp or self._send(path, progress, deadline_s)
             self._sent[path] = stamp
-            return stamp[0] if is_sent else 0
+            return stamp[0] if is_sent else None
 
         is_new = any(self._sent.get(path) != stamp for path, stamp in chosen)
         with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-upload") as threads:
-            size_bytes = sum(threads.map(send, chosen))
+            sizes = [size for size in threads.map(send, chosen) if size is not None]
         where = str(self._remote.store.location)
-        if chosen and is_new:
+        if sizes and is_new:
             duration_s = round(clock.monotonic_s() - started_s, 3)
             event = ExtraFilesUploaded(
-                num_files=len(chosen), location=where, size_bytes=size_bytes, duration_s=duration_s
+                num_files=len(sizes), location=where, size_bytes=sum(sizes), duration_s=duration_s
             )
             self._report(event)
         if left_out:

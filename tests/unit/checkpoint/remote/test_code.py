@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.checkpoint.remote import code as code_module
 from safepoint.checkpoint.remote.code import read_code, write_code
 from safepoint.errors import CheckpointError, StorageError
 from safepoint.storage.location import parse_location
@@ -36,3 +37,14 @@ def test_code_that_was_changed_on_its_way_is_not_written(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="was changed on its way"):
         write_code(location, CODE[1:], DIGEST)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_any_size_in_its_place_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person who may write to the location cannot fill the memory of a pod; a new submit replaces the file."""
+    monkeypatch.setattr(code_module, "MOST_BYTES", len(CODE))
+    location = parse_location(str(tmp_path / "code.zip"))
+    location.folder.write_bytes(CODE + b"x")
+    with pytest.raises(StorageError, match="it was not read"):
+        read_code(str(location), DIGEST)
+    write_code(location, CODE, DIGEST)
+    assert read_code(str(location), DIGEST) == CODE
