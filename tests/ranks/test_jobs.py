@@ -219,7 +219,7 @@ def test_suspended_while_its_store_is_away_it_is_safe_here_only(place: Place, mo
 
 
 @long
-@pytest.mark.parametrize("kinds", [("mover",), ("mover", "launcher"), ("mover", "supervisor")], ids="+".join)
+@pytest.mark.parametrize("kinds", [("uploader",), ("uploader", "launcher"), ("uploader", "supervisor")], ids="+".join)
 def test_who_brings_checkpoints_to_a_store_may_be_killed(
     place: Place, reference: Place, moto: MotoServer, kinds: tuple[str, ...]
 ) -> None:

@@ -115,7 +115,7 @@ def test_a_damaged_newest_in_the_store_means_the_older_one(
     job = safepoint(local, "--nproc-per-node", "2", "--save-steps", "4", program=tiny(local, *_ARGUMENTS))
     with no_orphans(job):
         assert job.wait() == 0, job.text
-    # Brought there as a whole: the mover of a training leaves out what a newer one has superseded.
+    # Brought there as a whole: the uploader of a training leaves out what a newer one has superseded.
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
     copied = run_command("checkpoints", "copy", local, server.location("damaged"))
@@ -179,7 +179,7 @@ def test_upload_failure_stops_the_run_when_asked_to(server: MotoServer, tmp_path
 
 
 @pytest.mark.long
-def test_a_killed_mover_is_started_again(server: MotoServer, tmp_path: Path) -> None:
+def test_a_killed_uploader_is_started_again(server: MotoServer, tmp_path: Path) -> None:
     """The uploader is killed: training continues, and everything is uploaded with the keys of a connection."""
     output = tmp_path / "run"
     connections = tmp_path / "safepoint" / "connections.toml"
@@ -195,13 +195,13 @@ def test_a_killed_mover_is_started_again(server: MotoServer, tmp_path: Path) -> 
     )
     with no_orphans(job):
         job.wait_for_event("uploaded")
-        for pid in _movers(job):
+        for pid in _uploaders(job):
             os.kill(pid, signal.SIGKILL)
         assert job.wait() == 0, job.text
     assert in_store(server, "killed")[-1] == 30
 
 
-def _movers(job: Job) -> list[int]:
+def _uploaders(job: Job) -> list[int]:
     children = Path(f"/proc/{job.rank_pids()[0]}/task").glob("*/children")
     pids = [int(pid) for path in children for pid in path.read_text().split()]
     return [pid for pid in pids if b"uploader_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -1,5 +1,6 @@
 """What functions written for Red Hat's SDK do beside training: choose their own strategy, stop early, leave files."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from safepoint.sdk import TrainerClient, TrainJob, TransformersTrainer
 from tests.ranks.test_sdk import (
     Bucket,
     client,  # noqa: F401  the fixture
+    events_of,
     is_at_step,
     wait_until,
 )
@@ -100,8 +102,11 @@ def test_a_function_with_habits(
     assert kept == {"plots/loss.png", "plots/my-weights.pt", "metrics.json"}
     assert bytes(store.read("metrics.json")) == b'{"steps": 12}'
     saved = [one.step for one in client.list_checkpoints(name)]
-    # The save at the interruption has a step of its own, unless it fell on a periodic one.
+    # The save at the interruption has a step of its own, unless it fell on a periodic one. It may replace the
+    # periodic one of step 4 while that still waits, as a slow machine's does; an event records this.
+    replaced = events_of(client, name, "SaveSuperseded") + events_of(client, name, "UploadSuperseded")
     assert saved[0] == 12, saved
-    assert {4, 8, 12} <= set(saved), saved
+    assert {8, 12} <= set(saved), saved
+    assert 4 in saved or any(re.search(r"\bstep 4\b", message) for message in replaced), (saved, replaced)
     lines = list(client.get_job_logs(name))
     assert sum("other files of the output folder to" in line for line in lines) == 1, lines

@@ -61,9 +61,9 @@ class Run:
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.01)
             time.sleep(dice.uniform(0.0, 2.5))
-        movers = _children(process.pid)
+        uploaders = _children(process.pid)
         assert process.poll() is None, log.read_text()
-        for pid in (process.pid, *movers):
+        for pid in (process.pid, *uploaders):
             os.kill(pid, signal.SIGKILL)
         process.wait()
         return log.read_text()

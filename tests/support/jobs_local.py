@@ -112,7 +112,7 @@ class Place:
             return [node.process.pid for node in history.nodes(name, self.jobs.job(name).attempt)]
 
     def processes(self, name: str, kind: str) -> list[int]:
-        """All processes of one kind: `supervisor`, `launcher`, `keeper`, `rank`, `mover`, or `all` of them."""
+        """All processes of one kind: `supervisor`, `launcher`, `keeper`, `rank`, `uploader`, or `all` of them."""
         if kind == "supervisor":
             return [pid for pid in [supervisor_pid(name)] if pid is not None]
         if kind == "launcher":
@@ -122,7 +122,7 @@ class Place:
         module = {
             "keeper": b"safepoint.snapshot.keeper",
             "rank": b"safepoint.training",
-            "mover": b"safepoint.checkpoint.remote.uploader_process",
+            "uploader": b"safepoint.checkpoint.remote.uploader_process",
         }[kind]
         found: list[int] = []
         for pid in processes_of(job_folder(name)):

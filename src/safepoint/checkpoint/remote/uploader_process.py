@@ -73,7 +73,7 @@ class _Process:
     def __init__(self, plan: UploaderPlan) -> None:
         output = OutputFolder(Path(plan.folder))
         log = console.set_up(plan.verbosity)
-        events = EventLog(output.events, Path(plan.events) if plan.events else None, actor="mover")
+        events = EventLog(output.events, Path(plan.events) if plan.events else None, actor="uploader")
 
         def report(event: Event) -> None:
             events.write(event)

@@ -64,7 +64,7 @@ class EventLog:
 
     Args:
         paths: the files. A path that is None is left out.
-        actor: who writes: `rank 3`, `launcher`, `keeper`, or `mover` for the uploader.
+        actor: who writes: `rank 3`, `launcher`, `keeper`, `uploader`.
     """
 
     def __init__(self, *paths: Path | None, actor: str = "") -> None:
