@@ -1,4 +1,4 @@
-"""Checks, before a job is created, that its runtime, claim, queue and Secret of a connection exist."""
+"""Checks, before a job is created, that its runtime, its claim, its queue and the Secret of its connection exist."""
 
 import contextlib
 
@@ -32,7 +32,7 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
     Args:
         api: the namespace.
         spec: the job.
-        asks: leave out the objects that the job can do without, and that you may not create.
+        asks: ask the cluster which optional objects you may create, and leave out the others. If False, make all.
 
     Raises:
         NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.
@@ -105,7 +105,7 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
 
 
 def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
-    """Raise NotFoundError if the job's queue or priority class does not exist. Without rights, nothing is checked."""
+    """Raise NotFoundError if the job's queue or priority class does not exist. What cannot be read is not checked."""
     if spec.queue is None:
         return
     with contextlib.suppress(AccessDeniedError):  # some users may submit to a queue, but not read it
@@ -117,7 +117,7 @@ def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
             )
     if spec.priority_class is None:
         return
-    with contextlib.suppress(AccessDeniedError):  # priority classes are not in a namespace
+    with contextlib.suppress(AccessDeniedError):  # they are in no namespace, so some users may not read them
         if api.find("workloadpriorityclasses", spec.priority_class) is None:
             known = sorted(map(name_of, api.objects("workloadpriorityclasses")))
             raise NotFoundError(
