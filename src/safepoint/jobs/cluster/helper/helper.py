@@ -1,7 +1,7 @@
 """Runs a helper: creates it, reads its answer, moves its deadline while it works, and deletes it.
 
-The Job is created before its config maps, and owns them from the start. So if this process is killed, only the Job and
-objects that it owns are left. The cluster ends the Job at its deadline, and deletes all of them soon afterwards.
+The Job is created before its config maps, and owns them from the start. So if this process is killed, only the Job
+and objects that it owns are left. The cluster ends the Job at its deadline, and deletes all of them soon afterwards.
 """
 
 import contextlib

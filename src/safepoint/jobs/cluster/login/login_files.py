@@ -1,7 +1,7 @@
 """The files that a kubeconfig names for the login: certificates, the key and the token.
 
-A kubeconfig may come from another person. So only regular files up to a size limit are read: reading a pipe or a device
-might never end. Safepoint never asks for the password of a key.
+A kubeconfig may come from another person. So only regular files up to a size limit are read: reading a pipe or a
+device might never end. Safepoint never asks for the password of a key.
 """
 
 import base64
@@ -39,7 +39,7 @@ def read_login_file(path: str) -> bytes:
 
 
 def without_files(config: SingleConfig) -> SingleConfig:
-    """The configuration with the content of the file of certificate authorities, and without the client's certificate.
+    """The configuration with the content of the certificate authority's file, and without the client's certificate.
 
     As in kubectl, content in the kubeconfig takes precedence over a file.
     """
