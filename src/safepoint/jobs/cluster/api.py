@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _NAME_ONLY = _NAMES_ONLY.replace("MetadataList", "Metadata")
 _WITHOUT_CONTENT = {"configmaps": {"accept": _NAME_ONLY}, "secrets": {"accept": _NAME_ONLY}}
-"""The headers that limit the answer to a change to the metadata, for kinds whose content is large or secret."""
+"""For kinds whose content is large or secret: after a change, the answer has only the metadata of the object."""
 _GROUPS = {
     "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",

@@ -33,9 +33,9 @@ def place_of(spec: JobSpec, output: str) -> str:
 
 
 def with_claims(spec: JobSpec) -> JobSpec:
-    """The job, with the folders that this environment has for claims in its `env`, unless `env` sets them already.
+    """Add this environment's folders for claims to the `env` of a job, unless `env` sets them already.
 
-    A later command may run in another environment.
+    Later commands, whose environment may have other folders, then use the same folders for this job.
     """
     claims = os.environ.get(CLAIMS, "")
     return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec

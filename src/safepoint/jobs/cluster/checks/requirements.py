@@ -32,7 +32,7 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
     Args:
         api: the namespace.
         spec: the job.
-        asks: ask the cluster which optional objects you may create, and leave out the others. If False, make all.
+        asks: ask the cluster which optional objects you may create, and leave out the others; False makes all.
 
     Raises:
         NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.
@@ -117,7 +117,7 @@ def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
             )
     if spec.priority_class is None:
         return
-    with contextlib.suppress(AccessDeniedError):  # they are in no namespace, so some users may not read them
+    with contextlib.suppress(AccessDeniedError):  # classes are in no namespace: some users may not read them
         if api.find("workloadpriorityclasses", spec.priority_class) is None:
             known = sorted(map(name_of, api.objects("workloadpriorityclasses")))
             raise NotFoundError(

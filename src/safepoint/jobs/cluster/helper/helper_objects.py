@@ -190,7 +190,7 @@ def _on_node(node: str) -> Object:
 def _environment(request: HelperRequest, basis: PodBasis) -> list[Object]:
     """The variables of the pod: those of the job or runtime, those of the request, and Safepoint's own.
 
-    Secrets and variables for a training are left out.
+    Of the job or runtime, secrets and the variables for a training are left out. Keys are references to a Secret.
     """
     kept: dict[str, str] = {
         str(at(entry, "name")): str(at(entry, "value"))

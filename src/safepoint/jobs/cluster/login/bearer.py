@@ -1,4 +1,4 @@
-"""Sends a login token with each request. The token may be in the kubeconfig, in a file, or come from a program."""
+"""Sends a login token with each request. The token comes from the kubeconfig, from a file, or from a program."""
 
 from collections.abc import Callable, Generator
 from functools import partial

@@ -135,7 +135,7 @@ def _text(receipt: Receipt) -> str:
 
 
 def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
-    """The receipt for the newer checkpoint. If the stop comes too late, the ranks have continued and saved again."""
+    """The receipt for the newer checkpoint. If the stop came too late, the ranks have trained on and saved again."""
     if requested is None or at_end is None:
         return requested or at_end
     if at_end.step <= requested.step:
