@@ -37,6 +37,8 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
     Raises:
         NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.
         UsageError: a value is invalid, the pods would not share the output location, or the code is too large.
+        ConflictError: the claim cannot be used, see `check_claim`.
+        AccessDeniedError: the Secret has no keys.
     """
     runtime = find_runtime(api, spec.runtime)
     check_claim(api, spec.settings.output_dir, spec.num_nodes)
@@ -134,6 +136,7 @@ def secret_keys(api: ClusterApi, spec: ClusterSpec) -> tuple[str, ...] | None:
 
     Raises:
         NotFoundError: the Secret does not exist.
+        AccessDeniedError: the Secret has no keys.
     """
     if spec.connection is None:
         return None
