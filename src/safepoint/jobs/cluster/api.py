@@ -24,12 +24,12 @@ _MOST_EXPIRED = 5
 _LIST_S = 600.0
 _LATE_S = 10.0
 _ASKED_S = 120.0
-"""How long `find` waits for the answer to a request that was sent ahead; requests end earlier."""
+"""How long `find` waits for the answer to a request that was sent ahead, before it sends the request again."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _NAME_ONLY = _NAMES_ONLY.replace("MetadataList", "Metadata")
 _WITHOUT_CONTENT = {"configmaps": {"accept": _NAME_ONLY}, "secrets": {"accept": _NAME_ONLY}}
-"""Kinds of which an answer to a change has only the metadata: the content is large, or secret."""
+"""For kinds whose content is large or secret: after a change, the answer has only the metadata of the object."""
 _GROUPS = {
     "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
@@ -116,7 +116,7 @@ class ClusterApi:
     def asked_ahead(self, wanted: Iterable[tuple[str, str]]) -> Generator[None]:
         """Send the requests for objects that the block will `find`, all at once, and do not wait for the answers.
 
-        The first `find` of each of them in the block returns the answer, or raises the exception.
+        The first `find` of each object in the block returns the answer, or raises the exception of its request.
 
         Args:
             wanted: kinds and names.
@@ -204,7 +204,7 @@ class ClusterApi:
     def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
         """Delete an object, if it exists. The cluster then deletes the objects that this object owns.
 
-        In the reverse order, Trainer would make the JobSet again, because its TrainJob still exists.
+        If the JobSet were deleted before its TrainJob, Trainer would make the JobSet again.
 
         Args:
             kind: the plural of its kind.
@@ -238,8 +238,8 @@ class ClusterApi:
     def rights(self) -> Callable[[str, str, str], bool]:
         """Return a function of verb, kind and subresource, which says whether this identity has the right.
 
-        Sends one request for all rights in the namespace. The cluster need not list all of them: if the function
-        returns False, only `may` can tell.
+        Sends one request for all rights in the namespace. The cluster need not list all rights. So if the function
+        returns False, only `may` can find out whether this identity has the right.
         """
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -304,7 +304,7 @@ class ClusterApi:
             self._path(kind), query, read_s=timeout_s + _LATE_S, most_line_bytes=_MOST_EVENT_BYTES
         ) as lines:
             for line in lines:
-                if clock.monotonic_s() > until_s:  # the server should have ended it
+                if clock.monotonic_s() > until_s:  # the server should have ended the watch
                     return
                 event = document(line)
                 what, item = str(at(event, "type")), at(event, "object")
@@ -341,17 +341,17 @@ class ClusterApi:
     def upgraded(
         self, pod: str, container: str, command: Sequence[str], *, headers: Mapping[str, str]
     ) -> Generator[Any]:
-        """The connection to a program that is started in a container; its input is empty.
+        """Start a program with empty input in a container, and yield the connection to the program.
 
         Args:
             pod: the pod.
             container: one of its containers.
             command: the program and its arguments.
-            headers: by which HTTP is left.
+            headers: ask the server to change from HTTP to WebSocket.
 
         Raises:
-            AccessDeniedError: you may not do this.
-            StorageError: the cluster, or a proxy before it, lets no WebSocket through.
+            AccessDeniedError: you may not run programs in pods.
+            StorageError: the cluster, or a proxy before it, does not support WebSockets.
         """
         query = {"container": container, "stdout": "true", "stderr": "true", "command": list(command)}
         with self._client.upgraded(f"{self._path('pods', pod)}/exec", query, headers=headers) as stream:

@@ -1,6 +1,6 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
-Nothing is kept on this machine. If a method is killed, later commands complete or undo what it has begun: the next
+Nothing is kept on this machine. If a command is killed, later commands complete or undo what it has begun: the next
 `submit` deletes objects that were made for a job that does not exist, and the next command that looks at a job
 continues a change of its number of nodes.
 """
@@ -82,7 +82,7 @@ class ClusterJobs:
         return manifests_of(self._api, spec)
 
     def preview(self, spec: ClusterSpec) -> list[Object]:
-        """The objects that `submit` would create, as the cluster's Trainer takes them; see `manifests`."""
+        """The objects that `submit` would create, in the form that the cluster's Trainer takes; see `manifests`."""
         found, runtime = self.manifests(spec), find_runtime(self._api, spec.runtime)
         reference = {"name": spec.runtime, "kind": str(at(runtime.document, "kind"))}
         return replace(found, trainjob=form_for(self._api, found.trainjob, runtime=reference)).documents
@@ -182,7 +182,7 @@ class ClusterJobs:
         return job.output
 
     def attempts(self, name: str) -> list[AttemptRecord]:
-        """The job's attempts, oldest first: one for each TrainJob that the job has had."""
+        """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
         return list(self.job(name).attempts)
 
     def remark_on(self, job: ClusterJob) -> str:
@@ -190,7 +190,7 @@ class ClusterJobs:
         return ""
 
     def observe(self, name: str) -> Observed:
-        """The objects of a job: TrainJob, JobSet, pods and Workload, and, if there are no pods, warnings.
+        """The objects of a job: TrainJob, pods and Workload, and, if there are no pods, warnings.
 
         Raises:
             NotFoundError: there is no such job.
@@ -224,7 +224,10 @@ class ClusterJobs:
         return sorted(found, key=event_time)
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[ClusterJob]]:
-        """Yield the active jobs, or one job, after each change and at least every 10 s; see `JobPlace.watch`."""
+        """Yield the active jobs, or one job, after each change; see `JobPlace.watch`.
+
+        Without a change, the jobs are yielded again after `interval_s` plus 10 s.
+        """
         before: set[str] = set()
         found = self.jobs() if name is None else [self.job(name)]
         with JobWatch(self._api) as watch:
@@ -242,7 +245,7 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """The events of a job that the cluster still keeps, oldest first, also those of its deleted pods."""
+        """The events of a job that the cluster still keeps, oldest first, including those of its deleted pods."""
         seen = self.observe(name)
         created = describe(seen, place=self.place).created
         found = events_of_job(seen, self._api.objects("events"), since=created)
@@ -297,7 +300,7 @@ class ClusterJobs:
         """Continue a suspended job from its newest checkpoint.
 
         Raises:
-            ConflictError: the job is neither suspended nor being suspended.
+            ConflictError: the job is neither suspended nor being suspended, or its checkpoints are being deleted.
         """
         self._carry_on(name)
         seen = self.observe(name)
@@ -319,7 +322,7 @@ class ClusterJobs:
         return self.job(name)
 
     def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> ClusterJob:
-        """Change a job's number of nodes. A running job is saved and stopped, and a new TrainJob replaces its own.
+        """Change a job's number of nodes. A running job is saved and stopped. A new TrainJob replaces the old one.
 
         A suspended job gets the new number of nodes when it is resumed.
 
@@ -429,7 +432,7 @@ class ClusterJobs:
         return num_deleted
 
     def _check_trainer(self) -> None:
-        """Raise NotFoundError if the cluster has no TrainJobs."""
+        """Raise NotFoundError if the cluster does not know the kind TrainJob."""
         if not self._api.serves("trainjobs"):
             raise NotFoundError(
                 f"cluster {self.place} has no Kubeflow Trainer; nothing was done",

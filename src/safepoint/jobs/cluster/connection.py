@@ -1,6 +1,6 @@
 """The address of a cluster and the identity to use there.
 
-They come from a context of the kubeconfig, a pod's service account, or the configuration of Kubeflow's SDK.
+Both come from a context of the kubeconfig, from a pod's service account, or from the configuration of Kubeflow's SDK.
 """
 
 import os
@@ -30,7 +30,7 @@ _EXEC_V1 = "client.authentication.k8s.io/v1"
 _EXEC_KNOWN = "client.authentication.k8s.io/v1beta1"
 _DEFAULT_NAMESPACE = "default"
 _MOST_BYTES = 2 << 20
-"""A parsed file needs about a thousand times its size in memory."""
+"""The size limit of a kubeconfig. A parsed file needs about a thousand times its size in memory."""
 CORRECT = "correct the kubeconfig, or set KUBECONFIG to another one"
 """What to do when a kubeconfig cannot be used."""
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
@@ -71,8 +71,8 @@ def connect_to(
     """The connection to a cluster; no request is sent yet.
 
     Args:
-        context: the exact name of a context. None for the service account if this process runs in a pod and `file` is
-            None; otherwise None for the current context.
+        context: the exact name of a context. None selects the service account if this process runs in a pod and
+            `file` is None; otherwise the current context.
         namespace: the namespace; None for that of the context or of the service account.
         file: the kubeconfig; None for the files that KUBECONFIG names, or for ~/.kube/config if it is not set.
         environ: the environment variables to read; None for those of this process.
@@ -127,7 +127,7 @@ def connect_with(configuration: Any, *, namespace: str) -> Connection:
 
 def _connection(name: str, config: SingleConfig | None, namespace: str | None) -> Connection:
     assert config is not None
-    if config.user is None:  # lightkube requires one
+    if config.user is None:  # lightkube requires a user
         config = SingleConfig(
             context_name=config.context_name,
             context=config.context,
@@ -153,7 +153,7 @@ def _connection(name: str, config: SingleConfig | None, namespace: str | None) -
 
 
 def missing_files(config: SingleConfig) -> list[str]:
-    """The files of certificates and keys that a kubeconfig names, and that do not exist."""
+    """The files of certificates and keys that a kubeconfig names although they do not exist."""
     user = config.user or User()
     named = (config.cluster.certificate_auth, user.client_cert, user.client_key)
     return [str(file) for file in named if file and not Path(file).exists()]
@@ -180,7 +180,7 @@ def _read(files: list[Path]) -> KubeConfig:
         try:
             document: Any = _Loader(text).get_single_data()
         except (yaml.YAMLError, RecursionError) as error:
-            # The parser's message and its error quote the file, which may have a token there.
+            # Neither the parser's message nor its error is shown: both quote the file, which may contain a token.
             mark: Any = getattr(error, "problem_mark", None)
             where = "position unknown" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
             raise UsageError(
@@ -211,7 +211,7 @@ def _text_of(file: Path) -> str | None:
                 f"the kubeconfig {file} has more than {_MOST_BYTES:,} bytes; it was not used", hint=CORRECT
             )
         return data.decode("utf-8")
-    except PlantedError as error:  # a kubeconfig can name a program to run for the token
+    except PlantedError as error:  # a kubeconfig can name a program that is run
         raise UsageError(
             f"kubeconfig {file} was not used: {error.strerror}", hint="set KUBECONFIG to a file of your own"
         ) from error
@@ -233,7 +233,7 @@ def _merge(merged: dict[str, Any], document: Any, file: Path) -> None:
 
 
 def _with_absolute_paths(item: Any, kind: str, folder: Path) -> dict[str, Any]:
-    """An entry of a kubeconfig with absolute paths, also that of the program that gives the token.
+    """An entry of a kubeconfig with absolute paths, including the path of the program that gives the token.
 
     Relative paths in a kubeconfig start at the folder of that file.
     """

@@ -24,10 +24,10 @@ _NEEDED = (
         "pods",
         "exec",
         ("create", "get"),
-        "`suspend` does not save before: the pods save at SIGTERM, in the grace period",
+        "`suspend` requests no save before it stops the pods: they save at SIGTERM, in the grace period",
     ),
     ("persistentvolumeclaims", "", ("get", "list"), ""),
-    ("events", "", ("list",), "the state of a job that does not start has no reason"),
+    ("events", "", ("list",), "if a job does not start, its state comes without a reason"),
     ("secrets", "", _MADE, "the pods of a job recognize each other by a secret in the output location instead"),
     (
         "jobs",
@@ -42,11 +42,16 @@ _NEEDED = (
         "`submit --grace` has no effect: the pods keep the grace period of the runtime",
     ),
 )
-"""Kind, subresource, verbs, and what happens without these rights. The last is empty if no job works without them."""
+"""For each: kind, subresource, verbs, and what happens without these rights; empty if no job works without them."""
 _OF_QUEUES = (
     ("workloads", "", ("get", "list", "watch", "patch"), "the state of a job in a queue is incomplete"),
     ("localqueues", "", ("get", "list"), "`submit` accepts the wrong name of a queue, and the job waits for ever"),
-    ("workloadpriorityclasses", "", ("get", "list"), "likewise, the wrong name of a priority class"),
+    (
+        "workloadpriorityclasses",
+        "",
+        ("get", "list"),
+        "`submit` accepts the wrong name of a priority class, and the job waits for ever",
+    ),
 )
 _PROGRAMS = (
     (

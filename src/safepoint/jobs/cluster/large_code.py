@@ -1,4 +1,4 @@
-"""Code that is too large for a config map: it lies in the output location of the job, under its digest. Pure."""
+"""Code that is too large for a config map. It lies in the output location of the job, named by its digest. Pure."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from safepoint.jobs.cluster.spec import ClusterSpec
 from safepoint.storage.location import Location, parse_location
 
 FOLDER = ".safepoint/code"
-"""Below the output location."""
+"""The folder of the code, below the output location."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class LargeCode:
 
     @property
     def location(self) -> Location:
-        """Where it lies."""
+        """The location of the zip."""
         return self.output.child(f"{FOLDER}/{self.digest}.zip")
 
     def variables(self, claim_folder: str) -> list[Object]:
-        """The variables by which a pod finds it.
+        """The variables by which a pod finds the code.
 
         Args:
             claim_folder: where the pod mounts the claim of the output location.
@@ -45,11 +45,11 @@ class LargeCode:
 
 
 def split(spec: ClusterSpec, *, room_bytes: int) -> tuple[ClusterSpec, LargeCode | None]:
-    """The job without its code, and the code, if that does not fit into a config map; otherwise the job as it is.
+    """If the code does not fit into a config map, the job without it, and the code; otherwise the same job, and None.
 
     Args:
         spec: the job.
-        room_bytes: what a config map has room for, beside the archive of Safepoint.
+        room_bytes: the room that a config map has beside the archive of Safepoint.
 
     Raises:
         UsageError: the code is too large, or the job has no output location that all its pods share.

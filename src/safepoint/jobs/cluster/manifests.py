@@ -1,4 +1,4 @@
-"""Makes the objects of a job: its TrainJob, the config map that it brings along, its Secret. Pure; no requests."""
+"""Makes the objects of a job: its TrainJob, its config map, its Secrets and its runtime. Pure; no requests."""
 
 import base64
 import copy
@@ -20,7 +20,7 @@ CHECKPOINTS = "/mnt/kubeflow-checkpoints"
 """The mount path of the claim or, with an object store, of the local folder for checkpoints, as in OpenShift AI."""
 _STORAGE, _SHIPPED = "checkpoint-storage", "safepoint"
 SHIPPED_TO = "/opt/safepoint"
-"""The mount path of what the job brings along."""
+"""The path at which the pods mount the config map of the job."""
 _CODE = "code.zip"
 _SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint", "SAFEPOINT_JOB_SECRET_FILE"
 _MANAGER = f"{DOMAIN}/job"
@@ -60,7 +60,7 @@ class Runtime:
         return trains[0]
 
     def initializes(self, what: str) -> bool:
-        """Whether it can bring a `dataset` or a `model` to its pods."""
+        """Whether it has an initializer for `what`, which is `dataset` or `model`."""
         jobs = items(self.document, "spec", "template", "spec", "replicatedJobs")
         return any(at(job, "template", "metadata", "labels", _STEP) == f"{what}-initializer" for job in jobs)
 
@@ -91,7 +91,7 @@ class Runtime:
         return _DEFAULT_BACKOFF_LIMIT if found is None else int(found)
 
     def pods_of(self, patches: Sequence[Any]) -> list[Any]:
-        """What these patches set in the specification of its pods."""
+        """The parts of the specification of its pods that these patches set."""
         jobs = [
             job
             for patch in patches
@@ -101,7 +101,7 @@ class Runtime:
         return [at(job, "template", "spec", "template", "spec") for job in jobs]
 
     def mounted(self, patches: Sequence[Any]) -> set[str]:
-        """The paths at which its container mounts something when it is changed by these patches."""
+        """The paths at which the container that trains mounts volumes, including those that the patches add."""
         name = at(self.container, "name")
         changed = [
             one for pod in self.pods_of(patches) for one in items(pod, "containers") if at(one, "name") == name
@@ -118,7 +118,7 @@ class Manifests:
         trainjob: the TrainJob.
         before: the objects that must exist when the pods start, as pairs of kind and object. The TrainJob becomes
             their owner.
-        code: what must be in the output location when the pods start, or None.
+        code: the code that must be in the output location when the pods start, or None.
     """
 
     trainjob: Object
@@ -147,11 +147,12 @@ def manifests_for(
         secret_keys: the names of the keys in the connection's Secret; None if you may not read them.
         with_secret: if the job has several pods, make a Secret by which they recognize each other. If False, the pods
             write a secret into the output location.
-        with_runtime: if the job and the runtime have different grace periods, make a copy of the runtime with that of
-            the job. If False, the job gets the grace period of the runtime.
+        with_runtime: if the job and the runtime have different grace periods, make a copy of the runtime with the
+            grace period of the job. If False, the job gets the grace period of the runtime.
 
     Raises:
-        UsageError: the script and the code of the job are too large, or the runtime cannot train.
+        UsageError: the script and the code of the job are too large, the runtime cannot train or has no initializer
+            that the job needs, or a patch has a volume with one of Safepoint's names.
     """
     archive = pod_archive.build_archive()
     spec, code = large_code.split(spec, room_bytes=_MOST_SHIPPED_BYTES - len(archive))
@@ -214,7 +215,7 @@ def _patch(replicated_job: str, pod: Object) -> Object:
 
 
 def add_secret(trainjob: Object) -> tuple[Object, Object]:
-    """Prepare a TrainJob that had one pod for several pods, which recognize each other by a Secret.
+    """Add a Secret to a TrainJob that had one pod and gets several. The pods recognize each other by the Secret.
 
     Returns:
         A copy of the TrainJob that mounts the Secret; the Secret.
@@ -255,10 +256,10 @@ def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
 
 
 def _files(spec: ClusterSpec, archive: bytes) -> dict[str, bytes]:
-    """What the pods mount: the archive of Safepoint, the script and the code.
+    """The files that the pods mount: the archive of Safepoint, the script and the code.
 
     Raises:
-        UsageError: it is too large.
+        UsageError: they are too large for a config map.
     """
     files = {pod_archive.NAME: archive, **spec.files}
     if spec.code is not None:
@@ -286,7 +287,7 @@ def _shipped(job: str, files: Mapping[str, bytes]) -> Object:
 
 
 def _secret(job: str) -> Object:
-    """The Secret by which the pods recognize each other. Its name cannot be foreseen."""
+    """The Secret by which the pods recognize each other. Its name is random, so that it cannot be predicted."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -297,10 +298,10 @@ def _secret(job: str) -> Object:
 
 
 def _initializer(spec: ClusterSpec, runtime: Runtime) -> Object:
-    """What the TrainJob says about its dataset and its model; secrets as references.
+    """The TrainJob's field `initializer`: its dataset and its model, with references to Secrets.
 
     Raises:
-        UsageError: the runtime has no part for it.
+        UsageError: the runtime has no initializer for one of them.
     """
     for what in spec.initializer:
         if not runtime.initializes(what):
@@ -349,7 +350,7 @@ def _environment(
         chosen[CLAIMS] = f"{location.claim}={CHECKPOINTS}"
     elif location is not None and not location.is_folder:
         chosen.setdefault("SAFEPOINT_LOCAL_DIR", f"{CHECKPOINTS}/{location.path or 'run'}")
-    if spec.ranks_from is not None and spec.ranks_per_node is None:  # a TrainJob has room for a number only
+    if spec.ranks_from is not None and spec.ranks_per_node is None:  # numProcPerNode takes only a number
         chosen["SAFEPOINT_NPROC_PER_NODE"] = spec.ranks_from
     if spec.code is not None:
         chosen["SAFEPOINT_CODE"] = f"{SHIPPED_TO}/{_CODE}"
@@ -365,7 +366,7 @@ def _environment(
 
 
 def _keys(spec: ClusterSpec, secret_keys: tuple[str, ...] | None) -> list[Object]:
-    """The variables with the keys of the connection. They refer to the Secret, so that the TrainJob has no values."""
+    """The variables with the keys of the connection. They refer to the Secret, so the TrainJob contains no key."""
     if spec.connection is None:
         return []
     names = (*KEY_VARIABLES, *REGION_VARIABLES) if secret_keys is None else secret_keys
@@ -407,7 +408,7 @@ def _volumes(
     taken = sorted(volume["name"] for volume in volumes if volume["name"] in given)
     if taken:
         raise UsageError(
-            f"a patch or the runtime has a volume named {', '.join(taken)}, a name that Safepoint uses for its own; "
+            f"a patch has a volume named {', '.join(taken)}, a name that Safepoint uses for a volume of its own; "
             "nothing was submitted",
             hint="give the volume of the patch another name",
         )

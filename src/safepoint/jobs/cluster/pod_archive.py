@@ -1,7 +1,7 @@
 """The modules of Safepoint that a pod needs, in one file: `python safepoint.pyz run …`.
 
-Each job brings this file along. It is a zip, which Python can run and import modules from. The same sources give the
-same bytes.
+The config map of each job contains this file, so images need no Safepoint. The file is a zip, which Python can run
+and import modules from. The same sources give the same bytes.
 """
 
 import functools
@@ -84,8 +84,8 @@ main()
 """
 
 
-# Every command that a pod runs contains this program and the digest. So someone who can replace the config map, but
-# cannot change the job, cannot make the pods run other code.
+# Every command that a pod runs contains this program and the digest. The program refuses a config map with another
+# digest. So the right to replace the config map is not enough to make the pods run other code.
 _CHECK = """\
 import hashlib
 import os
@@ -117,13 +117,13 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def command_of(place: str, files: Mapping[str, bytes]) -> list[str]:
-    """The command of a pod that runs `safepoint`, to which the arguments are added.
+    """The command of a pod that runs `safepoint`. The caller appends the arguments.
 
     The pod first compares the files with their digest in the command.
 
     Args:
         place: the folder where the files are mounted.
-        files: all files there, by name; one of them is the archive.
+        files: all files in that folder, by name; one of them is the archive.
     """
     return [*_PYTHON, _CHECK + _RUN, place, digest_of_files(files)]
 

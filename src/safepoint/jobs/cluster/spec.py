@@ -37,22 +37,22 @@ class ClusterSpec:
         program: the script or module, and its arguments. The script is a key of `files`, a path in `code`, or a path
             in the image.
         is_module: run the program as `python -m` does.
-        files: the files that the job brings along, by name: the script, unless `code` or the image has it.
-        code: a zip of a folder. Each pod unpacks it, and runs the program in it; None without one.
+        files: the files that the job's config map contains, by name: the script, unless `code` or the image has it.
+        code: a zip of a folder, or None. Each pod unpacks the zip, and runs the program in that folder.
         num_nodes: the number of pods.
         ranks_per_node: ranks in each pod; None leaves this to `ranks_from`, or else to the runtime.
-        ranks_from: `cpu` or `gpu`: one rank for each that the pod finds; None for neither.
+        ranks_from: `cpu` or `gpu`: each pod starts one rank for each CPU core or GPU that it finds. May be None.
         resources: the resources of each pod, by the names that Kubernetes uses.
         settings: the options of the run. The pods receive those that differ from the defaults.
-        given: variables of settings that the pods receive also when they equal the defaults, because a user has set
-            them. The runtime or the image may set other values.
+        given: the variables of settings that a user has set. The pods receive them even if their values are the
+            defaults, because the runtime or the image may set other values.
         env: variables for the program, without secrets.
         connection: the name of a Secret with the keys of the object store, or None.
         runtime: the name of the TrainingRuntime or ClusterTrainingRuntime.
         image: the image of the pods; None for that of the runtime.
         queue: Kueue's LocalQueue, or None.
         priority_class: Kueue's WorkloadPriorityClass, or None.
-        grace_s: seconds between SIGTERM and SIGKILL; None for those of the runtime.
+        grace_s: seconds between SIGTERM and SIGKILL; None for the grace period of the runtime.
         staging_bytes: with an object store, the size limit of the local folder for checkpoints; None for no limit.
         shared_memory_bytes: the size limit of /dev/shm; None for no limit but the pod's memory.
         max_restarts: how often a launcher restarts the ranks after a failure.
@@ -62,8 +62,8 @@ class ClusterSpec:
         packages: requirements to install in each pod before the program runs.
         package_indexes: the package indexes to use; the first one replaces the default.
         deadline_s: seconds after which the cluster ends the job; None for no limit.
-        initializer: what the cluster brings to the claim of the runtime before the pods train: `dataset` and `model`,
-            as the TrainJob's `initializer` has them, without secrets.
+        initializer: the `dataset` and the `model` that the cluster fetches to the claim of the runtime before the
+            pods train, in the form of the TrainJob's `initializer`, without secrets.
         initializer_secrets: the variables with secrets of `dataset` and `model`; they become Secrets of the job.
     """
 
@@ -171,7 +171,7 @@ def read_record(text: str | None) -> dict[str, Any]:
 
 
 def removal_note(trainjob: Object) -> str:
-    """A sentence about a job whose checkpoints are being deleted; empty for any other."""
+    """A sentence about a job whose checkpoints are being deleted; empty for any other job."""
     if REMOVAL not in texts(trainjob, "metadata", "annotations"):
         return ""
     return f"its checkpoints are being deleted; `safepoint delete {name_of(trainjob)} --checkpoints` finishes this"

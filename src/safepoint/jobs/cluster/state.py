@@ -106,9 +106,9 @@ class ClusterJob:
         runtime: the name of its runtime.
         pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
-        attempts: the attempts before this TrainJob and, while the job has pods or soon will, its own.
+        attempts: the attempts before this TrainJob. While the job has pods or soon will, also the current attempt.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
-        receipt: what its suspension has saved; None while it is not suspended, or if that is unknown.
+        receipt: what its suspension has saved; None while the job is not suspended, or if it is unknown.
     """
 
     name: str
@@ -147,7 +147,7 @@ class ClusterJob:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue it: it is suspended. One that has failed must be submitted again."""
+        """Whether `resume` can continue it: it is suspended. A job that has failed must be submitted again."""
         return self.state is JobState.SUSPENDED
 
     @property
@@ -254,7 +254,7 @@ def _state_of(seen: Observed) -> tuple[JobState, str]:
     if at(job, "spec", "suspend"):
         return _stopped(seen, has_pods=bool(pods))
     if seen.workload is not None and not condition(seen.workload, "Admitted"):
-        return _stopped(seen, has_pods=bool(pods))  # Kueue has not admitted it yet, or takes its quota back
+        return _stopped(seen, has_pods=bool(pods))  # Kueue has not admitted the job yet, or takes the quota back
     return _started(seen, pods)
 
 
@@ -342,7 +342,7 @@ def _training(pods: Sequence[Object]) -> list[Object]:
 
 
 def is_training_pod(pod: Object) -> bool:
-    """Whether a pod of a job trains; the other ones are those of initializers."""
+    """Whether a pod of a job trains; the other pods of a job are those of initializers."""
     return texts(pod, "metadata", "labels").get("jobset.sigs.k8s.io/replicatedjob-name", _NODE) == _NODE
 
 
@@ -451,7 +451,7 @@ def _trains(seen: Observed, pods: Sequence[Object]) -> bool:
 
 
 def _posts(pods: Sequence[Object]) -> bool:
-    """Whether Trainer's status server is on: Trainer has then set a variable with its address in the pods."""
+    """Whether Trainer's status server is on. If so, Trainer sets a variable with the server's address in the pods."""
     entries = [entry for container in items(pods[0], "spec", "containers") for entry in items(container, "env")]
     return any(at(entry, "name") == "KUBEFLOW_TRAINER_SERVER_URL" for entry in entries)
 

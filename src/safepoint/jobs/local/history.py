@@ -53,7 +53,7 @@ CREATE TABLE event (
 CREATE INDEX event_by_job ON event (job, id);
 """
 _SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
-"""For each version of the schema, the statements that make it from the previous one. A new file executes all."""
+"""For each version of the schema, the statements that make it from the previous one. A new file needs all of them."""
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
 _RETRY_AFTER_S = 0.01
@@ -162,7 +162,7 @@ class History:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None]:
-        """Make all changes in the block, or none. While it runs, no other process can write. May be nested."""
+        """Make all changes in the block, or none. While the block runs, no other process can write. May be nested."""
         if self._db.in_transaction:
             yield
             return
@@ -343,7 +343,7 @@ class History:
 
     def remove_remains(self, name: str) -> None:
         """Kill the processes and remove the folder of a job that is not in the history."""
-        with self.transaction():  # until it ends, no job of this name can be submitted
+        with self.transaction():  # meanwhile no job of this name can be submitted
             if not self.knows(name):
                 kill(processes_of(job_folder(name)))
                 shutil.rmtree(job_folder(name), ignore_errors=True)
@@ -367,7 +367,7 @@ class History:
         if unknown:
             raise ValueError(f"a job has no column {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in columns)
-        changes += ", target_nodes = NULL" if state.is_over else ""  # no supervisor is left to carry it out
+        changes += ", target_nodes = NULL" if state.is_over else ""  # no supervisor is left to change the number
         values = (state, clock.utc_now(), message, *columns.values())
         with self.transaction():
             self._change(name, f"state = ?, changed = ?, message = ?{changes}", *values)

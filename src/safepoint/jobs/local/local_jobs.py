@@ -31,7 +31,7 @@ _EXITS_WITHIN_S = 15.0
 
 
 class LocalJobs:
-    """The jobs of this user on this machine. The first letters of a job's name are enough if no other name has them.
+    """The jobs of this user on this machine. The beginning of a job's name is enough if no other name begins with it.
 
     The constructor starts a new supervisor for each job whose supervisor was killed.
 
@@ -87,12 +87,12 @@ class LocalJobs:
 
         Args:
             name: the job.
-            rank: only that of this rank.
-            node: only that of this node: its launcher and its ranks.
+            rank: return only the output of this rank.
+            node: return only the output of this node: of its launcher and its ranks.
             follow: wait for new lines until the job has stopped.
 
         Raises:
-            NotFoundError: the job has no such rank.
+            NotFoundError: there is no such job, or it has no such rank.
         """
         job = self.job(name)
         name, each = job.name, job.spec.ranks_per_node
@@ -115,7 +115,7 @@ class LocalJobs:
         while True:
             if name is not None:
                 found = [self.job(name)]
-                name = found[0].name  # its first letters may match another job later
+                name = found[0].name  # the given first letters may match another job later
             else:
                 found = [job for job in self.jobs() if job.state.is_active or job.name in before]
                 before = {job.name for job in found if job.state.is_active}
@@ -126,7 +126,7 @@ class LocalJobs:
 
     def _check_rank(self, job: JobRecord, rank: int) -> None:
         num_ranks = job.spec.num_nodes * job.spec.ranks_per_node
-        # A rank of an earlier, larger number of nodes still has its log.
+        # A rank that existed only with an earlier, larger number of nodes still has its log.
         if rank >= num_ranks and not (job_folder(job.name) / FOLDER / f"rank-{rank}.log").exists():
             there = "0 only" if num_ranks == 1 else f"0 to {num_ranks - 1}"
             raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"its ranks are {there}")
@@ -142,7 +142,7 @@ class LocalJobs:
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
-            keys_of(spec.data_connection)  # fails if there are none; with an output location, check_output does
+            keys_of(spec.data_connection)  # fails without keys; with an output location, check_output checks this
         check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:
@@ -180,7 +180,7 @@ class LocalJobs:
             new.rename(job_folder(spec.name))
 
     def _check_output_is_free(self, spec: JobSpec, output: str | None) -> None:
-        """Raise ConflictError if another job writes to the output location and has not ended."""
+        """Raise ConflictError if another job that has not ended writes to the output location."""
         for other in self._others_at(spec, output):
             if other.needs_supervisor:
                 raise ConflictError(
@@ -251,7 +251,7 @@ class LocalJobs:
     def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> JobRecord:
         """Change a job's number of nodes. A running job is saved, stopped and restarted.
 
-        The supervisor does this, also when the caller is killed or stops waiting.
+        The supervisor does this, even if the caller is killed or stops waiting.
 
         Raises:
             UsageError: `num_nodes` is invalid, or too large for this machine.

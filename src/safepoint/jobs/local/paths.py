@@ -12,13 +12,13 @@ from safepoint.foundation.environment import home_folder, is_planted_folder
 def state_folder() -> Path:
     """`$XDG_STATE_HOME/safepoint`, or `~/.local/state/safepoint`.
 
-    Symbolic links are resolved, because processes of a job are found by the name of its folder. A relative
+    Symbolic links are resolved, because processes of a job are found by the path of its folder. A relative
     XDG_STATE_HOME is ignored, as the XDG specification requires.
     """
     return _below(os.environ.get("XDG_STATE_HOME", ""))
 
 
-@functools.cache  # called a thousand times for a list of jobs, and realpath reads the file system
+@functools.cache  # called for every job of a list, and realpath reads the file system
 def _below(folder: str) -> Path:
     home = folder if os.path.isabs(folder) else f"{home_folder()}/.local/state"
     return Path(os.path.realpath(home), "safepoint")

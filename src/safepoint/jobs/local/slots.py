@@ -83,8 +83,8 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them.
 
-    If that variable is set, they are the devices in it, at most as many as the GPU slots that are configured.
-    Otherwise they are numbered from 0: as many as the GPU slots that are configured, or as the machine has devices.
+    If that variable is set, the devices in it, at most as many as the configured GPU slots. Otherwise, and in a
+    process of a job, devices numbered from 0: as many as the configured GPU slots, or as the machine has devices.
 
     Raises:
         UsageError: as for `count_slots`.
@@ -156,7 +156,7 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
 
     Args:
         name: the waiting job.
-        jobs: all jobs that hold slots or wait for some, including this one.
+        jobs: all jobs that hold slots or wait for slots, including `name`.
         capacity: the slots of the machine.
     """
     asking = next(job for job in jobs if job.name == name)

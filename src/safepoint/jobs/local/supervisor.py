@@ -1,7 +1,7 @@
 """The supervisor of one job: waits for slots, starts launchers, watches them, and stores the state of the job.
 
 `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one. It holds a lock, which the kernel releases
-when the process ends. All its state is in the history, so that a new supervisor can continue after it was killed.
+when the process ends. All its state is in the history. So if the supervisor is killed, a new one can continue.
 """
 
 import logging
@@ -62,11 +62,13 @@ class Supervisor:
         self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
 
     def leave(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal, for example at a shutdown: the job saves, and the next command resumes it."""
+        """Handle a signal, for example at a shutdown: the job saves, and the next `safepoint` command resumes it."""
         self.was_asked_to_leave = True
 
     def run(self) -> None:
-        """Supervise the job until it needs no supervisor. If its deletion was requested, the caller has to delete it.
+        """Supervise the job until it needs no supervisor, or until this process received a signal to exit.
+
+        If the deletion of the job was requested, the caller has to delete the job.
 
         Raises:
             NotFoundError: the job is no longer in the history.
@@ -176,10 +178,10 @@ class Supervisor:
                     record = launchers.start(node, environ, self._free_gpus(job))
                     self._history.add_node(self._name, job.attempt, record)
         except JobStoppedError:
-            return launchers  # none of them was started
+            return launchers  # no launcher was started
         except HistoryError:
             launchers.kill()  # the history may lack the launcher that was started last
-            self._launchers = launchers  # the next call of `run` stores their end
+            self._launchers = launchers  # the next call of `run` stores the end of these launchers
             raise
         except (SafepointError, OSError) as error:
             launchers.kill()

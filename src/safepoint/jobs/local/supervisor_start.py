@@ -37,8 +37,8 @@ def start_missing_supervisors(
 
     Args:
         history: the history.
-        but: the job of this process, which is left out: a process that checks a lock which it holds itself would
-            release the lock.
+        but: the job that this process supervises. It is left out, because a process that checks a lock of its own
+            may release the lock.
         patience_s: how long to wait, in total, until the new supervisors hold their locks.
 
     Returns:

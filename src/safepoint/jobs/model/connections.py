@@ -36,17 +36,19 @@ _PLAIN = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION", "AZURE_STORAGE_ACCOUNT_N
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those variables of another person's object that may count on this machine: they have no effect on others.
+    """The variables of another person's object that may be used on this machine: they select a region or an account.
 
-    Other variables of the stores name files that are sent, servers that get what the user logs in with, or proxies.
+    The other variables of the stores are left out: they could make this machine send a file, or send the user's
+    credentials to another server or through a proxy.
     """
     return {name: text for name, text in variables.items() if name in _PLAIN}
 
 
 def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those variables of a cluster's Secret that may count on this machine: keys, and the server for which they are.
+    """The variables of a cluster's Secret that may be used on this machine: keys, region or account, and server.
 
-    A server without keys does not count, because it would get what the user's own keys sign.
+    The address of the server is used only together with keys. Without this rule, requests that are signed with the
+    user's own keys could go to that server.
     """
     own = _KEYS | _PLAIN
     if all(variables.get(name) for name in _NEEDED):
@@ -55,11 +57,11 @@ def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_keys(environ: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
-    """The environment, in which the keys of a connection replace those that it had.
+    """A copy of the environment in which the variables of a connection replace the environment's own keys.
 
     Args:
-        environ: the variables.
-        keys: from `keys_of`; when empty, the environment keeps its own keys.
+        environ: the environment.
+        keys: the variables of the connection. If there are none, the environment keeps its own keys.
     """
     kept = {name: text for name, text in environ.items() if not keys or name not in IDENTITY}
     return {**kept, **keys}
@@ -74,7 +76,7 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
     """The variables of a connection. If the file has no such connection, the AWS_* variables of the environment.
 
     Raises:
-        UsageError: other users can read the file, or an entry is invalid.
+        UsageError: the file cannot be read or is invalid, other users can read it, or the entry is invalid.
         NotFoundError: the file has no such connection, and the environment has no keys.
     """
     environ = os.environ if environ is None else environ

@@ -84,7 +84,7 @@ def take_function(function: Callable[..., Any], arguments: Mapping[str, Any] | N
 
 
 def _check_kind(function: Any) -> str:
-    """Check that it is a plain function, and return its name."""
+    """Check that `function` is a plain function, and return its name."""
     name = getattr(function, "__name__", None)
     if isinstance(function, functools.partial):
         raise UsageError(
@@ -193,7 +193,13 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
 
 
 def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
-    """Add the global names that a module's code, with all code in it, loads to `used`, and stores to `defined`."""
+    """Find the global names in the code of a module, including its nested code.
+
+    Args:
+        code: the code.
+        used: receives the names that the code reads.
+        defined: receives the names that the code sets.
+    """
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     own: set[str] = set()
     loaded: set[str] = set()

@@ -1,4 +1,4 @@
-"""What commands need of a place of jobs: this machine and a cluster are used alike."""
+"""The interface through which commands use jobs. It is the same for this machine and for a cluster."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ class Job(Summary, Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """Of its last attempt."""
+        """The exit code of its last attempt; None if there is none."""
         ...
 
     @property
@@ -102,7 +102,7 @@ class Job(Summary, Protocol):
 
     @property
     def particulars(self) -> Mapping[str, Any]:
-        """What only jobs of its place have, as JSON."""
+        """The fields that only jobs of this place have, as JSON values."""
         ...
 
 
@@ -141,15 +141,15 @@ class JobPlace(Protocol[J]):
         ...
 
     def logs(self, name: str, *, rank: int | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """Its output, or that of one rank; with `follow`, until it has stopped."""
+        """Its output, or the output of one rank. With `follow`, also new lines, until the job has stopped."""
         ...
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[J]]:
-        """The active jobs, or one job, again and again; one that has ended is included once more.
+        """Yield the active jobs, or one job, repeatedly. A job that has ended is yielded once more.
 
         Args:
-            name: the job; None for all. Ends when it stops.
-            interval_s: the time between two looks.
+            name: the job; None for all active jobs. With a name, the iterator ends when the job has stopped.
+            interval_s: the minimum time between two lists.
         """
         ...
 

@@ -33,7 +33,10 @@ def place_of(spec: JobSpec, output: str) -> str:
 
 
 def with_claims(spec: JobSpec) -> JobSpec:
-    """The job, with this environment's folders for claims in its `env`, because later commands may have others."""
+    """Add this environment's folders for claims to the `env` of a job, unless `env` sets them already.
+
+    Later commands, whose environment may have other folders, then use the same folders for this job.
+    """
     claims = os.environ.get(CLAIMS, "")
     return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec
 
@@ -44,8 +47,9 @@ def absolute_location(output: str, working_dir: str) -> str:
 
 
 def risk_of_suspending(job: Job, progress: Progress | None) -> str | None:
-    """A warning when a save may not fit into the grace period; None when it fits, or when its duration is unknown.
+    """A warning when a save may not fit into the grace period.
 
+    None when it fits, when its duration is unknown, or when the job does not run.
     A save has the grace period minus `margin_s`: it must end before the platform's SIGKILL.
     """
     settings = job.settings

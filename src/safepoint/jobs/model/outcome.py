@@ -8,7 +8,7 @@ from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.states import JobState
 
 MAX_SETBACKS = 6
-"""How often a job restarts without progress after interruptions that no one requested."""
+"""How often a job restarts after interruptions that were not requested, if it makes no progress in between."""
 _INTERRUPTED = {ExitCode.INTERRUPTED_SAVED, ExitCode.TERMINATED_UNSAVED, ExitCode.SIGINT}
 _MEANINGS = {
     ExitCode.FAILED: "the program failed",

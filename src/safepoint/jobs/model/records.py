@@ -106,7 +106,7 @@ class JobRecord:
 
     @property
     def particulars(self) -> dict[str, Any]:
-        """What only jobs of this machine have, as JSON; see docs/jobs.md."""
+        """The fields that only jobs of this machine have, as JSON values; see docs/jobs.md."""
         spec = self.spec
         return {
             "wanted": str(self.wanted),
@@ -178,12 +178,12 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """An action of a person, a supervisor or a rank.
+    """Something that happened to a job: an action of a person, a supervisor, a rank or a cluster's controller.
 
     Args:
         time: RFC 3339 UTC.
         name: the action: `submitted`, `suspend_requested`, `started`, …
-        actor: the user, supervisor or process that did it.
+        actor: the user, the supervisor or another process that did it.
         cause: why, in words.
         detail: further values, by name.
     """

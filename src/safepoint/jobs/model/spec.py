@@ -110,7 +110,7 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, text: str) -> "JobSpec":
-        """Read a document of this or an older release. Fields that a newer release added are ignored."""
+        """Read a document of any release. Fields that this release does not know are ignored."""
         record: dict[str, Any] = json.loads(text)
         of_settings, of_job = _names(RunSettings), _names(cls)
         settings = {name: value for name, value in record.pop("settings").items() if name in of_settings}
@@ -133,7 +133,7 @@ def names_of_secrets(env: Mapping[str, str]) -> list[str]:
 
 
 def check_packages(packages: Sequence[str], indexes: Sequence[str]) -> None:
-    """Raise UsageError when a package or the address of an index has a password, or is an option of pip."""
+    """Raise UsageError when a package or an index has a user name or a password, is empty, or is an option of pip."""
     # Messages do not show addresses and package names: they may contain passwords.
     for what, given in (("the address of a package index", indexes), ("a package", packages)):
         if any(_has_credentials(text) for text in given):
@@ -178,6 +178,6 @@ def name_from(text: str, unique: str) -> str:
     return f"{plain[:40].strip('-')}-{unique}"
 
 
-@functools.cache  # called a thousand times for a list of jobs
+@functools.cache  # called for every job of a list
 def _names(kind: type[Any]) -> Mapping[str, None]:
     return dict.fromkeys(item.name for item in fields(kind))  # ordered, with fast lookup

@@ -4,7 +4,7 @@ import enum
 
 
 class JobState(enum.StrEnum):
-    """The state of a job. On this machine the job's supervisor changes it, and the request `resume` sets QUEUED."""
+    """The state of a job. On this machine the job's supervisor changes it, and the command `resume` sets QUEUED."""
 
     CREATED = "Created"
     """Stored; its supervisor is about to start."""
@@ -37,7 +37,7 @@ class JobState(enum.StrEnum):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job waits for slots."""
+        """Whether the job waits for slots, for quota, or for a person to correct something."""
         return self in {JobState.CREATED, JobState.QUEUED, JobState.INADMISSIBLE, JobState.PREEMPTED}
 
     @property

@@ -1,4 +1,4 @@
-"""Creates the objects of a job, and attaches or deletes those that a killed `submit` has left without an owner."""
+"""Creates the objects of a job. Attaches or deletes objects that a killed `submit` has left without an owner."""
 
 import base64
 import contextlib
@@ -29,8 +29,8 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         AlreadyExistsError: there is a TrainJob of this name.
         AccessDeniedError: you may not create one of the objects, or may not make the TrainJob their owner.
         TransientError: the cluster did not answer: the TrainJob may exist, or the cluster may create it later.
-        KeyboardInterrupt: the user has interrupted this process. What was created is deleted, unless a request got no
-            answer, so that the cluster may carry it out later.
+        KeyboardInterrupt: the user has interrupted this process. The objects that were created are deleted. They stay
+            if the cluster may still carry out a request that got no answer.
     """
     made: list[tuple[str, Object]] = []
     requested: tuple[str, Object] | None = None
@@ -59,7 +59,7 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         raise
     except (TransientError, AlreadyExistsError):
         # Without an answer the job may exist, or may be created later. If the name exists, another submit may have
-        # made a job that uses these objects. So they stay, and a later `repair` attaches or deletes them.
+        # made a job that uses these objects. So the objects stay, and a later `repair` attaches or deletes them.
         raise
     except SafepointError:
         _undo(api, made)
@@ -70,12 +70,13 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
 def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[str, Object] | None = None) -> None:
     """Delete what was created for a job.
 
-    The config map is deleted last, and stays if something else may exist: it leads a later `repair` to the rest.
+    The config map is deleted last, and stays if another object may exist: a later `repair` looks for other objects
+    only if a config map has no owner.
 
     Args:
         api: the namespace.
         made: what was created.
-        unanswered: what was requested and may exist.
+        unanswered: what was requested without an answer, and may exist.
     """
     with contextlib.suppress(SafepointError):
         if unanswered is not None:
@@ -120,8 +121,8 @@ def _check_content(wanted: Object, found: Object) -> None:
     if any(found.get(key) != value for key, value in content.items()):
         kind, name = wanted["kind"], name_of(wanted)
         raise ConflictError(
-            f"the {kind} {name} exists already, with another content than that of this job; nothing was submitted",
-            hint="look who made it, and delete it, or submit the job under another name",
+            f"the {kind} {name} exists already, and its content is not that of this job; nothing was submitted",
+            hint="find out who made it; then delete it, or submit the job under another name",
         )
 
 
@@ -141,7 +142,8 @@ def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> N
 def _own_left(api: ClusterApi, job: Object) -> None:
     """Make a TrainJob the owner of the Secrets and runtimes that a killed `submit` has left under other names.
 
-    Their config map may be that of this job, which gets its owner later, so that `repair` would not look for them.
+    `repair` looks for them only while a config map has no owner. The killed `submit` may have made the config map of
+    this job, which is about to get its owner.
     """
     with contextlib.suppress(SafepointError):
         left = made_for(api, f"{JOB_LABEL}={name_of(job)}")
@@ -174,10 +176,10 @@ def made_for(api: ClusterApi, labels: str) -> list[tuple[str, Object]]:
 
 
 def repair(api: ClusterApi) -> frozenset[str] | None:
-    """Attach objects without an owner to their job, or delete them if it does not exist.
+    """Attach objects without an owner to their job. If the job does not exist, delete them after ten minutes.
 
-    The config map of a job is the first object that is created for it, and the last one that gets its owner. So one
-    request is enough when nothing is left: then all config maps have owners.
+    The config map of a job is the first object that is created for it, and the last one that gets its owner. So if
+    all config maps have owners, no other object lacks one, and one request is enough to find that out.
 
     Returns:
         The names of the jobs that have config maps; None if you may not list config maps.

@@ -7,11 +7,11 @@ command that looks at the job carries out the next step of the plan. A step may 
 
 1. Write the plan, with the uid of the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.
-3. Add the whole successor to the plan. It is always made from the old TrainJob. Make the TrainJob of the plan the
+3. Add the whole successor, which is always made from the old TrainJob, to the plan. Make the TrainJob of the plan the
    owner of the objects that were made for the job (its program, its Secret, its runtime).
 4. Delete the old TrainJob.
-5. When the JobSet and the pods of the old TrainJob are gone too, create the successor, make it the owner of these
-   objects, and delete the plan.
+5. When the JobSet and the pods of the old TrainJob are gone too, create the successor. Make the successor the owner
+   of the objects that were made for the job, and delete the plan.
 """
 
 import contextlib
@@ -156,7 +156,7 @@ class Successions:
         self._api.delete("trainjobs", plan.job, uid=plan.old_uid)
 
     def create(self, plan: Plan) -> None:
-        """Create the successor, if the plan has it. The old TrainJob must be gone."""
+        """Create the successor, if the plan contains it. The old TrainJob must be gone."""
         if plan.successor is not None:
             with contextlib.suppress(AlreadyExistsError):
                 create(self._api, "trainjobs", plan.successor)
@@ -176,7 +176,7 @@ class Successions:
 
 
 def _successor(plan: Plan, old: Object, job: ClusterJob) -> Object:
-    """The new TrainJob, made from the old one, which has stopped. It resumes from the same checkpoints."""
+    """The new TrainJob, made from the old one. It resumes from the same checkpoints."""
     metadata: Any = at(old, "metadata")
     left_out = {SUSPENDED_BY, NODES, RECEIPT}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}
@@ -261,7 +261,7 @@ def _plan(item: Object) -> Plan | None:
 
 
 def _is_trainjob(successor: Any, name: str) -> bool:
-    """Whether it has the types that the API server would insist on: nothing has checked the text of an annotation."""
+    """Whether `successor` has the types that the API server requires. The API server did not check the annotation."""
     notes = [*texts(successor, "metadata", "labels").values(), *texts(successor, "metadata", "annotations").values()]
     is_noted = all(isinstance(text, str) for text in notes)  # pyright: ignore[reportUnnecessaryIsInstance]
     return name_of(successor) == name and isinstance(at(successor, "spec"), dict) and is_noted

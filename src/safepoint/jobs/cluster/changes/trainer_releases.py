@@ -1,7 +1,7 @@
 """Jobs for several releases of Kubeflow Trainer: 2.1 takes `podTemplateOverrides`, later releases `runtimePatches`.
 
-Safepoint asks the API server to refuse fields that it does not know. Otherwise it would drop these fields, and a
-job would start without its volumes.
+Safepoint asks the API server to refuse unknown fields. Otherwise the API server would drop these fields, and a job
+would start without its volumes.
 """
 
 import copy
@@ -20,7 +20,7 @@ def create_trainjob(api: ClusterApi, trainjob: Object) -> Object:
     """Create a TrainJob that is written for Trainer 2.2 and later. If the cluster has Trainer 2.1, convert it first.
 
     Raises:
-        UsageError: it asks for something that the cluster's Trainer cannot do.
+        UsageError: the TrainJob asks for something that the cluster's Trainer cannot do.
     """
     try:
         try:
@@ -36,12 +36,13 @@ def create_trainjob(api: ClusterApi, trainjob: Object) -> Object:
 def form_for(api: ClusterApi, trainjob: Object, *, runtime: Object) -> Object:
     """The TrainJob in the form in which `create_trainjob` would create it; nothing is created.
 
-    The cluster is asked with a dry run. Without the right to create TrainJobs, the form is that of Trainer 2.2.
+    A dry run finds out which form the cluster's Trainer takes. Without the right to create TrainJobs, the form is
+    that of Trainer 2.2.
 
     Args:
         api: the namespace.
-        trainjob: for Trainer 2.2 and later.
-        runtime: the reference to a runtime that exists already.
+        trainjob: the TrainJob, written for Trainer 2.2 and later.
+        runtime: the reference to a runtime that exists, for the dry run. The job's own runtime may not exist yet.
 
     Raises:
         UsageError: the TrainJob asks for something that the cluster's Trainer cannot do.
@@ -67,7 +68,7 @@ def for_trainer_2_1(trainjob: Object) -> Object:
     """The TrainJob as Trainer 2.1 takes it, with `podTemplateOverrides` instead of `runtimePatches`.
 
     Raises:
-        UsageError: it asks for something that Trainer 2.1 cannot do.
+        UsageError: the TrainJob asks for something that Trainer 2.1 cannot do.
     """
     queue = texts(trainjob, "metadata", "labels").get(QUEUE_LABEL)
     if queue is not None:

@@ -1,4 +1,4 @@
-"""Checks, before a job is created, that its runtime, claim, queue and Secret of a connection exist."""
+"""Checks, before a job is created, that its runtime, its claim, its queue and the Secret of its connection exist."""
 
 import contextlib
 
@@ -32,11 +32,13 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
     Args:
         api: the namespace.
         spec: the job.
-        asks: leave out the objects that the job can do without, and that you may not create.
+        asks: ask the cluster which optional objects you may create, and leave out the others; False makes all.
 
     Raises:
         NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.
         UsageError: a value is invalid, the pods would not share the output location, or the code is too large.
+        ConflictError: the claim cannot be used, see `check_claim`.
+        AccessDeniedError: the Secret has no keys.
     """
     runtime = find_runtime(api, spec.runtime)
     check_claim(api, spec.settings.output_dir, spec.num_nodes)
@@ -105,7 +107,7 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
 
 
 def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
-    """Raise NotFoundError if the job's queue or priority class does not exist. Without rights, nothing is checked."""
+    """Raise NotFoundError if the job's queue or priority class does not exist. What cannot be read is not checked."""
     if spec.queue is None:
         return
     with contextlib.suppress(AccessDeniedError):  # some users may submit to a queue, but not read it
@@ -117,7 +119,7 @@ def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
             )
     if spec.priority_class is None:
         return
-    with contextlib.suppress(AccessDeniedError):  # priority classes are not in a namespace
+    with contextlib.suppress(AccessDeniedError):  # classes are in no namespace: some users may not read them
         if api.find("workloadpriorityclasses", spec.priority_class) is None:
             known = sorted(map(name_of, api.objects("workloadpriorityclasses")))
             raise NotFoundError(
@@ -134,6 +136,7 @@ def secret_keys(api: ClusterApi, spec: ClusterSpec) -> tuple[str, ...] | None:
 
     Raises:
         NotFoundError: the Secret does not exist.
+        AccessDeniedError: the Secret has no keys.
     """
     if spec.connection is None:
         return None

@@ -1,4 +1,7 @@
-"""Values that a cluster accepts in a TrainJob, although no pod can start with them, or refuses with unclear words."""
+"""Checks the values of a job that a cluster would not check, or would refuse with an unclear message.
+
+A cluster accepts some values in a TrainJob although no pod can start with them.
+"""
 
 import contextlib
 import re
@@ -14,7 +17,7 @@ _UNIQUE = "-12345"
 """As many characters as Kubernetes adds to the name of a pod."""
 _QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)(m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?", re.ASCII)
 _LEAST_MEMORY_BYTES = 16 << 20
-"""No interpreter starts with less; such a value lacks its unit."""
+"""No interpreter starts with less memory. A smaller value probably lacks its unit."""
 _DOMAIN = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d+)?"
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(rf"({_DOMAIN}/)?{_PART}(/{_PART})*(:[\w][\w.-]{{0,127}})?(@[a-z0-9]+:[0-9a-f]{{32,}})?", re.ASCII)
@@ -28,9 +31,9 @@ def check_pod_names(name: str, num_nodes: int, replicated_job: str) -> None:
     """Raise UsageError when no valid names of pods can be derived from the name of a job.
 
     Args:
-        name: of the job.
-        num_nodes: its pods.
-        replicated_job: the part of its runtime that trains.
+        name: the name of the job.
+        num_nodes: the number of its pods.
+        replicated_job: the name of the part of its runtime that trains.
     """
     longest = f"{name}-{replicated_job}-0-{num_nodes - 1}{_UNIQUE}"
     if not name[:1].isalpha():
@@ -50,7 +53,7 @@ def check_values(spec: ClusterSpec) -> None:
     """Check resources, image, grace period, variables and the names of files.
 
     Raises:
-        UsageError: one is invalid.
+        UsageError: one of them is invalid.
     """
     _check_resources(spec.resources)
     if spec.image is not None and not _IMAGE.fullmatch(spec.image):

@@ -1,4 +1,4 @@
-"""What a helper needs: its claims, the node where they are in use, and an image with Python."""
+"""Finds what a helper needs: its claims, the node where they are in use, and an image with Python."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ _OVER = {"Succeeded", "Failed"}
 
 
 def find_basis(api: ClusterApi, request: HelperRequest) -> PodBasis:
-    """From what to make the pod of a helper, and on which node it has to run.
+    """Find what the pod of a helper is made from, and the node on which it has to run.
 
     Raises:
         NotFoundError: there is no such claim, or no job or runtime from which to take an image.
@@ -53,7 +53,7 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
 
 
 def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[Any]]:
-    """The node on which a claim that one node may mount is in use, and what its pods there tolerate."""
+    """The node where a claim that only one node may mount is in use, and the tolerations of the pods that use it."""
     bound: dict[str, tuple[str, str]] = {}
     tolerations: list[Any] = []
     alone = [claim for claim in claims if "ReadWriteMany" not in items(claim, "spec", "accessModes")]
@@ -96,7 +96,7 @@ def claims_in(value: Any) -> Iterator[str]:
 
 
 def find_secret_keys(api: ClusterApi, connection: str | None) -> tuple[str, ...] | None:
-    """The names of the keys in the Secret of a connection; None without one, and if you may not read it.
+    """The names of the keys in the Secret of a connection; None without a connection, or if you may not read it.
 
     Raises:
         NotFoundError: there is no such Secret.
@@ -119,7 +119,7 @@ def find_secret_keys(api: ClusterApi, connection: str | None) -> tuple[str, ...]
 
 
 def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object, str, str]:
-    """A pod, its container, the image, and where it comes from."""
+    """A pod, its container, the image, and where the image comes from."""
     try:
         found = _of_jobs(api, request.claims) or _of_runtimes(api)
     except AccessDeniedError:
@@ -140,7 +140,7 @@ def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object,
 
 
 def _of_jobs(api: ClusterApi, claims: Iterable[str]) -> tuple[Runtime, str, str] | None:
-    """From the newest job that uses one of the claims: as its pods are, else as its runtime has them."""
+    """The runtime and image of the newest job that uses one of the claims: of its JobSet, or else of its runtime."""
     wanted = set(claims)
     jobs = [job for job in api.objects("trainjobs") if not is_plan(job)] if wanted else []
     using = [job for job in jobs if wanted & set(claims_in(at(job, "spec")))]

@@ -9,17 +9,17 @@ from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.spec import ClusterSpec
 
 _PIECE_BYTES = 900 << 10
-"""Of one config map, which holds at most 1 MiB."""
+"""The size of the piece in one config map, which holds at most 1 MiB."""
 
 
 def put_code(api: ClusterApi, spec: ClusterSpec, code: LargeCode) -> None:
-    """Put the code of a job where its pods read it, unless it is there.
+    """Put the code of a job where its pods read it, unless it is there already.
 
-    It is sent to an object store directly. For a claim, and for keys that only a pod may use, it goes in config maps
-    that are deleted afterwards, through a pod.
+    The code is sent to an object store directly. If only pods reach the output location, a helper writes the code
+    there: it gets the code in config maps, which are deleted afterwards.
 
     Raises:
-        SafepointError: it cannot be put there; nothing was submitted.
+        SafepointError: the code cannot be put there; nothing was submitted.
     """
     storage = JobStorage(output=spec.settings.output_dir, connection=spec.connection, env=spec.env, env_here=spec.env)
     folder = code.location.parent

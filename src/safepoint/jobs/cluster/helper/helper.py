@@ -1,7 +1,7 @@
 """Runs a helper: creates it, reads its answer, moves its deadline while it works, and deletes it.
 
-The Job is created before its config map, which belongs to it from the beginning. So whenever this process is killed,
-what is left is one Job with what belongs to it; the cluster ends it at its deadline, and deletes it soon after.
+The Job is created before its config maps, and owns them from the start. So if this process is killed, only the Job
+and objects that it owns are left. The cluster ends the Job at its deadline, and deletes all of them soon afterwards.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ Receive = Callable[[Part, str], None]
 
 
 class HelperError(SafepointError):
-    """The command in the pod failed; with its exit code, message and hint."""
+    """The command in the pod failed. This error has the exit code, the message and the hint of the command."""
 
 
 def run_helper(
@@ -72,8 +72,8 @@ def run_helper(
     Args:
         api: the namespace.
         request: the command, and what the pod mounts.
-        receive: gets stdout and stderr of the command as they come.
-        say: gets a sentence when the start takes long.
+        receive: called with each part of the command's stdout and stderr, as soon as it arrives.
+        say: called with a sentence if the pod has not started after a while.
 
     Returns:
         The exit code of a command that did not fail with a message.
@@ -97,7 +97,7 @@ def code_of(ending: Ending) -> int:
     """The exit code of a command that did not fail with a message.
 
     Raises:
-        HelperError: it did.
+        HelperError: the command failed with a message.
     """
     if ending.message:
         failed = HelperError(ending.message, hint=ending.hint)
@@ -108,7 +108,7 @@ def code_of(ending: Ending) -> int:
 
 @contextlib.contextmanager
 def _created(api: ClusterApi, name: str, request: HelperRequest, document: Object) -> Generator[Object]:
-    """The Job and its config maps, until the end of the block."""
+    """Create the Job and its config maps. At the end of the block, delete them."""
     is_over = threading.Event()
     try:
         job = create(api, "jobs", document)
@@ -120,12 +120,12 @@ def _created(api: ClusterApi, name: str, request: HelperRequest, document: Objec
         yield job
     finally:
         is_over.set()
-        with contextlib.suppress(SafepointError):  # then the cluster deletes it at its deadline
+        with contextlib.suppress(SafepointError):  # if this fails, the cluster deletes it after its deadline
             api.delete("jobs", name)
 
 
 def _move_deadline(api: ClusterApi, job: Object, is_over: threading.Event) -> None:
-    """Let the cluster end the helper only if this process is gone."""
+    """Move the Job's deadline again and again, so that the cluster ends the Job only if this process is gone."""
     begun_s = clock.monotonic_s()
     while not is_over.wait(_MOVE_S):
         deadline_s = round(clock.monotonic_s() - begun_s) + DEADLINE_S
@@ -141,10 +141,10 @@ def _move_deadline(api: ClusterApi, job: Object, is_over: threading.Event) -> No
 
 
 def _started(api: ClusterApi, job: Object, image: str, say: Callable[[str], None]) -> Object:
-    """The pod, when its container runs or has run.
+    """Wait until the container of the pod runs or has run, and return the pod.
 
     Raises:
-        SafepointError: it cannot.
+        SafepointError: the pod cannot start, or did not start in time.
     """
     begun_s, since_s, last = clock.monotonic_s(), 0.0, ""
     is_said = False
@@ -198,10 +198,10 @@ def _pod_of(api: ClusterApi, job: Object) -> Object | None:
 
 
 def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory: str) -> Ending:
-    """Pass the frames of the pod's log on, and return its last one.
+    """Pass the frames of the pod's log to `receive`, and return the last frame, which is the ending.
 
     Raises:
-        SafepointError: the pod has ended without one.
+        SafepointError: the pod has ended without an ending, or the answer cannot be read.
     """
     said: deque[str] = deque(maxlen=_MOST_LINES)
     num_read = num_characters = 0

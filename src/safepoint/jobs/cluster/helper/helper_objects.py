@@ -1,4 +1,4 @@
-"""The objects of a helper: a Job that vanishes by itself, and a config map that belongs to it. Pure; no requests."""
+"""The objects of a helper: a Job that the cluster deletes after its end, and its config maps. Pure; no requests."""
 
 import base64
 import copy
@@ -19,7 +19,7 @@ HELPER_LABEL = f"{DOMAIN}/helper"
 """The label of a helper's objects, with the name of its Job."""
 CONTAINER = "safepoint"
 DEADLINE_S = 120
-"""The cluster ends a helper this long after its command has last moved the deadline."""
+"""The cluster ends a helper this long after the process that created it has last moved the deadline."""
 DEFAULT_MEMORY = "2Gi"
 _KEPT_AFTER_END_S = 10
 _USUAL_MEMORY = "256Mi"
@@ -37,11 +37,11 @@ class HelperRequest:
     Args:
         arguments: the command line after `safepoint`.
         claims: the claims to mount, without repetition.
-        is_read_only: whether the command only reads them.
-        connection: a Secret with the keys of an object store; None without one.
-        secret_keys: its keys; None if they may not be read.
+        is_read_only: whether the command only reads the claims.
+        connection: the name of a Secret with the keys of an object store, or None.
+        secret_keys: the names of the keys in this Secret; None if you may not read it.
         env: further variables.
-        image: instead of that of a job or runtime.
+        image: the image of the pod; None for that of a job or a runtime.
         memory: the limit of the pod's memory, as Kubernetes writes it.
         pieces: the content of a large file, in order, each for one config map.
         may_bind: whether a claim without a volume may get one for this helper.
@@ -67,15 +67,15 @@ class HelperRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodBasis:
-    """From what the pod of a helper is made: its image has Python, and its user may read the checkpoints.
+    """What the pod of a helper is made from: its image has Python, and its user may read the checkpoints.
 
     Args:
-        pod: the specification of a pod of a job or a runtime; empty without one.
-        container: its container that trains; empty likewise.
+        pod: the specification of a pod of a job or a runtime; empty if only the image is known.
+        container: the container of this pod that trains; empty if only the image is known.
         image: the image.
         origin: where the image comes from, for messages.
         node: the node on which the pod has to run, or None.
-        tolerations: those of the pods that use the claim there.
+        tolerations: the tolerations of the pods that use the claim on this node.
     """
 
     pod: Object
@@ -87,7 +87,7 @@ class PodBasis:
 
 
 def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
-    """The Job. The cluster ends it at its deadline, and deletes it and its pod soon after it has ended."""
+    """The Job. The cluster ends the Job at its deadline, and soon afterwards deletes the Job and its pod."""
     labels = {HELPER_LABEL: name}
     volumes, mounts = _volumes(name, request, basis)
     container: Object = {
@@ -150,7 +150,7 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
 
 
 def config_maps(request: HelperRequest, job: Object) -> list[Object]:
-    """The config maps that the pod waits for. They belong to the Job from their beginning, and go with it."""
+    """The config maps that the pod mounts. The Job owns them from the start, so they are deleted with the Job."""
     contents: list[dict[str, bytes]] = [_files()]
     contents += [{f"{number:04d}": piece} for number, piece in enumerate(request.pieces)]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name_of(job), "uid": uid_of(job)}
@@ -188,7 +188,10 @@ def _on_node(node: str) -> Object:
 
 
 def _environment(request: HelperRequest, basis: PodBasis) -> list[Object]:
-    """The variables of the job or runtime that are no secrets and not for a training, and ours."""
+    """The variables of the pod: those of the job or runtime, those of the request, and Safepoint's own.
+
+    Of the job or runtime, secrets and the variables for a training are left out. Keys are references to a Secret.
+    """
     kept: dict[str, str] = {
         str(at(entry, "name")): str(at(entry, "value"))
         for entry in items(basis.container, "env")
@@ -217,7 +220,7 @@ def _environment(request: HelperRequest, basis: PodBasis) -> list[Object]:
 
 
 def _volumes(name: str, request: HelperRequest, basis: PodBasis) -> tuple[list[Object], list[Object]]:
-    """The volumes of the job or runtime that its Python may need, the claims, and what the helper brings along."""
+    """The volumes of the job or runtime that its Python may need, the claims, and the helper's config maps."""
     kept = {
         str(at(volume, "name")): copy.deepcopy(volume)
         for volume in items(basis.pod, "volumes")

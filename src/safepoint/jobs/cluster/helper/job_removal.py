@@ -19,7 +19,7 @@ from safepoint.storage.location import parse_location
 
 
 class _Jobs(Protocol):
-    """What is needed of `ClusterJobs`."""
+    """The methods of `ClusterJobs` that this module needs."""
 
     def job(self, name: str) -> ClusterJob: ...
 
@@ -34,8 +34,8 @@ def delete_checkpoints(jobs: _Jobs, api: ClusterApi, name: str, timeout_s: float
     """Stop a job, and delete its checkpoints; returns their number.
 
     Raises:
-        ConflictError: the job is being deleted, its output location is unknown, or another job uses it.
-        WaitTimeoutError: it has not stopped in time; nothing was deleted.
+        ConflictError: the job is being deleted, its output location is unknown, or another job uses that location.
+        WaitTimeoutError: the job has not stopped in time; nothing was deleted.
         SafepointError: its checkpoints cannot be deleted; the job is stopped, and still exists.
     """
     job = jobs.job(name)
@@ -86,6 +86,6 @@ def check_alone(name: str, output: str | None, others: Mapping[str, str | None])
 
 
 def check_keeps_checkpoints(trainjob: Object) -> None:
-    """Raise ConflictError for a job whose checkpoints were being deleted when the command was killed."""
+    """Raise ConflictError for a job whose checkpoints are being deleted, or were deleted only in part."""
     if note := removal_note(trainjob):
         raise ConflictError(f"job {name_of(trainjob)} cannot be resumed: {note}")

@@ -1,4 +1,4 @@
-"""Where a job of a cluster saves, with which keys; deletes and lists what it has saved."""
+"""Finds where a job on a cluster saves, and with which keys. Deletes and lists its checkpoints."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ class JobStorage:
         output: its output location; None if it is not known.
         connection: the Secret with the keys of the object store, or None.
         env: the variables of the job, for pods.
-        env_here: those of them that count on this machine.
+        env_here: the variables in `env` that may be used on this machine.
     """
 
     output: str | None
@@ -80,7 +80,7 @@ def location_of(output: str, job: str) -> Location:
     """The output location of a job.
 
     Raises:
-        ConflictError: it is unknown, or a folder of its pods.
+        ConflictError: it is not a valid location, or it is a folder in the job's pods.
     """
     try:
         location = parse_location(output)
@@ -94,7 +94,7 @@ def location_of(output: str, job: str) -> Location:
 
 
 def remove_checkpoints(api: ClusterApi, trainjob: Object) -> int:
-    """Delete all checkpoints of a job that does not run. The job is marked until it is deleted.
+    """Mark a job that does not run, and delete all its checkpoints. The mark stays until the job is deleted.
 
     Returns:
         The number of deleted checkpoints.
@@ -110,9 +110,9 @@ def remove_checkpoints(api: ClusterApi, trainjob: Object) -> int:
 
 
 def open_directly(api: ClusterApi, storage: JobStorage, location: Location) -> Inventory | None:
-    """The checkpoints in an object store, with the keys of the job; None where only a pod reaches them.
+    """The checkpoints in an object store, opened with the keys of the job; None if only a pod can reach them.
 
-    That is a claim, a Secret that you may not read, or a certificate that only the pods have.
+    Only a pod can reach a claim, use a Secret that you may not read, or use a certificate that only the pods have.
     """
     is_only_in_pods = any(name in storage.env and name not in storage.env_here for name in _CERTIFICATES)
     if location.claim is not None or is_only_in_pods:
@@ -125,7 +125,7 @@ def open_directly(api: ClusterApi, storage: JobStorage, location: Location) -> I
 
 
 def list_in_pod(api: ClusterApi, storage: JobStorage, location: Location) -> list[dict[str, Any]]:
-    """What `safepoint checkpoints list --json` prints in a pod; empty if there is no such folder yet."""
+    """What `safepoint checkpoints list --json` prints in a pod; empty if the output location does not exist yet."""
     try:
         listed: Any = ask(
             api, ("checkpoints", "list", "--json", "--", str(location)), location, storage, is_read_only=True

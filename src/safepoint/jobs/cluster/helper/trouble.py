@@ -25,8 +25,8 @@ class Trouble:
     """Why there is no answer yet.
 
     Args:
-        error: for the caller.
-        patience_s: how long it may pass by itself; then the helper is given up.
+        error: the exception to raise when the helper is given up.
+        patience_s: how long the trouble may last before the helper is given up: it may pass by itself.
     """
 
     error: SafepointError
@@ -38,9 +38,9 @@ def trouble_of(job: Object, pod: Object | None, events: Sequence[Object], *, ima
 
     Args:
         job: the helper's Job.
-        pod: its pod; None before there is one.
-        events: about both, as far as they may be read.
-        image: of the pod.
+        pod: the Job's pod; None before there is one.
+        events: the events about the Job and the pod, as far as you may read them.
+        image: the image of the pod.
     """
     if condition(job, "Failed") is not None and pod is None:
         return Trouble(error=_ended_early(job), patience_s=0)
@@ -63,7 +63,7 @@ def trouble_of(job: Object, pod: Object | None, events: Sequence[Object], *, ima
 
 def _without_volume(pod: Object, events: Sequence[Object]) -> Trouble | None:
     found = _last(events, _VOLUMES, name_of(pod))
-    # The config map is created after the Job that it belongs to.
+    # The Job is created before its config maps, so the pod may wait for a config map at first.
     if found is None or "configmap" in str(at(found, "message")):
         return None
     error = ConflictError(f"a volume cannot be mounted: {at(found, 'message')}; {_NOTHING}")
@@ -112,9 +112,9 @@ def ending_without_answer(
 
     Args:
         job: the helper's Job; None if it is gone.
-        pod: its pod; None if it is gone.
-        said: the last lines of its log that are no part of an answer.
-        memory: the limit of its memory.
+        pod: the Job's pod; None if the pod is gone.
+        said: the last lines of the pod's log that are no part of an answer.
+        memory: the limit of the pod's memory.
     """
     ended = at(_status(pod), "state", "terminated")
     reason = str(at(ended, "reason") or at(pod, "status", "reason") or at(condition(job, "Failed"), "reason") or "")

@@ -1,4 +1,4 @@
-"""Sends the token of a login with each request, whether it is in the kubeconfig, in a file, or from a program."""
+"""Sends a login token with each request. The token comes from the kubeconfig, from a file, or from a program."""
 
 from collections.abc import Callable, Generator
 from functools import partial
@@ -52,14 +52,14 @@ class Bearer(httpx2.Auth):
 
 
 def _checked(token: str) -> str:
-    # The message of the HTTP library would show a token that no header can have.
+    # If a header cannot contain the token, the error of the HTTP library would show the token.
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError("there is no valid token in it")
     return token
 
 
 def bearer_of(connection: Connection) -> Bearer | None:
-    """What sends the token of a connection; None if it logs in without one."""
+    """What sends the token of a connection; None if the connection has no token."""
     user, name = connection.config.user, connection.name
     if user is None:
         return None

@@ -1,7 +1,7 @@
 """The files that a kubeconfig names for the login: certificates, the key and the token.
 
-A kubeconfig may come from another person. So each of them is read only if it is a file, with a limit of its size: a
-pipe or a device would be waited for without end. No password for a key is asked for.
+A kubeconfig may come from another person. So only regular files up to a size limit are read: reading a pipe or a
+device might never end. Safepoint never asks for the password of a key.
 """
 
 import base64
@@ -19,7 +19,7 @@ from lightkube.core.exceptions import ConfigError
 from safepoint.foundation.environment import open_trusted
 
 _MOST_BYTES = 4 << 20
-"""The certificate authorities of a machine have a quarter of this."""
+"""The size limit of a file. The certificate authorities of a machine need about a quarter of it."""
 
 
 def read_login_file(path: str) -> bytes:
@@ -27,10 +27,10 @@ def read_login_file(path: str) -> bytes:
 
     Raises:
         ConfigError: the path is relative, or the file is too large.
-        OSError: it cannot be read, is no file, or may be another user's (see `open_trusted`).
+        OSError: the file cannot be read, is no regular file, or may be another user's (see `open_trusted`).
     """
     if not os.path.isabs(path):
-        raise ConfigError(f"the path {path} is relative, and it is unknown to which folder")
+        raise ConfigError(f"the path {path} is relative to an unknown folder; use an absolute path")
     with open_trusted(path) as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
@@ -39,9 +39,9 @@ def read_login_file(path: str) -> bytes:
 
 
 def without_files(config: SingleConfig) -> SingleConfig:
-    """The configuration with the content of the certificate authorities, and without the client's certificate.
+    """The configuration with the content of the certificate authority's file, and without the client's certificate.
 
-    As in kubectl, content in the kubeconfig counts before a file.
+    As in kubectl, content in the kubeconfig takes precedence over a file.
     """
     cluster, user = copy.copy(config.cluster), copy.copy(config.user)
     if cluster.certificate_auth and not cluster.certificate_auth_data:

@@ -1,6 +1,6 @@
 """Runs the program of a kubeconfig that gives the token (an exec plugin).
 
-It may ask a person, so it has some minutes. After that it is ended, so that no command waits for ever.
+The program may ask a person, so it has three minutes. After that it is killed, so that no command waits for ever.
 """
 
 import json
@@ -26,8 +26,8 @@ def token_from(program: UserExec) -> str:
         program: as the kubeconfig describes it.
 
     Raises:
-        ConfigError: the program failed, or gave no token in time.
-        OSError: it cannot be started.
+        ConfigError: the program failed, gave no token in time, or printed too much.
+        OSError: the program cannot be started.
         KeyError, TypeError, ValueError: its answer has no token.
     """
     try:

@@ -13,7 +13,7 @@ from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS
 
 
 def progress_of(job: Object, state: JobState) -> Progress | None:
-    """The progress that was posted to the status server, or that OpenShift AI's controller has read."""
+    """The progress that the pods posted to the status server, or that OpenShift AI's controller read; may be None."""
     status = at(job, "status", "trainerStatus")
     if status is not None:
         values = {str(at(item, "name")): number_in(at(item, "value")) for item in items(status, "metrics")}
@@ -72,7 +72,7 @@ def _progress(
 
 
 def number_in(value: object) -> float | None:
-    """`value` as a number; None if it is infinite or no number: anyone who may change the job can write anything."""
+    """`value` as a number; None if it is infinite or no number. Anyone who may change the job can write any value."""
     with contextlib.suppress(ValueError):
         return found if math.isfinite(found := float(str(value))) else None
     return None

@@ -1,4 +1,4 @@
-"""The receipt of a suspension: which checkpoint there is, where, and what was checked. Pure; no requests."""
+"""The receipt of a suspension: which checkpoint was saved, where, and what was checked. Pure; no requests."""
 
 import contextlib
 import dataclasses
@@ -21,12 +21,12 @@ class Receipt:
     Args:
         step: the step of the checkpoint.
         checkpoint: its location.
-        digest: of its manifest, which has the digests of all its files.
+        digest: the digest of its manifest, which has the digests of all its files.
         is_read: whether all its files were read and compared with their digests; otherwise only their sizes were
             compared.
-        was_requested: whether it was requested before the job was suspended; otherwise the pods saved it when they
+        was_requested: whether the save was requested before the job was suspended; otherwise the pods saved when they
             received SIGTERM.
-        reason: why it was not requested before; empty if it was.
+        reason: why the pods saved at SIGTERM; empty if the save was requested before.
     """
 
     step: int
@@ -38,24 +38,24 @@ class Receipt:
 
     @property
     def text(self) -> str:
-        """In a few words, for a person."""
+        """The receipt in a few words, for a person."""
         how = "saved before the pods ended" if self.was_requested else f"saved at SIGTERM because {self.reason}"
         checked = "every file was read and compared" if self.is_read else "names and sizes were compared"
         return f"step {self.step} is in {self.checkpoint} (digest {self.digest}), {how}; {checked}"
 
     def to_document(self) -> dict[str, Any]:
-        """As JSON."""
+        """The receipt as JSON values."""
         return dataclasses.asdict(self)
 
 
 def receipt_of(document: Any, *, output: str | None, was_requested: bool, reason: str = "") -> Receipt | None:
-    """The receipt for a checkpoint that a pod has checked; None if the pod's answer is none.
+    """The receipt for a checkpoint that a pod has checked; None if the pod's answer describes no checkpoint.
 
     Args:
-        document: the answer, see `CheckpointReceipt`.
+        document: the pod's answer, see `CheckpointReceipt`.
         output: the output location of the job.
         was_requested: see `Receipt`.
-        reason: likewise.
+        reason: see `Receipt`.
     """
     step, name, digest = at(document, "step"), at(document, "name"), at(document, "digest")
     if type(step) is not int or not isinstance(name, str) or not isinstance(digest, str):
@@ -71,7 +71,7 @@ def receipt_of(document: Any, *, output: str | None, was_requested: bool, reason
 
 
 def read_receipt(text: str | None) -> Receipt | None:
-    """The receipt in an annotation; None if there is none, or if someone has changed it into something else."""
+    """The receipt in the text of an annotation; None if there is no text, or if the text is no receipt."""
     if text is None or len(text) > _MOST_BYTES:
         return None
     with contextlib.suppress(ValueError, TypeError, RecursionError):

@@ -1,1 +1,1 @@
-"""Stops a job so that nothing is lost: a save first, its check, then the stop; and what to report of it."""
+"""Stops a job so that nothing is lost: requests a save, checks it, stops the job, and reports what is saved."""

@@ -32,8 +32,8 @@ def run_in_pod(
     Raises:
         AccessDeniedError: you may not run programs in pods.
         TransientError: the connection broke, or the program printed nothing for too long.
-        WaitTimeoutError: it runs for too long. It is not ended.
-        SafepointError: it cannot be started, or it failed.
+        WaitTimeoutError: the program runs for too long, or prints more than 1 MiB. It is not ended.
+        SafepointError: the program cannot be started, or it failed.
     """
     deadline_s = clock.monotonic_s() + limit_s
     rest, errors, num_bytes = b"", b"", 0

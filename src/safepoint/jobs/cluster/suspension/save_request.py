@@ -16,16 +16,18 @@ _MODULE = "safepoint.training.launcher.save_request"
 
 
 def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: float | None) -> Receipt:
-    """Let a job save, and its ranks wait after that. They continue by themselves if the job is not suspended.
+    """Request a save. After the save the ranks wait; if the job is not suspended, they continue by themselves.
 
     Args:
         api: the namespace.
         job: a running job that Safepoint submitted.
-        seen: its objects.
-        within_s: how long it may take; None for 15 minutes. The pods give up earlier if the ranks do not save.
+        seen: the objects of the job.
+        within_s: how long the save may take, at most 15 minutes; None for 15 minutes. The pods give up earlier if the
+            ranks do not save.
 
     Raises:
-        SafepointError: no checkpoint was requested, or none was made; its message says why, as a part of a sentence.
+        SafepointError: no save was requested, or no checkpoint was made. The message is a clause that can follow
+            "because".
     """
     training = [pod for pod in seen.pods if is_training_pod(pod) and at(container_status(pod), "state", "running")]
     first = next((pod for pod in training if node_of(pod) == 0), None)
@@ -35,7 +37,7 @@ def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: 
     own = items(seen.trainjob, "spec", "trainer", "command")
     command = module_command(own, _MODULE, f"{limit_s:g}")
     if command is None:
-        raise SafepointError("this release of Safepoint has not written the command of its pods")
+        raise SafepointError("another release of Safepoint has written the command of its pods")
     container = str(at(container_status(first), "name") or "node")
     answer: Any = {}
     try:

@@ -1,8 +1,8 @@
-"""Stops a job, and says what is saved.
+"""Stops a job, and reports what is saved.
 
-If the user may run programs in pods, a save is requested first. The ranks wait after it, and the checkpoint is
-checked before the job is stopped. Otherwise the pods save when they receive SIGTERM, and report which checkpoint they
-have found complete when they end.
+If the user may run programs in pods, a save is requested first. After the save the ranks wait, and the checkpoint is
+checked before the job is stopped. Otherwise the pods save when they receive SIGTERM. When they end, they report which
+checkpoint they have found complete.
 """
 
 import json
@@ -22,7 +22,7 @@ from safepoint.jobs.model.states import JobState
 
 _LOOK_S = 1.0
 _HELD_S = 50.0
-"""How long the ranks wait after a requested save at least; see `safepoint.training.outcome.hold`."""
+"""The minimum time that the ranks wait after a requested save; see `safepoint.training.outcome.hold`."""
 
 
 def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeout_s: float | None) -> ClusterJob:
@@ -30,9 +30,9 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
 
     Args:
         api: the namespace.
-        look: the objects of the job as they are now.
-        place: how a person calls the cluster.
-        timeout_s: how long to wait.
+        look: returns the objects of the job as they are now.
+        place: the name of the cluster in messages.
+        timeout_s: how long to wait; None for no limit.
 
     Returns:
         The job. Its message says what is saved.
@@ -93,7 +93,7 @@ def _look(look: Callable[[], Observed], place: str) -> tuple[Observed, ClusterJo
     """The job as it is now.
 
     Raises:
-        ConflictError: it cannot be suspended any more.
+        ConflictError: the job has ended or is being deleted, so it cannot be suspended.
     """
     seen = look()
     job = describe(seen, place=place)
@@ -105,7 +105,7 @@ def _look(look: Callable[[], Observed], place: str) -> tuple[Observed, ClusterJo
 def _try_to_save(
     api: ClusterApi, seen: Observed, job: ClusterJob, timeout_s: float | None
 ) -> tuple[Receipt | None, str]:
-    """Request a save; returns its receipt, and why there is none."""
+    """Request a save. Returns its receipt and an empty text, or None and the reason why there is no receipt."""
     if job.state is not JobState.RUNNING:
         return None, f"it was {job.state}"
     try:
@@ -135,7 +135,7 @@ def _text(receipt: Receipt) -> str:
 
 
 def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
-    """The receipt for the newer checkpoint: the ranks continue if the stop comes too late."""
+    """The receipt for the newer checkpoint. If the stop came too late, the ranks have trained on and saved again."""
     if requested is None or at_end is None:
         return requested or at_end
     if at_end.step <= requested.step:
@@ -144,7 +144,7 @@ def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
 
 
 def _is_stopping(seen: Observed, job: ClusterJob) -> bool:
-    """Whether a person has requested the stop already; a queue that takes its quota back lets the job resume."""
+    """Whether a person has requested the stop already. If only a queue has stopped the job, the job would resume."""
     is_of_person = seen.workload is None or at(seen.workload, "spec", "active") is False
     return job.state is JobState.SUSPENDING and is_of_person
 
@@ -155,12 +155,12 @@ def _by(seen: Observed) -> str:
 
 
 def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str = "") -> str:
-    """What a person has to know of the suspension.
+    """What a person has to know about the suspension.
 
     Args:
-        job: suspended.
-        before: its state before; None if it was suspended.
-        reason: why no save was made on request.
+        job: the suspended job.
+        before: the job's state before this suspension; None if the job was suspended already.
+        reason: why no save was made on request; empty if one was made.
     """
     newest = "" if job.safe_step is None else f"its newest checkpoint is of step {job.safe_step}"
     if job.receipt is not None:

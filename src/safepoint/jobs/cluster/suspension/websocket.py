@@ -21,7 +21,7 @@ _WRITE_S = 10.0
 
 
 class Connection(Protocol):
-    """The connection below: httpx's `network_stream`."""
+    """The network connection below the WebSocket: httpx's `network_stream`."""
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Some bytes; empty at the end."""
@@ -53,10 +53,10 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
     Args:
         connection: after the upgrade.
         idle_s: how long the server may send nothing.
-        limit_s: how long all of it may take. A server may send pings, and no message, without end.
+        limit_s: how long all messages together may take. Without this limit, a server could send pings for ever.
 
     Raises:
-        TransientError: the connection broke, the server was silent, or it takes too long.
+        TransientError: the connection broke, or the server was silent or took too long.
         StorageError: a message is too large, or is not one that a server may send.
     """
     protocol, message = FrameProtocol(client=True, extensions=[]), b""

@@ -35,7 +35,7 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _MOST_ANSWER_BYTES = 64 << 20
 _MOST_LINE_BYTES = 1 << 20
 _EXCHANGE_S = 300.0
-"""How long a request and its answer may take, with the program that gives the token, which may ask a person."""
+"""How long a request and its answer may take, including the program that gives the token and may ask a person."""
 _ANSWER_S = 120.0
 """The time limit for a whole answer. The limit for each read does not stop a server that sends byte after byte."""
 _PLAIN = {"accept-encoding": "identity"}
@@ -93,7 +93,7 @@ class Client:
         """How many requests were sent so far."""
 
     def close(self) -> None:
-        """Close the connections. A thread that uses one, or sends a request later, gets StorageError."""
+        """Close the connections. A thread that uses a connection, or sends a request later, gets StorageError."""
         # A connection must not be closed while another thread reads from it.
         self._streams.close(within_s=_CLOSE_S)
         self._client.close()
@@ -116,7 +116,7 @@ class Client:
             query: its parameters.
             body: the object to send as JSON.
             headers: in addition to the usual ones.
-            budget: how many bytes the answer may have together with others.
+            budget: how many bytes this answer and the other answers with the same budget may have together.
 
         Returns:
             The object in the answer; empty if the answer has none.
@@ -175,12 +175,12 @@ class Client:
 
     @contextlib.contextmanager
     def upgraded(self, path: str, query: Mapping[str, Any], *, headers: Mapping[str, str]) -> Generator[Any]:
-        """The connection after the server has agreed to leave HTTP.
+        """The connection after the server has agreed to change from HTTP to another protocol.
 
         Args:
             path: the path of the request.
             query: its parameters.
-            headers: which ask the server to leave HTTP.
+            headers: ask the server for the other protocol.
         """
         timeout = httpx2.Timeout(REQUEST_S, connect=_CONNECT_S)
         with self._opened(path, query, timeout=timeout, headers={**_PLAIN, **headers}) as response:
@@ -197,8 +197,8 @@ class Client:
         Args:
             path: the path of the request.
             query: its parameters.
-            read_s: for how long the server may send nothing; None is without a limit.
-            most_line_bytes: a longer line is split; None for 1 MiB.
+            read_s: for how long the server may send nothing; None for no limit.
+            most_line_bytes: longer lines are split; None for 1 MiB.
         """
         timeout = httpx2.Timeout(REQUEST_S, connect=_CONNECT_S, read=read_s)
         with self._opened(path, query, timeout=timeout, headers=_PLAIN) as response:
@@ -214,11 +214,11 @@ class Client:
     def _opened(
         self, path: str, query: Mapping[str, Any], *, timeout: httpx2.Timeout, headers: Mapping[str, str]
     ) -> Generator[httpx2.Response]:
-        """The answer to a GET, whose body is read by the caller.
+        """The answer to a GET. The caller reads its body.
 
         Raises:
-            StorageError: `close` was called, also while the caller reads.
-            TransientError: the connection broke, likewise.
+            StorageError: `close` was called, before or while the caller reads.
+            TransientError: the connection broke, before or while the caller reads.
         """
         self.num_requests += 1
         request = self._client.stream(
@@ -245,31 +245,31 @@ class Client:
         return StorageError(f"the connection to {self.connection.name} was closed")
 
     def _in_time(self, task: Callable[[], _T]) -> _T:
-        """What `task` returns. The timeout for each read is not enough: it begins again with every byte.
+        """Run `task`, and return its result. The timeout for reads is not enough: it begins again with every byte.
 
         Raises:
             StorageError: `close` was called.
-            TransientError: it takes too long.
+            TransientError: the task takes too long.
         """
         if self._streams.is_closed:
             raise self._closed()
         try:
             found = Work(task).result(_EXCHANGE_S, unless=self._streams.closing)
         except Exception as error:
-            if self._streams.is_closed:  # in the meantime
+            if self._streams.is_closed:  # while the task ran
                 raise self._closed() from error
             raise
         if self._streams.is_closed:  # an answer without a stated length seems to be complete
             raise self._closed()
         if found is not None:
             return found
-        # It is unknown which stream the task uses. The others are opened again when they are needed.
+        # End all streams: it is unknown which one the task uses. The others are opened again when they are needed.
         self._streams.end()
         raise TransientError(f"cluster {self.connection.name} did not answer within {_EXCHANGE_S:g} s")
 
 
 def _content(response: httpx2.Response) -> bytes:
-    """The body of an answer, as it was sent: a small compressed body could expand to more than the memory.
+    """The body of an answer, not decompressed: a small compressed body could expand to more than the memory.
 
     Raises:
         StorageError: the body is too large.
@@ -302,7 +302,7 @@ def _lines(blocks: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
 
 
 def document(data: bytes) -> Object:
-    """The JSON object in an answer; empty if the answer is none, such as the HTML page of a proxy."""
+    """The JSON object in an answer; empty if the answer is no JSON object, such as the HTML page of a proxy."""
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(data)
         if isinstance(found, dict):

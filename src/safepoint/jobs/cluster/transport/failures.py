@@ -26,7 +26,7 @@ class GoneError(TransientError):
 
 
 class TooMuchError(StorageError):
-    """There are more objects, or they are larger, than Safepoint reads or keeps."""
+    """There are too many objects, or they are too large: Safepoint does not read or keep them."""
 
 
 class AlreadyExistsError(ConflictError):
@@ -46,7 +46,7 @@ class BusyError(TransientError):
 
 
 class NotAdmittedError(BusyError):
-    """A webhook of the cluster, which is asked before an object is changed, did not answer: nothing was changed."""
+    """A webhook that the cluster asks before it changes an object did not answer: nothing was changed."""
 
 
 _WEBHOOK = "failed calling webhook"
@@ -59,8 +59,8 @@ _KINDS: dict[int, type[SafepointError]] = {
 
 
 def reason_of(error: Exception) -> str:
-    """Why a request failed, without what it contained."""
-    if isinstance(error, httpx2.LocalProtocolError):  # its text quotes the header
+    """Why a request failed. The text does not quote the request, which contains the token."""
+    if isinstance(error, httpx2.LocalProtocolError):  # the text of this error quotes the header
         return "the login has characters that a request cannot contain"
     return str(error) or type(error).__name__
 

@@ -24,7 +24,7 @@ class OpenStreams:
         self._num_used = 0
         self._changed = threading.Condition()
         self.closing: Future[None] = Future()
-        """It is done when `close` was called."""
+        """This future is done when `close` was called."""
 
     @property
     def is_closed(self) -> bool:
@@ -35,7 +35,7 @@ class OpenStreams:
         """The extension `trace` of a request: the HTTP client calls it while it connects, sends and receives.
 
         Raises:
-            ClosedError: the client would begin to send a request after `close`.
+            ClosedError: the client has connected, or begins to send a request, after `close`.
         """
         opened = details["return_value"] if event.endswith(_OPENED) else None
         if opened is not None:
@@ -68,8 +68,8 @@ class OpenStreams:
         """End all streams. A thread that reads or writes one of them gets an error."""
         with self._changed:
             for stream in list(self._streams):
-                with contextlib.suppress(OSError):  # it has ended, or its handshake goes on, which has a time limit
-                    # Not the method of SSLSocket, which changes what the reading thread uses.
+                with contextlib.suppress(OSError):  # it has ended, or is in a handshake, which has a time limit
+                    # SSLSocket.shutdown would also change attributes that the reading thread uses.
                     socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
 
     def close(self, *, within_s: float) -> None:

@@ -16,7 +16,7 @@ _SECONDS = len("2026-01-01T00:00:00")
 def objects_of_jobs(
     trainjobs: Iterable[Object], pods: Iterable[Object], workloads: Iterable[Object]
 ) -> list[Observed]:
-    """The objects of each job. While `scale` replaces the TrainJob of a job, its plan has the new TrainJob."""
+    """The objects of each job. If `scale` has deleted the old TrainJob of a job, the new one comes from the plan."""
     trainjobs = list(trainjobs)
     plans = {plan.job: plan for plan in plans_among(trainjobs)}
     jobs = {name: plan.successor for name, plan in plans.items() if plan.successor is not None}
@@ -44,7 +44,7 @@ def target_of(plan: Plan | None, job: Object) -> int | None:
 def events_of_job(seen: Observed, events: Iterable[Object], *, since: str) -> list[Object]:
     """The events of a job and of the objects that were created for it, oldest first.
 
-    The objects may be deleted, so they are recognized by the names that the cluster derives from the name of the job.
+    Objects may have been deleted, so they are recognized by the names that the cluster derives from the job's name.
 
     Args:
         seen: the job.

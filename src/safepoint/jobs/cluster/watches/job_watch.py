@@ -18,7 +18,7 @@ _MOST_OBJECTS, _MOST_BYTES = 100_000, 256 << 20
 
 
 class Kept:
-    """The objects of one kind, by name, as many as fit into the memory.
+    """The objects of one kind, by name, with limits of their number and size.
 
     Args:
         kind: the plural of the kind, for the message.
@@ -30,10 +30,10 @@ class Kept:
         self._num_bytes = 0
 
     def add(self, item: Object) -> None:
-        """Keep an object instead of the one that had its name.
+        """Keep an object. It replaces the object with the same name.
 
         Raises:
-            TooMuchError: there are too many, or they are too large.
+            TooMuchError: there are too many objects, or they are too large.
         """
         self.drop(item)
         num_bytes = size_of(item)
@@ -52,12 +52,12 @@ class Kept:
 
     @property
     def objects(self) -> list[Object]:
-        """All of them."""
+        """All objects."""
         return [item for item, _ in self._objects.values()]
 
 
 class JobWatch:
-    """The jobs of a namespace as they are now. In its context, threads watch the objects.
+    """The jobs of a namespace as they are now. Threads watch the objects until the context is left.
 
     Args:
         api: the namespace.
@@ -82,7 +82,7 @@ class JobWatch:
         self._is_over.set()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until an object has changed, at most for this time."""
+        """Wait until an object has changed, but at most `timeout_s`."""
         self._has_changed.wait(timeout_s)
         self._has_changed.clear()
 
@@ -91,7 +91,7 @@ class JobWatch:
 
         Raises:
             AccessDeniedError: you may not watch TrainJobs or pods.
-            TooMuchError: there are too many of them, or they are too large.
+            TooMuchError: there are too many TrainJobs or pods, or they are too large.
         """
         if self._failure is not None:
             raise self._failure

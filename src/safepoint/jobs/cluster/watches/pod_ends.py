@@ -31,13 +31,13 @@ class PodEnds:
         self._api, self._name = api, name
         self._codes: dict[str, int] = {}
         self._running: set[str] = set()
-        """The pods that run, and whose end the watch has not reported."""
+        """The pods that have run, and whose end the watch has not reported yet."""
         self._is_over = threading.Event()
         self._is_open = threading.Event()
         self.safe_step: int | None = None
         """The step that the pod of node 0 has saved, from its termination message; None if it reported no save."""
         self.checkpoint: Any = None
-        """The checkpoint that the pod of node 0 has checked when it ended, see `CheckpointReceipt`."""
+        """The checkpoint that the pod of node 0 checked when it ended, see `CheckpointReceipt`; None if unknown."""
         self._thread = threading.Thread(target=self._watch, name="safepoint-pods", daemon=True)
 
     def __enter__(self) -> "PodEnds":
@@ -49,7 +49,7 @@ class PodEnds:
         self._is_over.set()
 
     def wait_for_last(self) -> None:
-        """Wait, at most three seconds, until the watch has reported an end, and that of each running pod."""
+        """Wait, at most three seconds, until the watch has reported an end, and the end of each running pod."""
         deadline_s = clock.monotonic_s() + _LAST_EVENTS_S
         while (self._running or not self._codes) and clock.monotonic_s() < deadline_s:
             clock.sleep(0.1)

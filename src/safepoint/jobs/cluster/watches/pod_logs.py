@@ -15,11 +15,11 @@ _LOOK_S = 1.0
 
 
 Look = Callable[[], tuple[JobState, list[Object]]]
-"""Finds the state of a job, and its pods, first node first."""
+"""Returns the state of a job, and its pods in the order of their nodes."""
 
 
 def read_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
-    """What a job's pods have written so far, one after the other.
+    """The output of a job's pods so far, pod after pod.
 
     Raises:
         NotFoundError: there is no such job, or it has no pod.
@@ -36,7 +36,7 @@ def read_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
 def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
     """The output of a job's first node as it grows, until the job has stopped.
 
-    A pod that is not there yet is waited for, and so is the one that replaces it after an interruption.
+    This waits for a pod that does not exist yet, and for the pod that replaces it after an interruption.
 
     Raises:
         NotFoundError: there is no such job, or it has stopped and has no pod.
@@ -45,7 +45,7 @@ def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
     while True:
         try:
             state, pods = look()
-        except NotFoundError:  # it was deleted meanwhile
+        except NotFoundError:  # the job was deleted meanwhile
             if read:
                 return
             raise
@@ -59,7 +59,7 @@ def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
                 yield from _previous(api, pod)
             try:
                 yield from _lines(api, pod, follow=True)
-            except NotFoundError:  # it is gone, or has written nothing yet
+            except NotFoundError:  # the pod is gone, or has written nothing yet
                 if state.is_active:
                     continue
             read.add((uid, restarts))
@@ -89,7 +89,7 @@ def _has_started(pod: Object) -> bool:
 
 
 def _previous(api: ClusterApi, pod: Object) -> Iterator[LogLine]:
-    """The output of the container before its last restart, if it is still there."""
+    """The output of the container before its last restart, if the cluster still has it."""
     if number(container_status(pod), "restartCount"):
         with contextlib.suppress(SafepointError):
             yield from _lines(api, pod, follow=False, previous=True)

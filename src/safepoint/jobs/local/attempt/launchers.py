@@ -27,7 +27,7 @@ _KEPT = ("SAFEPOINT_VERIFY_TLS",)
 _AFTER_A_LOSS_S = 10.0
 """How long launchers may continue after one of them has failed."""
 _KILLED_LATER_S = 2.0
-"""How long after the grace period launchers are killed. Before that, they have time to kill their own ranks."""
+"""How long after the end of the grace period launchers are killed. Until then they can kill their own ranks."""
 _GONE_WITHIN_S = 30.0
 
 
@@ -112,7 +112,7 @@ class Launchers:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all launchers were started. An earlier supervisor may have been killed before it had done this."""
+        """Whether all launchers were started. An earlier supervisor may have been killed before it started all."""
         return len(self._nodes) == self._spec.num_nodes
 
     @property
@@ -131,7 +131,7 @@ class Launchers:
                 node.process.send(signal.SIGTERM)
 
     def enforce(self) -> None:
-        """Kill launchers at the end of the grace period; stop the others when one has failed. Call it often."""
+        """Kill the launchers after the grace period. If one launcher has failed, stop the others. Call this often."""
         now_s = clock.monotonic_s()
         if self._asked_s is not None:
             if now_s - self._asked_s >= self._spec.settings.grace_s + _KILLED_LATER_S:
@@ -150,7 +150,10 @@ class Launchers:
             node.process.send(signal.SIGKILL)
 
     def wait_until_gone(self) -> None:
-        """Wait until all processes of the job have ended. Keepers may commit after their launchers have ended."""
+        """Wait until all processes of the job have ended. Keepers may commit after their launchers have ended.
+
+        Processes that still run after the grace period, or after 30 s if that is longer, are killed.
+        """
         deadline_s = clock.monotonic_s() + max(_GONE_WITHIN_S, self._spec.settings.grace_s)
         while self.are_alive or processes.processes_of(self._folder):
             if clock.monotonic_s() >= deadline_s:
@@ -163,12 +166,15 @@ class Launchers:
         return [self._exit_code(node) for node in range(self._spec.num_nodes)]
 
     def _exit_code(self, node: int) -> int | None:
-        """The exit code that the launcher wrote; if none, that of its process, if this process started it."""
+        """The exit code that the launcher wrote; if it wrote none, the exit code of its process.
+
+        None if the launcher still runs or was killed, or if an earlier supervisor started it and it wrote none.
+        """
         code = read_exit_code(self._plan_file(node))
         child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
         if code is not None or child is None or child.poll() is None or child.returncode < 0:
             return code
-        return child.returncode or ExitCode.FAILED  # 0, but a launcher would have written its exit code
+        return child.returncode or ExitCode.FAILED  # 0 is wrong: a launcher that succeeds writes its exit code
 
     def tidy(self) -> None:
         """Remove the files of this attempt."""
@@ -176,7 +182,7 @@ class Launchers:
 
 
 def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: Path | None) -> dict[str, str]:
-    """The environment of a job's launchers: this process's, without settings of a run, plus the job's variables.
+    """The environment of a job's launchers: that of this process without settings of a run, plus the job's variables.
 
     Args:
         spec: the job.

@@ -75,5 +75,5 @@ def _is_selected(path: Path, ranks: range | None, nodes: range | None) -> bool:
 
 def _order(path: Path) -> tuple[str, int]:
     what, _, number = path.stem.partition("-")
-    # Ranks last: the last line or the error of a training is at the end.
+    # Ranks come last, so that the last line or the error of a training is at the end.
     return ({"packages": "a", "node": "b"}.get(what, "c"), int(number) if number.isdecimal() else 0)

@@ -29,8 +29,9 @@ def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> No
 
     Args:
         path: the file.
-        plan: the fields of a `LaunchPlan`. The node's process makes the `LaunchPlan`, which looks for the program.
-        settings: of the run.
+        plan: the fields of a `LaunchPlan`. Only the node's process makes the `LaunchPlan`, because that looks for the
+            program.
+        settings: the options of the run.
     """
     document = {
         "plan": dict(plan),

@@ -1,4 +1,4 @@
-"""Installs the packages of a job into a folder of its own, which its ranks search first."""
+"""Installs the packages of a job into a folder from which the job's ranks import first."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ def install_packages(spec: JobSpec, folder: Path, *, may_continue: Callable[[], 
         may_continue: called repeatedly; when it returns False, the installation stops.
 
     Returns:
-        The folder; None when the job has no packages.
+        The folder with the packages; None when the job has no packages.
 
     Raises:
         SafepointError: pip failed; its output is in `logs/packages.log`.
