@@ -91,8 +91,8 @@ class RunOptions:
         typer.Option(
             metavar="SIZE",
             envvar="SAFEPOINT_EXTRA_FILES_LIMIT",
-            help="With an object store: at the end of the run, also upload other files of the output folder, such as "
-            "plots, smallest first, up to SIZE in total. 0: upload none.",
+            help="With an object store: when the run ends or is interrupted, also upload other files of the output "
+            "folder, such as plots, smallest first, up to SIZE in total. 0: upload none.",
         ),
     ] = "10Gi"
     on_upload_failure: Annotated[
