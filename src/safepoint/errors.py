@@ -7,7 +7,7 @@ SafepointError                 base of all of them
 ├── UsageError            2   a setting or an argument is invalid
 ├── PartlyDoneError       3   a part is done, and the rest failed
 ├── NotFoundError        10   a job, checkpoint or connection does not exist
-├── ConflictError        11   another run holds the output folder, or the checkpoint contradicts the settings
+├── ConflictError        11   another run holds the output folder, or settings or a request contradict what exists
 ├── StorageError         13   the output location cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first

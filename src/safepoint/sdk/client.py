@@ -174,7 +174,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """Continue a suspended job, or on this machine also a failed one, from its newest valid checkpoint.
 
         Raises:
-            RuntimeError: there is no such job, or it is active or complete. On a cluster: or it has failed.
+            RuntimeError: there is no such job, or the job is active, complete or, on a cluster, failed.
             NotImplementedError: this backend has no such method.
         """
         check_name(name)

@@ -1,6 +1,6 @@
 """`--on PLACE` for the commands about checkpoints: claims are reached through a pod, object stores directly.
 
-For a claim, the whole command runs in the pod. This process checks its command line first, and prints its answer.
+For a claim, the whole command runs in the pod. This process checks the command line before, and prints the answer.
 """
 
 import functools

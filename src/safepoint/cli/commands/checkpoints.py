@@ -68,6 +68,7 @@ _OutputPlace = Annotated[
         callback=find_place,
     ),
 ]
+_NEWEST = "A checkpoint, or an output location, which stands for its newest complete checkpoint."
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command would change, but change nothing.")]
@@ -80,7 +81,7 @@ def list_(
 ) -> None:
     """List the checkpoints of a location, newest first.
 
-    For each checkpoint the list shows the age, trigger, size, number of files, and whether it is complete or damaged.
+    For each checkpoint the list shows the age, trigger, size, number of files and state, such as complete or damaged.
     """
     inventory, name = _open(location)
     items = inventory.items() if name is None else [inventory.item(name)]
@@ -336,12 +337,8 @@ def export(
 @app.command()
 @with_clusters
 def diff(
-    before: Annotated[
-        str, typer.Argument(metavar="A", callback=find_place, help="A checkpoint, or a location for its newest one.")
-    ],
-    after: Annotated[
-        str, typer.Argument(metavar="B", callback=find_place, help="A checkpoint, or a location for its newest one.")
-    ],
+    before: Annotated[str, typer.Argument(metavar="A", callback=find_place, help=_NEWEST)],
+    after: Annotated[str, typer.Argument(metavar="B", callback=find_place, help=_NEWEST)],
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
     deep: Annotated[bool, typer.Option("--deep", help="Also compare the tensors.")] = False,

@@ -62,8 +62,8 @@ def doctor(
 ) -> None:
     """Check that this machine and an output location are ready for a run.
 
-    With --on, the command checks a cluster instead. It prints the result of each check and, for a warning or a
-    failure, why the result matters and how to fix the cause. The command leaves no files behind.
+    With --on, the command checks a cluster instead. The command prints the result of each check and, for a warning or
+    a failure, why the result matters and how to fix the cause. No files are left behind.
 
     Exit codes: 0 no check failed; 1 a check failed.
     """

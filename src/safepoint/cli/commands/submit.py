@@ -141,7 +141,8 @@ def submit(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="With --on: send this folder, without hidden files and __pycache__, and run SCRIPT in it.",
+            help="With --on: send this folder, without hidden files and __pycache__, to the pods, and run SCRIPT in "
+            "it.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -150,7 +151,9 @@ def submit(
     ] = False,
     form: Annotated[
         str | None,
-        typer.Option("-o", "--format", metavar="yaml|json", help="The format of --dry-run.", show_default="yaml"),
+        typer.Option(
+            "-o", "--format", metavar="yaml|json", help="Format of what --dry-run prints.", show_default="yaml"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     *,

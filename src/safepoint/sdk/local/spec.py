@@ -170,7 +170,10 @@ def _checked(env: Mapping[str, Any] | None, *, has_connection: bool) -> dict[str
 
 
 def _settings(env: Mapping[str, str], transformers: TransformersTrainer | None) -> tuple[RunSettings, dict[str, str]]:
-    """The settings of the run, and the variables of `env` that are not settings. Fields override variables."""
+    """The settings of the run, and the variables of `env` that are not settings.
+
+    Fields of the trainer override settings in `env`.
+    """
     known = RunSettings().to_environment()
     settings = RunSettings.from_environment({name: text for name, text in env.items() if name in known})
     rest = {name: text for name, text in env.items() if name not in known}

@@ -119,7 +119,7 @@ class TrainerLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """The script's `save_total_limit` (None for no limit), and the step of the best checkpoint, to protect."""
+        """The script's `save_total_limit` (None for no limit), and the step of the best checkpoint, to keep."""
         best, limit = best_step(self._trainer), self._trainer.args.save_total_limit
         return limit if limit is not None and limit > 0 else None, set() if best is None else {best}
 

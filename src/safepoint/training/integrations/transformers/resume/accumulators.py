@@ -74,7 +74,7 @@ def _refill(target: Any, values: Any) -> None:
 
 
 def copied(value: Any) -> Any:
-    """A copy of plain containers, in which deques are lists."""
+    """A copy of a plain container; a deque becomes a list."""
     if isinstance(value, dict):
         return {name: copied(one) for name, one in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | deque):

@@ -3,7 +3,8 @@
 Such a model may follow the trained model, step by step. No trainer saves it, so a resume would start with the model
 of the first step. This module saves
 
-- every model and every tensor that a callback refers to, because a callback runs at each step;
+- every model, list of tensors and dictionary of tensors that is an attribute of a callback, because a callback runs
+  at each step. Callbacks of transformers are left out;
 - every other model of the trainer, if its weights have changed since training began. A frozen reference model stays
   out of the checkpoint.
 

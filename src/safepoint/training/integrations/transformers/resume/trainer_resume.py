@@ -6,6 +6,7 @@ The Trainer loads model, optimizer, scheduler, its own state and random number s
 - the loss since the last log line;
 - the counters of stateful callbacks (such as the patience of early stopping) and of the trainer;
 - the position in the data, when ranks or batches have changed or the data has no length;
+- adapters, models and tensors beside the trained model, and the settings for generating;
 - whether the run had already decided to end.
 """
 
