@@ -135,5 +135,6 @@ def check_resume(resume: str) -> None:
             return
     if resume not in {"auto", "never"} and not os.path.isdir(resume):
         raise UsageError(
-            f"--resume {resume}: there is no such folder", hint="use auto, never or the path of a checkpoint"
+            f"--resume {resume}: there is no such folder or checkpoint",
+            hint="use auto, never, or the path or address of a checkpoint",
         )
