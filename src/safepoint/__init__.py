@@ -1,9 +1,8 @@
-"""Safepoint keeps model training alive.
+"""Safepoint saves and resumes PyTorch training.
 
-A job that is preempted, drained or killed loses nothing that could have been saved, and comes back by
-itself. `safepoint run SCRIPT` is the whole interface for an unchanged Hugging Face Trainer script,
-`safepoint.session` for a loop written by hand, `safepoint.TrainerClient` for jobs from Python; the packages below are
-described in docs/architecture.md.
+When a training is preempted, it saves a checkpoint, and its next start continues from there. `safepoint run SCRIPT`
+runs an unchanged Hugging Face Trainer script, `safepoint.session` is for a training loop written by hand, and
+`safepoint.TrainerClient` submits jobs from Python. docs/architecture.md describes the packages below this one.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -54,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(run, name)
     if name in __all__:
-        # Kubeflow's own names too, so that a program changes only the package that it imports from.
+        # This includes names of the Kubeflow SDK: a program written for it only has to import them from `safepoint`.
         from safepoint import sdk
         from safepoint.sdk.upstream import trainer
 

@@ -7,7 +7,7 @@ SafepointError                 base of all of them
 ├── UsageError            2   a setting or an argument is invalid
 ├── PartlyDoneError       3   a part is done, and the rest failed
 ├── NotFoundError        10   a job, checkpoint or connection does not exist
-├── ConflictError        11   another run holds the output folder, or the checkpoint contradicts the settings
+├── ConflictError        11   another run holds the output folder, or settings or a request contradict what exists
 ├── StorageError         13   the output location cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
@@ -16,7 +16,7 @@ SafepointError                 base of all of them
 ├── CheckpointError      14   a checkpoint is damaged, or has a layout that Safepoint cannot read
 │   └── ManifestError    14   the manifest itself is unreadable or unacceptable
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
-├── NothingValidError    14   checkpoints exist, and none of them is valid
+├── NothingValidError    14   there is no valid checkpoint
 ├── UnsupportedError     16   not supported on this machine or in this installation
 ├── SaveError             1   a save did not become a checkpoint
 └── PeerError             1   another rank has ended or disagrees
@@ -60,17 +60,17 @@ def printable_lines(text: str) -> str:
     return "\n".join(printable(line.expandtabs()) for line in text.split("\n"))
 
 
-_words: list[Callable[[str], str]] = []
+_translate: list[Callable[[str], str]] = []
 
 
-def name_options(words: Callable[[str], str]) -> None:
-    """In all messages of this process, write the names of options as `words` returns them."""
-    _words[:] = [words]
+def name_options(translate: Callable[[str], str]) -> None:
+    """From now on, pass every message of this process to `translate`, which replaces the names of options."""
+    _translate[:] = [translate]
 
 
 def in_readers_words(text: str) -> str:
-    """A message with the names of options as `name_options` has set them."""
-    return _words[0](text) if _words else text
+    """The message with the names of options replaced, if `name_options` was called."""
+    return _translate[0](text) if _translate else text
 
 
 class ExitCode(IntEnum):
@@ -80,7 +80,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     PARTLY_DONE = 3
-    """A command has done a part of its work, and its answer lists that part."""
+    """A command has done only a part of its work; its message says what was not done."""
     NOT_FOUND = 10
     CONFLICT = 11
     NOT_AUTHORISED = 12
@@ -136,7 +136,7 @@ class PartlyDoneError(SafepointError):
 
 
 class ConflictError(SafepointError):
-    """Another run holds the output folder, or the checkpoint contradicts the settings of this run."""
+    """Another run holds the output folder, or the settings or a request contradict what exists."""
 
     exit_code = ExitCode.CONFLICT
 
@@ -174,7 +174,7 @@ class ManifestError(CheckpointError):
 
 
 class NothingValidError(SafepointError):
-    """Checkpoints exist, but none of them is valid; a start from scratch has to be requested."""
+    """There is no valid checkpoint. A run without any checkpoint starts at step 0 and does not raise this error."""
 
     exit_code = ExitCode.NOTHING_VALID
 

@@ -1,4 +1,4 @@
-"""How the commands about checkpoints show them: lines for a person, values for JSON."""
+"""Shows checkpoints, for the commands about checkpoints: lines for a person, values for JSON."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
@@ -19,11 +19,11 @@ Accumulation = Annotated[
         "--gradient-accumulation",
         metavar="N",
         min=1,
-        help="The micro-batches of a step and rank, for checkpoints whose files do not state them.",
+        help="Micro-batches per optimizer step and rank, for checkpoints whose files do not state this number.",
     ),
 ]
 OURS = (Kind.CHECKPOINT, Kind.PART)
-"""The kinds that a run has written as checkpoints."""
+"""The kinds that runs of Safepoint write: checkpoints, and one node's part of a checkpoint."""
 
 
 def state_of(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 THIS_MACHINE = "local"
 """The value of `--on` that means this machine. A user needs it only if the settings have a default place."""
 SHORT_S = 3.0
-"""How long requests to the default place are repeated, in seconds, if the command does not name this place."""
+"""How long a failing request to the default place is repeated, in seconds, if the command does not name a place."""
 
 _PLACE = (
     "The cluster: the NAME of a table `[places.NAME]` in your settings, or the name of a context in your "
@@ -49,20 +49,21 @@ Namespace = Annotated[
 def open_jobs(
     on: str | None, namespace: str | None, name: str | None = None, *, within_s: float | None = None
 ) -> Generator[JobPlace[Any]]:
-    """The jobs of the place that the options name; without `on`, those of this machine or of the default place.
+    """The jobs of the place that `on` names.
 
-    If `on` is None and there is a default place: with `namespace`, the jobs are those of the default place; with
-    `name`, those of the place that has this job.
+    If `on` is None, the jobs are those of this machine, unless there is a default place. With a default place and a
+    `namespace`, they are those of the default place; with a default place and a `name`, those of the place that has
+    this job.
 
     Args:
         on: the place, as the option `--on` names it.
         namespace: the namespace of the cluster.
         name: the job that the command names.
-        within_s: for how long requests are repeated while a cluster is busy or out of reach.
+        within_s: for how long requests are repeated while a cluster is busy or out of reach; None for the default.
 
     Raises:
         ConflictError: both this machine and the default place have a job of this name.
-        NotFoundError: neither of them has one.
+        NotFoundError: neither this machine nor the default place has a job of this name.
     """
     if on is None:
         default = Configuration.of_user().default_place
@@ -107,7 +108,7 @@ def _place_of(name: str, default: str) -> str:
             hint=f"add --on {THIS_MACHINE} or --on {shlex.quote(default)}",
         )
     if failure is not None and found:
-        print_warning(f"place {default} did not say whether it also has a job {name}: {failure}")
+        print_warning(f"whether place {default} also has a job {name} is unknown: {failure}")
     if found:
         return found[0]
     if failure is not None:
@@ -167,8 +168,8 @@ class SubmitOptions:
         runtime: the name of the training runtime.
         image: the image of the pods; None for that of the runtime.
         memory: the memory of each pod, as Kubernetes writes it, such as `32Gi`.
-        code: a folder whose files the job brings along.
-        is_dry_run: print the objects, and create nothing.
+        code: a folder whose files are sent to the pods.
+        is_dry_run: print the Kubernetes objects of the job, and create nothing.
     """
 
     queue: str | None = None

@@ -1,10 +1,10 @@
 """The values that settings files and variables give to the options of a command.
 
-The value of an option is the one that is typed; if none is, that of its environment variable; otherwise that of the
-first settings file that sets it; otherwise its default. `submit` also reads the table `[run]`, and with `--on NAME`
-the table `[places.NAME]`. Of these, `[places.NAME]` wins over `[submit]`, and `[submit]` over `[run]`, in whichever
-files they are. A file cannot set `--json`, because programs rely on the form of an answer. Nor can it set a flag that
-has neither a variable nor a form `--no-…`, because nothing could override the file.
+The value of an option comes from the first of these that sets it: the command line, the option's environment
+variable, the settings files in their order, the default. `submit` also reads the table `[run]`, and with `--on NAME`
+the table `[places.NAME]`. Whichever files these tables are in, `[places.NAME]` overrides `[submit]`, and `[submit]`
+overrides `[run]`. A file cannot set `--json`, because programs rely on the form of an answer. Nor can a file set a
+flag that has neither a variable nor a form `--no-…`, because nothing could override the file.
 """
 
 import os
@@ -23,7 +23,7 @@ from safepoint.foundation.units import nearest
 _CLAIMS = "SAFEPOINT_PVC_MOUNTS"
 _SUBMIT, _PLACES = ("submit",), "places"
 _SHARED: dict[tuple[str, ...], tuple[str, ...]] = {("submit",): ("run",)}
-"""Commands that also read the table of another command. They ignore those of its options that they do not have."""
+"""The commands that also read the table of another command. Options that only the other command has are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
 
 
 def place_of(invocation: Invocation, configuration: Configuration) -> str | None:
-    """The place where `submit` submits, typed or from a file; None if none is named, and for other commands."""
+    """The value of `--on` for `submit`, typed or from a file; None if neither sets it, and for other commands."""
     if invocation.names != _SUBMIT:
         return None
     if (typed := invocation.options.get("--on")) is not None:
@@ -87,7 +87,7 @@ def _place_values(root: LazyGroup, configuration: Configuration, name: str) -> d
     """The options of `submit` that `[places.NAME]` sets.
 
     Raises:
-        UsageError: it sets something else, or an invalid value.
+        UsageError: the table sets an option that `submit` does not have, or an invalid value.
     """
     place = configuration.places.get(name)
     options = _options(root.load(*_SUBMIT))
@@ -98,7 +98,7 @@ def check_places(configuration: Configuration, root: LazyGroup) -> None:
     """Check the options that places set; a wrong key could otherwise lead a command to another cluster.
 
     Raises:
-        UsageError: there is no such option, or its value is invalid.
+        UsageError: `submit` does not have the option, or the value is invalid.
     """
     for place in configuration.places.values():
         if place.settings:  # only then `submit` has to be imported
@@ -114,7 +114,7 @@ def effective(
         root: all commands.
         names: the command.
         configuration: the files.
-        place: where `submit` submits.
+        place: for `submit`, the value of `--on`.
 
     Raises:
         UsageError: a file or a variable sets an invalid value.
@@ -191,7 +191,7 @@ def _file_values(
 
 
 def _value(setting: Setting, known: dict[str, TyperOption], owner: str) -> tuple[Any, Setting]:
-    """The value of a setting as Typer takes it, after a check."""
+    """Check the value of a setting, and return it in the form that Typer takes, with the setting."""
     if setting.name not in known or (setting.name == "on" and setting.table[0] == _PLACES):
         settable = [name for name, option in known.items() if not _is_only_typed(name, option)]
         keys = ("context", "namespace", "default") if setting.table[0] == _PLACES else ()
@@ -214,7 +214,10 @@ def _is_only_typed(name: str, option: TyperOption) -> bool:
 
 
 def _text(setting: Setting, option: TyperOption) -> Any:
-    """The value of a setting as a string, checked by Typer as a variable is. The value of a flag stays a bool."""
+    """The value of a setting as a string, or as a list of strings. The value of a flag stays a bool.
+
+    Typer checks the value, as it checks the value of a variable.
+    """
     value: Any = setting.value
     if _is_only_typed(setting.name, option):
         why = "a file cannot set it: neither a variable nor an option could unset it"
@@ -262,7 +265,10 @@ def _variable(option: TyperOption) -> str | None:
 
 
 def _make_claims_known(configuration: Configuration) -> None:
-    """Add the folders for claims to the variable that this process and its children read. Its old entries stay."""
+    """Add the folders for claims to SAFEPOINT_PVC_MOUNTS, which this process and its children read.
+
+    Entries that the variable has already take precedence.
+    """
     pairs = [f"{claim}={folder}" for claim, folder in configuration.pvc.items()]
     if pairs:
         already = os.environ.get(_CLAIMS, "")

@@ -20,7 +20,7 @@ import typer
 from safepoint.cli.lazy import Invocation, LazyGroup
 from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printable, printable_lines
 
-# Below 0.28, Typer's exceptions are those of Click, which later releases do not need.
+# Before 0.28, Typer raises the exceptions of Click. Later releases have their own, and do not need Click.
 _COMMAND_ERROR: Any = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
 _CLOSED_PIPE = 141
 """128 + SIGPIPE: the exit code that a shell reports for a program that SIGPIPE has ended."""
@@ -98,7 +98,7 @@ def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
 
 
 def explain(error: Exception) -> tuple[ExitCode, SafepointError] | None:
-    """The exit code and the message for an error with a cause outside Safepoint's code; None for any other."""
+    """The exit code and the message for an error whose cause is outside Safepoint's code; None for any other."""
     if isinstance(error, SafepointError):
         # If a store or a cluster refuses the identity, a command ends with 12, and a training with 13.
         return ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code, error
@@ -164,7 +164,7 @@ def _forget_unwritten() -> None:
 
 
 def _with_origin(message: str, invocation: Invocation) -> str:
-    """`message`, and where its options were set, if a settings file or a variable has set them."""
+    """The message. If a file or a variable sets an option in it, the result also names this file or variable."""
     named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")}
     named -= invocation.options.keys()
     if not named or not invocation.names:

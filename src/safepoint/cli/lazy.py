@@ -23,7 +23,7 @@ class LazyCommand(TyperCommand):
     Args:
         name: the name of the command, as a user types it.
         target: `module:name` of the command's function, or of the `typer.Typer` of a group.
-        summary: its line in `safepoint --help`; it equals the first line of its own help.
+        summary: the command's line in `safepoint --help`; it must equal the first line of the command's own help.
     """
 
     def __init__(self, name: str, target: str, summary: str) -> None:
@@ -95,7 +95,7 @@ class Invocation:
         root: all commands.
         arguments: the command line after `safepoint`.
         names: the name of the command, after those of its groups; empty when the command line names no command.
-        options: all names of those options that were typed, with their values: after `-v`, both `-v` and
+        options: the options that were typed, with their values, each by all its names: after `-v`, both `-v` and
             `--verbose`. If the command line names no command: all arguments.
     """
 
@@ -124,7 +124,7 @@ class Invocation:
 
 
 def typed_options(command: Command, arguments: Sequence[str]) -> dict[str, Any]:
-    """All names of the options that `arguments` set, and their values.
+    """The options that `arguments` set, with their values, each by all its names.
 
     Unknown options and those of the user's program are ignored.
     """

@@ -20,7 +20,7 @@ from safepoint.jobs.model.spec import name_from
 from safepoint.settings.run_settings import RunSettings, variable
 
 _MOST_CODE_BYTES = 512 << 20
-"""How large the files of `--code` may be together."""
+"""The maximum size of all files of `--code` together."""
 
 
 def spec_of(
@@ -39,14 +39,14 @@ def spec_of(
     connection: str | None,
     max_restarts: int,
 ) -> ClusterSpec:
-    """The specification of the job that `submit --on` makes of its options.
+    """The specification of a job, from the options of `submit --on`.
 
     Args:
         program: the script or module, and its arguments.
         options: the options that have an effect on a cluster only.
         settings: the options of the run.
         given: the names of the options that are set, also to their default values; see `given_options`.
-        name: see `ClusterSpec`, as for all arguments below.
+        name: see `ClusterSpec`, which also describes the arguments after this one.
 
     Raises:
         UsageError: the script or the folder of `--code` cannot be read, or an option is invalid.
@@ -124,7 +124,8 @@ def zip_of(folder: Path) -> bytes:
 def _read_inside(folder: Path, root: Path, inner: Path, left: int) -> tuple[bytes, bool]:
     """The content of a file of the folder, and whether it is a program.
 
-    Where the opened file lies is checked, because another user may put a link there after any look at its path.
+    The check whether the file is inside the folder uses the opened file, because another user may replace the path by
+    a link after an earlier check.
     """
     try:
         descriptor = os.open(folder / inner, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -141,7 +142,7 @@ def _read_inside(folder: Path, root: Path, inner: Path, left: int) -> tuple[byte
     if status.st_size > left or len(data) > left:
         raise UsageError(
             f"--code {folder} has more than {_MOST_CODE_BYTES:,} bytes; nothing was sent",
-            hint="move data out of the folder: claims and object stores bring it to the pods",
+            hint="move data out of the folder; the pods can read it from a claim or an object store",
         )
     return data, bool(status.st_mode & 0o100)
 

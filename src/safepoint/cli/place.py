@@ -17,18 +17,18 @@ from safepoint.errors import NotFoundError, UsageError
 _JOB = "job:"
 _META = "safepoint.connection"
 CLUSTER_JOB = "safepoint.cluster-job"
-"""Under this key, the context of a command keeps the `ClusterStorage` of the job that it names."""
+"""The key in `context.meta` for the `ClusterStorage` of the job in `job:NAME`, if the job is on a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStorage:
-    """The cluster of a location, and the keys with which a pod there opens object stores.
+    """The cluster of a location, and the keys with which a pod of the cluster opens object stores.
 
     Args:
-        on: the place.
+        on: the place, as the option `--on` names it.
         namespace: the namespace; None for that of the place.
-        connection: the name of a Secret, or None.
-        env: further variables.
+        connection: the name of the Secret with the keys; None if no Secret is used.
+        env: environment variables of the job.
     """
 
     on: str
@@ -38,23 +38,23 @@ class ClusterStorage:
 
 
 def _connect(context: typer.Context, name: str | None) -> str | None:
-    is_local = context.params.get("on") in {None, "local"}  # on a cluster it is the name of a Secret
-    if name is not None and context.parent is not None and is_local:  # without a parent, Typer runs no command
+    is_local = context.params.get("on") in {None, "local"}  # on a cluster, `name` is the name of a Secret
+    if name is not None and context.parent is not None and is_local:  # without a parent, no command runs
         _use(context, name, {})
     return name
 
 
 def find_place(context: typer.Context, text: str) -> str:
-    """The output location of the job in `job:NAME`, or its checkpoint in `job:NAME/checkpoint-20`.
+    """Resolve `job:NAME` to the output location of the job, and `job:NAME/checkpoint-20` to a checkpoint in it.
 
-    The command then uses the job's keys. Any other location is returned unchanged.
+    If `text` names a job, the command uses the job's object store keys. Any other location is returned unchanged.
 
     Raises:
         NotFoundError: there is no such job, or its output location is not known yet.
-        ConflictError: several jobs match.
+        ConflictError: several jobs match NAME.
         UsageError: the command already uses other keys.
     """
-    if not text.startswith(_JOB) or context.parent is None:  # without a parent, Typer runs no command
+    if not text.startswith(_JOB) or context.parent is None:  # without a parent, no command runs
         return text
     from safepoint.cli.cluster_options import open_jobs
     from safepoint.jobs.model.records import JobRecord
@@ -77,7 +77,7 @@ def find_place(context: typer.Context, text: str) -> str:
 
 
 def _note_cluster(context: typer.Context, jobs: object, name: str) -> None:
-    """Keep where the job of a cluster saves, for the command."""
+    """Put the cluster, the Secret and the variables of a job on a cluster into the context, for the command."""
     from safepoint.foundation.configuration import Configuration
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
     from safepoint.jobs.cluster.helper.job_storage import storage_of
@@ -116,7 +116,7 @@ def use_keys(context: typer.Context, keys: Mapping[str, str], env: Mapping[str, 
 
 @contextlib.contextmanager
 def _identity(keys: Mapping[str, str], env: Mapping[str, str]) -> Generator[None]:
-    """Set the keys of a connection, and `env`, in the environment until the command has ended."""
+    """Within this context, the environment has the keys of a connection, and `env`."""
     from safepoint.jobs.model.connections import with_keys
 
     before = dict(os.environ)
@@ -139,7 +139,7 @@ ConnectionOrSecret = Annotated[
     typer.Option(
         "--connection",
         metavar="NAME",
-        help=f"{_OF_FILE} With --on: those of the Secret NAME.",
+        help=f"{_OF_FILE} With --on: use the keys of the Secret NAME.",
         callback=_connect,
     ),
 ]

@@ -1,7 +1,7 @@
 """Checks whether a save fits in the grace period.
 
-The duration of a save is the longest of the last saves. Without earlier saves, it is estimated from the size of a
-checkpoint and the speed of the disk.
+A save is expected to take as long as the longest of the last saves. Without earlier saves, its duration is estimated
+from the size of a checkpoint and the speed of the disk.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from safepoint.progress.record import read_progress
 _TAIL_BYTES = 256 << 10
 _NUM_SAVES = 5
 _FIXED_S = 1.0
-"""The time that a save takes besides the write: for the vote, and until the processes have ended."""
+"""The time that a save takes besides the write: for the vote, and for the processes to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def _durations_of_saves(events: Path) -> list[float]:
 
 
 def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_s: float | None) -> Finding | None:
-    """Whether a save fits in the grace period; None when its duration is unknown.
+    """Whether a save fits in the grace period; None if the duration of a save is unknown.
 
     Args:
         history: the records of the output folder.
@@ -109,6 +109,7 @@ def judge_grace(history: History, *, grace_s: float, margin_s: float, bytes_per_
             status=Status.WARNING,
             found=found,
             why="a step that runs when the signal arrives may end too late for a save",
-            fix="use --snapshot-steps 1: each step is copied to memory, and the newest copy can be saved in time",
+            fix="use --snapshot-steps 1: the state is copied to memory after each step, and the newest copy can be "
+            "saved in time",
         )
     return Finding(check=check, status=Status.OK, found=found, why=why)

@@ -45,7 +45,7 @@ def judge_memory(state_bytes: int | None) -> Finding:
             status=Status.WARNING,
             found="memfd_create is not allowed, or the amount of available memory is unknown",
             why=why,
-            fix="allow memfd_create in the container's seccomp profile; without it, training waits for each save",
+            fix="allow memfd_create in the container's seccomp profile; otherwise, training waits for each save",
         )
     found = f"{format_bytes(room.available_bytes)} available, limited by {room.limited_by}"
     if state_bytes is not None:
@@ -57,7 +57,7 @@ def judge_memory(state_bytes: int | None) -> Finding:
         status=Status.WARNING,
         found=found,
         why=why,
-        fix="give the job more memory; without it, training waits for each save",
+        fix="give the job more memory; otherwise, training waits for each save",
     )
 
 

@@ -83,7 +83,7 @@ def _open_nameless(folder: Path) -> int:
 def _write(descriptor: int, *, most_bytes: int) -> float:
     """Write pieces of data durably, and return the bytes per second of the fastest piece.
 
-    The first pieces are small, because a large one takes too long on a slow disk.
+    The first pieces are small, because a large piece takes too long on a slow disk.
     """
     data = os.urandom(_FIRST_BYTES) * (_LARGEST_BYTES // _FIRST_BYTES)  # some file systems do not store zeros
     size_bytes, done_bytes, took_s, rate = _FIRST_BYTES, 0, 0.0, 0.0
@@ -140,7 +140,7 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
             status=Status.WARNING,
             found=f"{found}, no file locks",
             why="locks prevent a second run in the folder, and show which unfinished files can be deleted",
-            fix="mount it with locks (NFS: without nolock); otherwise, start only one run in it",
+            fix="mount the folder with locks (NFS: without nolock); otherwise, start only one run in it",
         )
     if disk.bytes_per_s < _SLOW_BYTES_PER_S:
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="use a folder on a faster disk")

@@ -41,7 +41,7 @@ class Answer:
     """The result of a program.
 
     Args:
-        code: its exit code; None when it had not ended in time.
+        code: the exit code; None if the program had not ended in time.
         output: its stdout.
         last_error: the last line of its stderr.
     """
@@ -213,13 +213,13 @@ def judge_gpus(gpus: Gpus, torch: Torch | str | None) -> Finding:
 
 
 def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
-    """Whether this user can freeze processes with CRIU. Trainings do not need it, so its absence is ok."""
+    """Whether this user can freeze processes with CRIU. Trainings do not need CRIU, so its absence is ok."""
     check, why = "criu", "it freezes processes that cannot save a checkpoint; trainings do not need it"
     program = shutil.which("criu")
     held = _capabilities(status)
     rights = f"with {' and '.join(held)}" if held else f"without {' and '.join(_CAPABILITIES)}"
     if program is None:
-        return Finding(check=check, status=Status.OK, found=f"not installed; this process is {rights}", why=why)
+        return Finding(check=check, status=Status.OK, found=f"not installed; this process runs {rights}", why=why)
     try:
         answer = ask([program, "check"], limit_s=_LIMIT_S)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Jobs from Python: Kubeflow's client, extended to jobs on this machine, and with suspend, resume and scale.
 
 `from safepoint import TrainerClient, TransformersTrainer, PeriodicCheckpointConfig, LocalConfig`. The guide is
-docs/guides/python.md. `pip install 'safepoint[sdk]'` installs what the package needs. Its import takes
+docs/guides/python.md. `pip install 'safepoint[sdk]'` installs what this package needs. Importing the package takes
 seconds, because it imports Kubeflow's SDK.
 """
 

@@ -11,11 +11,11 @@ from safepoint.sdk.upstream import types
 _TRAINERS = (types.CustomTrainer, types.CustomTrainerContainer, types.BuiltinTrainer)
 _SIZES = ("memory", "storage", "ephemeral-storage")
 _LEAST_MEMORY = 4 << 20
-"""No process of Python fits into less: such a number was meant in another unit."""
+"""Every Python process needs more memory than this. A smaller number was probably meant in another unit."""
 
 
 def check_config(backend_config: Any) -> None:
-    """Raise InvalidRequestError if the argument of `TrainerClient` is a class, a string or a number."""
+    """Raise InvalidRequestError if the argument of `TrainerClient` is a class, a string, a number or a mapping."""
     if isinstance(backend_config, type):
         name = backend_config.__name__
         raise InvalidRequestError(
@@ -29,7 +29,7 @@ def check_config(backend_config: Any) -> None:
 
 
 def check_train(runtime: Any, initializer: Any, trainer: Any, options: Any) -> None:
-    """Raise InvalidRequestError if an argument of `train` is of another type."""
+    """Raise InvalidRequestError if an argument of `train` has the wrong type."""
     if isinstance(runtime, _TRAINERS) or is_of_fork(runtime):
         raise InvalidRequestError(
             f"the first argument of train is the runtime, and it is a {type(runtime).__name__}",
@@ -65,7 +65,7 @@ def check_name(name: Any) -> None:
 
 
 def check_wait(status: Any, timeout: Any, polling_interval: Any) -> None:
-    """Raise InvalidRequestError if an argument of `wait_for_job_status` is of another type."""
+    """Raise InvalidRequestError if an argument of `wait_for_job_status` has the wrong type."""
     if isinstance(status, str):
         raise InvalidRequestError(
             f"status must be a set of states, not the string {status!r}", hint=f"use status={{{status!r}}}"
@@ -83,7 +83,7 @@ def check_wait(status: Any, timeout: Any, polling_interval: Any) -> None:
 
 
 def check_resources(resources: Any) -> None:
-    """Raise InvalidRequestError if a resource of `resources_per_node` is no quantity, or is too small to run."""
+    """Raise InvalidRequestError if a value of `resources_per_node` is no quantity, or is too small to run."""
     given = cast("dict[Any, Any]", resources if isinstance(resources, Mapping) else {})
     for name, value in given.items():
         field, plain = f"resources_per_node[{name!r}]", str(name).lower()
@@ -107,7 +107,7 @@ def _check(name: str, value: Any, kinds: Any, words: str) -> None:
 
 
 def is_of_fork(value: Any) -> bool:
-    """Whether it is a trainer of Red Hat's version of the SDK, which does not derive from Kubeflow's."""
+    """Whether the value is a trainer of Red Hat's version of the SDK. Its class does not derive from Kubeflow's."""
     return type(value).__module__.startswith("kubeflow.trainer.rhai")
 
 

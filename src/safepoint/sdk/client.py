@@ -67,8 +67,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
 
         Args:
             runtime: the name of a runtime, or what `get_runtime` returns; None for `torch-distributed`.
-            initializer: what brings the data set and the model; None for none.
-            trainer: the training.
+            initializer: downloads the data set and the model before the training; None for none.
+            trainer: describes the training.
             options: such as `Name("my-job")`.
 
         Raises:
@@ -125,12 +125,12 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             name: the job.
             status: the states, such as `{"Complete"}`.
             timeout: the longest wait in seconds.
-            polling_interval: seconds between two looks at the job.
-            callbacks: called with the job after each look.
+            polling_interval: seconds between two queries of the job's state.
+            callbacks: called with the job after each query.
 
         Raises:
             RuntimeError: there is no such job, or it has ended in another state.
-            TimeoutError: the job has none of the states yet. It continues.
+            TimeoutError: the job has none of the states yet. The job continues.
             ValueError: an argument is invalid.
         """
         check_name(name)
@@ -143,7 +143,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
 
         Args:
             name: the job.
-            with_checkpoints: also delete its checkpoints and its final model.
+            with_checkpoints: also delete the job's checkpoints and its final model.
 
         Raises:
             RuntimeError: there is no such job.
@@ -174,7 +174,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """Continue a suspended job, or on this machine also a failed one, from its newest valid checkpoint.
 
         Raises:
-            RuntimeError: there is no such job, or it is active or complete. On a cluster: or it has failed.
+            RuntimeError: there is no such job, or the job is active, complete or, on a cluster, failed.
             NotImplementedError: this backend has no such method.
         """
         check_name(name)
@@ -217,6 +217,6 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             if method not in dir(self.backend):
                 raise UnsupportedError(
                     f"{method} is not supported by {type(self.backend).__name__} yet",
-                    hint="use TrainerClient(LocalConfig()) for it",
+                    hint="TrainerClient(LocalConfig()) supports it",
                 )
         return self.backend

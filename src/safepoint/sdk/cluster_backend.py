@@ -33,8 +33,8 @@ _log = logging.getLogger("safepoint")
 class ClusterBackend(KubernetesBackend):
     """The backend of `TrainerClient` for a cluster.
 
-    Safepoint submits the job of a `TransformersTrainer`; Kubeflow's own backend submits those of other trainers. The
-    `status` of every job is the state that Safepoint finds.
+    Safepoint submits the job of a `TransformersTrainer`; Kubeflow's own backend submits the jobs of other trainers.
+    The `status` of every job is the state that Safepoint finds.
 
     Args:
         config: Kubeflow's configuration of the cluster.
@@ -104,10 +104,10 @@ class ClusterBackend(KubernetesBackend):
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """The output of one pod with the step `node-N`. Kubeflow's own backend serves other steps.
+        """The output of the pod of node N, for a step `node-N`. Kubeflow's own backend serves other steps.
 
-        With `follow`, it waits for the pod, and ends when the job has stopped. Without `follow`, there is no output
-        while there is no pod, as with Kubeflow's client.
+        With `follow`, the iterator waits for the pod, and ends when the job has stopped. Without `follow`, it has no
+        lines while there is no pod, as with Kubeflow's client.
         """
         kind, _, number = step.rpartition("-")
         if kind != constants.NODE or not number.isdecimal():
@@ -128,7 +128,7 @@ class ClusterBackend(KubernetesBackend):
     def wait_for_job_status(
         self,
         name: str,
-        status: set[str] = {constants.TRAINJOB_COMPLETE},  # noqa: B006  Kubeflow's own, never changed
+        status: set[str] = {constants.TRAINJOB_COMPLETE},  # noqa: B006  Kubeflow's default, never changed
         timeout: float = 600,
         polling_interval: float = 2,
         callbacks: list[Callable[[types.TrainJob], None]] | None = None,
@@ -169,7 +169,7 @@ class ClusterBackend(KubernetesBackend):
             return [checkpoint_in(document) for document in listed if document["kind"] != Kind.FOREIGN]
 
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
-        """Stop a job with a checkpoint, and wait until its pods are gone."""
+        """Save a checkpoint and stop a job, and wait until its pods are gone."""
         with as_kubeflow_raises():
             return self._stopped(self._jobs.suspend(name, timeout_s=timeout))
 
@@ -252,10 +252,10 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
 
 
 def _certificates(file: str | os.PathLike[str]) -> bytes:
-    """The content of a file of certificates; everyone who may read the job can read it.
+    """The content of a file of certificates. Everyone who may read the job can read this content.
 
     Raises:
-        UsageError: it has a private key.
+        UsageError: the file contains a private key.
     """
     content = Path(file).read_bytes()
     if b"PRIVATE KEY" in content:

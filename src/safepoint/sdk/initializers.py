@@ -1,4 +1,4 @@
-"""Kubeflow's initializers as a job on a cluster takes them: their secrets are kept out of the TrainJob."""
+"""Converts Kubeflow's initializers into the fields of a TrainJob, and keeps their secrets out of it."""
 
 from typing import Any
 
@@ -8,16 +8,17 @@ _SECRET_VARIABLES = frozenset({"ACCESS_TOKEN", "ACCESS_KEY_ID", "SECRET_ACCESS_K
 
 
 def initializer_of(given: types.Initializer | None) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """What a TrainJob says about its dataset and its model.
+    """The field `initializer` of a TrainJob, and the secrets that it needs.
 
     Args:
-        given: Kubeflow's; None for none.
+        given: Kubeflow's initializer; None for none.
 
     Returns:
-        For `dataset` and `model`: what the TrainJob's `initializer` has, and the variables with secrets.
+        Two dicts, each with the keys `dataset` and `model` as far as they are given: the parts of the field
+        `initializer`, and the variables with secrets.
 
     Raises:
-        ValueError: it is none of Kubeflow's classes.
+        ValueError: the initializer of the dataset or of the model is not an object of one of Kubeflow's classes.
     """
     upstream: Any = kubernetes_utils  # it declares no types
     found: dict[str, Any] = {}

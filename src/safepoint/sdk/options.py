@@ -2,8 +2,9 @@
 
 The names of `kubeflow.trainer.options` can be imported from here too.
 
-An option is called with the TrainJob as nested dicts, and sets its part. Promises: nothing that an option sets is
-dropped in silence. Patches of one manager become one patch, because a TrainJob has at most one of each manager.
+An option is called with the TrainJob as nested dicts, and changes these dicts. Promises: nothing that an option sets
+is dropped in silence. Patches of one manager become one patch, because a TrainJob has at most one patch of each
+manager.
 """
 
 import dataclasses
@@ -25,10 +26,10 @@ class SetByOptions:
     """What the options of a job set.
 
     Args:
-        name: of the job; None to choose one.
-        labels: of the TrainJob.
-        annotations: likewise.
-        patches: its `runtimePatches`, at most one of each manager.
+        name: the name of the job; None if no option sets it.
+        labels: the labels of the TrainJob.
+        annotations: the annotations of the TrainJob.
+        patches: the `runtimePatches` of the TrainJob, at most one of each manager.
         deadline_s: seconds after which the cluster ends the job; None for no limit.
     """
 
@@ -80,7 +81,7 @@ def apply_options(options: Sequence[Any], trainer: Any, backend: Any) -> SetByOp
 
 
 def _plain(value: Any) -> Any:
-    """Only dicts, lists and plain values, as JSON has them: options may contain models of Kubeflow's API."""
+    """The value converted to the types of JSON; options may contain models of Kubeflow's API."""
     if hasattr(value, "to_dict"):
         return _plain(value.to_dict())
     if isinstance(value, Mapping):
@@ -98,7 +99,7 @@ def _as_patch(override: Any) -> dict[str, Any]:
 
 
 def _merged(first: Any, second: Any) -> Any:
-    """Two patches as one; where they contradict each other, the second one counts."""
+    """Two patches merged into one. Where they contradict each other, the second one counts."""
     if isinstance(first, dict) and isinstance(second, dict):
         before, after = cast("dict[str, Any]", first), cast("dict[str, Any]", second)
         return {
@@ -120,7 +121,7 @@ def _merged(first: Any, second: Any) -> Any:
 
 
 def _key_of(element: Any) -> Any:
-    """What identifies an element of a list: the path of a mount, else the name; None if it has neither."""
+    """The value that identifies an element of a list: its mount path, or else its name; None if it has neither."""
     return at(element, "mountPath") or at(element, "name")
 
 
@@ -133,8 +134,8 @@ class ContainerOverride:
 
     Args:
         name: the container.
-        env: as Kubernetes has them.
-        volume_mounts: likewise.
+        env: the variables, in the form of Kubernetes.
+        volume_mounts: the mounts, in the form of Kubernetes.
     """
 
     name: str
@@ -164,7 +165,7 @@ class PodTemplateOverride:
     Args:
         target_jobs: the names of the replicated jobs, such as `node`.
         metadata: labels and annotations of the pods.
-        spec: of the pods.
+        spec: changes of the specification of the pods.
     """
 
     target_jobs: list[str]
@@ -173,13 +174,13 @@ class PodTemplateOverride:
 
 
 class PodTemplateOverrides:
-    """The option by which Kubeflow's SDK changed pods before it had `RuntimePatch`, with the same effect.
+    """An option of earlier releases of Kubeflow's SDK that changes pods. Later releases have `RuntimePatch` instead.
 
     Args:
         pod_overrides: the changes.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no change is given.
     """
 
     def __init__(self, *pod_overrides: PodTemplateOverride) -> None:
@@ -205,7 +206,7 @@ class PodTemplateOverrides:
 
 
 def _camel(value: Any) -> Any:
-    """A dataclass with Kubernetes' names of its fields, without those that are None."""
+    """A dataclass as a dict with Kubernetes' names of its fields, without the fields that are None."""
     if isinstance(value, list):
         return [_camel(item) for item in cast("list[Any]", value)]
     if not dataclasses.is_dataclass(value):

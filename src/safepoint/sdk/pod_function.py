@@ -1,10 +1,10 @@
 """The function that Kubeflow's client sends to pods instead of the function of a `TransformersTrainer`.
 
 Kubeflow's client reads the source of a function with `inspect`, passes it through a shell, and runs it with torchrun.
-The pod function has two behaviours. Called on this machine, it calls the original function. But the source that
-`inspect` finds for it is another one, made from `_SOURCE`. This source contains the training as base64, which a shell
-does not change, and runs the training under Safepoint on every rank. Kubeflow's client appends a line that calls the
-pod function with the arguments by name, or, for its local processes, with one mapping of them.
+The pod function has two behaviours. Called on this machine, it calls the original function. But `inspect` finds
+another source for it, made from `_SOURCE`. This source contains the training as base64, which a shell does not
+change, and runs the training under Safepoint on every rank. Kubeflow's client appends a line that calls the pod
+function. This call passes the arguments by name or, in Kubeflow's local processes, as one mapping.
 """
 
 import base64
@@ -65,7 +65,7 @@ class PodRun:
 
 
 def pod_function(function: Callable[..., Any] | str, run: Callable[[], PodRun]) -> Callable[..., Any]:
-    """A pod function for `function`. Reading its source raises an error if `function` cannot be sent to a pod.
+    """A pod function for `function`. If `function` cannot be sent to a pod, reading the source raises an error.
 
     Args:
         function: the original function, or the path of a script, or the name of a module.

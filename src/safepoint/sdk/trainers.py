@@ -1,4 +1,4 @@
-"""`TransformersTrainer`: the parameters and rules of the trainer of this name by Red Hat, and additional ones."""
+"""`TransformersTrainer`: has the parameters and rules of Red Hat's trainer of this name, and more parameters."""
 
 import dataclasses
 import os
@@ -72,7 +72,7 @@ PERIODIC_CHECKPOINT_CONFIG = {"save_steps": whole(1).optional, "save_total_limit
 
 @dataclass
 class PeriodicCheckpointConfig:
-    """When to save periodically. When the job is asked to stop, it always saves.
+    """When to save periodically. A job that receives a request to stop saves in any case.
 
     Args:
         save_strategy: `steps`, `epoch`, or `no`.
@@ -115,17 +115,18 @@ class TransformersTrainer(types.CustomTrainer):
         env: environment variables for the training; they must not contain secrets.
         enable_progression_tracking: serve the progress of the training over HTTP.
         metrics_port: the port on the first node at which the progress is served; 1024-65535.
-        metrics_poll_interval_seconds: how often the controller of a cluster reads the progress; 5-300.
-        enable_jit_checkpoint: an `output_dir` sets this field to True. When the job is asked to stop, Safepoint saves
-            even if the field is False. There is one exception: Kubeflow's own client submits the job, the image lacks
-            Safepoint, and `func` is a function. If the field is True or `save_every` is set, such a job fails;
-            otherwise it trains without Safepoint.
+        metrics_poll_interval_seconds: the seconds between two times that a cluster's controller reads the progress;
+            5-300.
+        enable_jit_checkpoint: whether a job must fail if it cannot run under Safepoint. An `output_dir` sets this
+            field to True. The field matters only if Kubeflow's own client submits the job, the image lacks Safepoint,
+            and `func` is a function. If the field is True or `save_every` is set, such a job fails; otherwise it
+            trains without Safepoint. Any other job saves when it is asked to stop, even if the field is False.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None
             leaves the choice to the script.
         periodic_checkpoint_config: when to save periodically; None leaves this to the script's own arguments.
         data_connection_name: the name of the Secret that has the access keys for `s3://`; on this machine, the name
             of a table in ~/.config/safepoint/connections.toml.
-        verify_cloud_storage_access: before the model is loaded, check that the object store can be written.
+        verify_cloud_storage_access: check that the object store can be read and written before the model is loaded.
         verify_cloud_storage_ssl: False accepts any certificate of the object store.
         image: the container image; it has no effect on this machine.
         grace_period_seconds: the time between SIGTERM and SIGKILL on the platform. None means 30 on this machine, and
@@ -133,20 +134,20 @@ class TransformersTrainer(types.CustomTrainer):
         retention: the checkpoints to keep in the output folder and in the object store, as policies:
             `newest=2,every=1000,best=1:eval_loss`. `{"local": …, "store": …}` sets them separately.
         staging_size: maximum memory for all snapshots of a node, as a number of bytes or a string such as `8Gi`.
-        ca_bundle: a PEM file with the CA certificates for the object store. A job on a cluster brings it along; if
-            there is no such file on this machine, it is a path in the pods.
-        save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint chooses the time
-            by the cost of a save.
+        ca_bundle: a PEM file with the CA certificates for the object store. For a job on a cluster, Safepoint sends
+            the file to the pods; a path that does not exist on this machine is taken as a path in the pods.
+        save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint derives the time
+            from the cost of a save.
         snapshot_steps: the number of optimizer steps between two snapshots in memory, or `auto`.
-        extra_files_limit: with `s3://`, how much of the other files in the output folder (plots, metrics, a model of
-            the function's own) to upload at the end and when the job is interrupted, as a number of bytes or a string
-            such as `1Gi`; 0 for none. None means 10Gi.
+        extra_files_limit: with `s3://`, the maximum size of other files in the output folder (plots, metrics, a model
+            that the function saves) that are uploaded when the job ends or is interrupted, as a number of bytes or a
+            string such as `1Gi`; 0 for none. None means 10Gi.
         on_upload_failure: when uploads fail, `continue` the training, or save and `stop` it.
         resume: where the first start of a job begins: `auto` for the newest valid checkpoint, `never` for step 0, or
             the path of a checkpoint.
-        from_scratch: begin a new run at step 0, and move the checkpoints in the output folder aside, on the first
-            start of a job.
-        allow_batch_change: resume with another number of samples per step than the checkpoint's.
+        from_scratch: on the first start of a job, begin a new run at step 0, and move the checkpoints in the output
+            folder aside.
+        allow_batch_change: resume even if the number of samples per step differs from that of the checkpoint.
 
     Raises:
         ValueError: a field is invalid.
@@ -181,7 +182,7 @@ class TransformersTrainer(types.CustomTrainer):
     from_scratch: bool = field(default=False, kw_only=True)
     allow_batch_change: bool = field(default=False, kw_only=True)
     function: Callable[..., Any] | str = field(init=False, repr=False)
-    """The value given as `func`. The field `func` is replaced by its pod function; see `pod_function`."""
+    """The value that was given as `func`. The field `func` holds a pod function for it; see `pod_function`."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "func":
@@ -194,14 +195,14 @@ class TransformersTrainer(types.CustomTrainer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        # Makes a pod function of this copy.
+        # The assignment makes a pod function that uses the fields of this copy.
         self.func = state["function"]  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """Check the fields; called again at submission, because they can be assigned.
+        """Check the fields; called again at submission, because fields may have been assigned meanwhile.
 
         Raises:
             ValueError: a field is invalid.
@@ -270,7 +271,7 @@ class TransformersTrainer(types.CustomTrainer):
 
     @property
     def checkpoint_config(self) -> PeriodicCheckpointConfig | None:
-        """When to save periodically; None leaves this to the script, but for `save_every`."""
+        """The field `periodic_checkpoint_config`. If only `save_every` is set: a config with the strategy `no`."""
         if self.periodic_checkpoint_config is None and self.save_every is not None:
             return PeriodicCheckpointConfig(save_strategy="no")
         return self.periodic_checkpoint_config
@@ -279,7 +280,7 @@ class TransformersTrainer(types.CustomTrainer):
         """The settings of the run.
 
         Args:
-            base: gives the values of those settings that this trainer does not set.
+            base: has the values of the settings that this trainer does not set; None for the defaults.
 
         Raises:
             UsageError: an option is invalid.
@@ -332,10 +333,10 @@ class TransformersTrainer(types.CustomTrainer):
 
 
 def own_trainer(trainer: Any) -> Any:
-    """A trainer that was made with the class of Red Hat's version of the SDK, as one of Safepoint; others unchanged.
+    """Convert the `TransformersTrainer` of Red Hat's version of the SDK; return a trainer of another SDK unchanged.
 
     Raises:
-        UnsupportedError: it is another trainer of Red Hat's.
+        UnsupportedError: this is a trainer of Red Hat's version, but not its `TransformersTrainer`.
         ValueError: a field is invalid.
     """
     if isinstance(trainer, types.CustomTrainer) or not is_of_fork(trainer):

@@ -6,7 +6,7 @@ from safepoint.sdk.failures import MissingExtraError
 
 try:
     with warnings.catch_warnings():
-        # Pydantic 2 warns of Kubeflow's models, because they have the style of pydantic 1.
+        # Pydantic 2 warns about Kubeflow's models, which are written in the style of pydantic 1.
         warnings.filterwarnings("ignore", message="Support for class-based `config`")
         from kubeflow import trainer
         from kubeflow.common import constants as common_constants

@@ -10,7 +10,7 @@ from safepoint.errors import UsageError
 from safepoint.jobs.model.states import JobState
 from safepoint.sdk.upstream import constants, types
 
-if TYPE_CHECKING:  # the SDK is to be imported fast
+if TYPE_CHECKING:  # at run time these imports would slow down the import of the SDK
     from safepoint.checkpoint.tools.inventory import Item
     from safepoint.jobs.cluster.records.receipts import Receipt
     from safepoint.jobs.model.records import JobEvent, JobRecord
@@ -42,14 +42,14 @@ class TrainJob(types.TrainJob):
     """A job, with fields that Kubeflow's TrainJob does not have.
 
     Args:
-        progress: its progress (docs/progress.md); None before the first report.
-        message: why its `status` is as it is; may be empty.
-        exit_code: the exit code of its last attempt (docs/exit-codes.md); None before the first attempt has ended.
-        attempts: how often it was started.
+        progress: the progress of the training (docs/progress.md); None before the first report.
+        message: the reason for the `status`; may be empty.
+        exit_code: the exit code of the last attempt (docs/exit-codes.md); None before the first attempt has ended.
+        attempts: how many times the job was started.
         safe_step: the step of the newest checkpoint; None while none is known.
-        output_dir: the location of its checkpoints; None while it is unknown.
-        receipt: what its suspension has saved, for a job of a cluster; None while it is not suspended, or if that is
-            unknown. `scale_job` returns that of the suspension before.
+        output_dir: the location of the job's checkpoints; None while it is unknown.
+        receipt: for a suspended job on a cluster, what its suspension has saved. None for any other job, or if this
+            is unknown. In the result of `scale_job`, the receipt of the suspension that was a part of the scaling.
     """
 
     progress: "Progress | None" = None
@@ -67,15 +67,15 @@ class Checkpoint:
 
     Args:
         name: `checkpoint-<step>` or `final`.
-        step: the number of optimizer steps done; None when its manifest cannot be read.
-        path: its full location.
-        trigger: why it exists: `periodic`, `jit`, `on-demand`, `failure`, `final`; None when its manifest cannot
-            be read.
-        created: when it was saved.
+        step: the number of optimizer steps done; None if the manifest cannot be read.
+        path: the full location of the checkpoint.
+        trigger: why the checkpoint exists: `periodic`, `jit`, `on-demand`, `failure`, `final`; None if the manifest
+            cannot be read.
+        created: when the checkpoint was saved.
         size_bytes: the size of all its files.
         num_files: the number of its files.
-        is_complete: whether all files in its manifest exist with the sizes stated there. The contents are checked by
-            `safepoint checkpoints verify --deep`, and before a resume.
+        is_complete: whether all files in the manifest exist and have the sizes in the manifest. The contents of files
+            are checked by `safepoint checkpoints verify --deep`, and before a resume.
     """
 
     name: str
@@ -153,7 +153,7 @@ def checkpoint_of(item: "Item") -> Checkpoint:
 
 
 def checkpoint_in(document: Mapping[str, Any]) -> Checkpoint:
-    """The same from a document of `safepoint checkpoints list --json`."""
+    """Convert a document of `safepoint checkpoints list --json` into the type that the client returns."""
     from safepoint.checkpoint.tools.inventory import Kind
 
     return Checkpoint(

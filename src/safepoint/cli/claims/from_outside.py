@@ -1,6 +1,6 @@
 """`--on PLACE` for the commands about checkpoints: claims are reached through a pod, object stores directly.
 
-The command is read and checked here, and runs in the pod as a whole; its answer is printed here.
+For a claim, the whole command runs in the pod. This process checks the command line before, and prints the answer.
 """
 
 import functools
@@ -26,7 +26,7 @@ from safepoint.storage.location import Location, parse_location, resolve_claim
 _LOCAL = "local"
 _LOCATIONS = ("location", "source", "target", "before", "after")
 _WRITTEN = {"prune": "location", "repair": "location", "copy": "target", "export": "target"}
-"""The argument to which a command writes."""
+"""The command → the argument that names the location to which the command writes."""
 _OURS = ("on", "namespace", "image", "memory")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
 
@@ -62,7 +62,7 @@ _Memory = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Given:
-    """The options of `with_clusters`."""
+    """The values of the options that `with_clusters` adds to a command."""
 
     on: str | None
     namespace: str | None
@@ -120,7 +120,7 @@ def with_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _storage_of(context: typer.Context, given: _Given, values: Mapping[str, Any]) -> ClusterStorage | None:
-    """The cluster that the command names, by `--on` or by a job there."""
+    """The cluster that the command names, by `--on` or by `job:NAME`; None if it names none."""
     found: ClusterStorage | None = context.meta.get(CLUSTER_JOB)
     if found is not None:
         return found if values["connection"] is None else replace(found, connection=values["connection"])
@@ -137,7 +137,7 @@ def _parsed(text: str) -> Location:
 
 
 def _claims_of(locations: Mapping[str, Location], *, is_placed: bool) -> tuple[str, ...]:
-    """The claims that are not folders of this machine; with `is_placed`, all claims."""
+    """The claims for which this machine has no folder. If `is_placed` (the command names a cluster): all claims."""
     claims: dict[str, None] = {}
     for location in locations.values():
         if location.claim is None:
@@ -153,7 +153,7 @@ def _claims_of(locations: Mapping[str, Location], *, is_placed: bool) -> tuple[s
 
 
 def _check_claims(locations: Mapping[str, Location]) -> None:
-    """Raise UsageError for a claim that is no folder of this machine."""
+    """Raise UsageError for a claim for which this machine has no folder."""
     for location in locations.values():
         try:
             resolve_claim(location)
@@ -198,7 +198,7 @@ def _use_keys_of(context: typer.Context, storage: ClusterStorage) -> None:
 def _run_in_pod(
     context: typer.Context, values: Mapping[str, Any], claims: tuple[str, ...], storage: ClusterStorage, given: _Given
 ) -> None:
-    """Run the command in a pod with the claims; its output is printed as it comes."""
+    """Run the command in a pod that mounts the claims, and print its output as it comes."""
     from safepoint.cli.cluster_options import cluster_api
     from safepoint.jobs.cluster.helper.helper import run_helper
     from safepoint.jobs.cluster.helper.helper_objects import DEFAULT_MEMORY, HelperRequest
@@ -225,7 +225,10 @@ def _run_in_pod(
 
 
 def words_of(context: typer.Context, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The command line for the pod: all values, wherever they were set, without the options for this machine."""
+    """The command line for the pod, with all values: typed, from variables and from settings files.
+
+    The options that only the command outside the pod uses, such as `--on`, are left out.
+    """
     options: list[str] = []
     arguments: list[str] = []
     for param in context.command.params:

@@ -1,7 +1,7 @@
-"""Runs one command in a pod, for a command outside of the cluster, which reads the answer in the pod's log.
+"""Runs one command in a pod. A command outside of the cluster has started the pod, and reads the pod's log.
 
-The log gets frames (`foundation.events.answer_frames`): stdout, stderr, and how the command ended. Failures are not
-printed here; the command outside prints them.
+The log gets frames (`foundation.events.answer_frames`): stdout, stderr, and how the command ended. This process does
+not print failures; the command outside prints them.
 """
 
 import json
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str], writer: FrameWriter, *, is_terminal: bool) -> Ending:
-    """Run a command of Safepoint; what it prints becomes frames."""
+    """Run a command of Safepoint, and write what it prints as frames."""
     before = sys.stdout, sys.stderr
     sys.stdout = writer.stream(Part.STDOUT)
     sys.stderr = writer.stream(Part.STDERR, is_terminal=is_terminal)
@@ -61,7 +61,7 @@ def _ending_of(arguments: Sequence[str]) -> Ending:
         return Ending(code=ExitCode.SIGINT, message="the pod was asked to end; the command was not completed")
     except SystemExit as left:
         return Ending(code=left.code if isinstance(left.code, int) else ExitCode.FAILED)
-    except Exception as error:  # noqa: BLE001  whatever it is, the command outside prints it
+    except Exception as error:  # noqa: BLE001  the command outside prints every error
         known = explain(error)
         if known is not None:
             return Ending(code=known[0], message=known[1].message, hint=known[1].hint)
@@ -71,7 +71,7 @@ def _ending_of(arguments: Sequence[str]) -> Ending:
 
 
 def _remove(output: str) -> Ending:
-    """Delete the checkpoints of a run; prints how many. A folder that does not exist has none."""
+    """Delete the checkpoints of a run, and print their number: 0 if the folder does not exist."""
     inventory, name = open_inventory(output)
     if name is not None:
         raise SafepointError(f"{output} is a single checkpoint; nothing was deleted")
@@ -84,7 +84,7 @@ def _remove(output: str) -> Ending:
 
 
 def _put_code(location: str, digest: str) -> Ending:
-    """Put the code of a job, which came in pieces, into its output location."""
+    """Join the pieces of a job's code, and write the code to the job's output location."""
     pieces = sorted(path for path in Path(code.PIECES).iterdir() if path.name.isdecimal())
     code.write_code(parse_location(location), b"".join(path.read_bytes() for path in pieces), digest)
     return Ending(code=ExitCode.OK)

@@ -68,6 +68,7 @@ _OutputPlace = Annotated[
         callback=find_place,
     ),
 ]
+_NEWEST = "A checkpoint, or an output location, which stands for its newest complete checkpoint."
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command would change, but change nothing.")]
@@ -80,7 +81,7 @@ def list_(
 ) -> None:
     """List the checkpoints of a location, newest first.
 
-    The answer has the age, trigger, size and number of files of each, and whether it is complete or damaged.
+    For each checkpoint the list shows the age, trigger, size, number of files and state, such as complete or damaged.
     """
     inventory, name = _open(location)
     items = inventory.items() if name is None else [inventory.item(name)]
@@ -136,9 +137,9 @@ def show(location: _Place, connection: ConnectionOrSecret = None, as_json: _Json
 def verify(
     location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
 ) -> None:
-    """Check one checkpoint or all of a location, and report faults.
+    """Check one checkpoint, or all checkpoints of a location, and report faults.
 
-    Without --deep, only the existence and sizes of files are checked. Exit code 14 if there is a fault.
+    Without --deep, only the sizes of files are checked. Exit code 14: a checkpoint is damaged, or none exists.
     """
     inventory, name = _open(location)
     # A folder without a manifest counts as damaged only if the user names this folder.
@@ -180,8 +181,8 @@ def adopt(
 ) -> None:
     """Check checkpoints of another program, and write manifests, so that Safepoint treats them as its own.
 
-    Only checkpoints without a fault are adopted. From then on retention counts them. Exit codes: 3 some were not
-    adopted; 11 a run uses the folder; 14 none was adopted.
+    A checkpoint with a fault is not adopted. From then on, retention counts the adopted checkpoints and may delete
+    them. Exit codes: 3 some checkpoints have faults; 11 a run uses the folder; 14 all checkpoints have faults.
     """
     inventory, name = _open(location)
     items = [item for item in ([inventory.item(name)] if name else inventory.items()) if item.kind is Kind.FOREIGN]
@@ -209,8 +210,8 @@ def prune(
 ) -> None:
     """Delete the checkpoints that --keep does not select.
 
-    The newest valid checkpoint, damaged ones and those that are being read stay. Before the command deletes anything,
-    it reads and verifies the newest checkpoint; if that is damaged, it goes on with the next newest.
+    The newest valid checkpoint, damaged checkpoints and checkpoints that are being read always stay. Before the
+    command deletes anything, it reads checkpoints, newest first, until it has found one that is valid.
     """
     inventory, name = _open(location)
     if name is not None:
@@ -249,7 +250,7 @@ def copy(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location. All complete checkpoints of a location are copied.",
+            help="A checkpoint, or an output location, whose complete checkpoints are all copied.",
         ),
     ],
     target: Annotated[
@@ -302,18 +303,18 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location. Of an output location, the final model is exported; if there "
-            "is none, the newest complete checkpoint.",
+            help="A checkpoint, or an output location. From an output location, the command exports the final model "
+            "or, without a final model, the newest complete checkpoint.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
 ) -> None:
-    """Write the model of a checkpoint as `from_pretrained` reads it.
+    """Write the model of a checkpoint in the layout that `from_pretrained` reads.
 
-    SRC may also be a folder of torch.distributed.checkpoint or DeepSpeed ZeRO that Safepoint did not write. Data from
-    or to an object store is not written to this machine's disks.
+    SRC may also be a folder that torch.distributed.checkpoint or DeepSpeed ZeRO wrote without Safepoint. Data from or
+    to an object store is not written to this machine's disks.
     """
     place, progress = _place(target), ProgressLine("exporting").update
     location = _sharded_model(source)
@@ -336,12 +337,8 @@ def export(
 @app.command()
 @with_clusters
 def diff(
-    before: Annotated[
-        str, typer.Argument(metavar="A", callback=find_place, help="A checkpoint, or a location for its newest one.")
-    ],
-    after: Annotated[
-        str, typer.Argument(metavar="B", callback=find_place, help="A checkpoint, or a location for its newest one.")
-    ],
+    before: Annotated[str, typer.Argument(metavar="A", callback=find_place, help=_NEWEST)],
+    after: Annotated[str, typer.Argument(metavar="B", callback=find_place, help=_NEWEST)],
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
     deep: Annotated[bool, typer.Option("--deep", help="Also compare the tensors.")] = False,
@@ -437,7 +434,7 @@ def repair_(
 
 
 def _pick(inventory: Inventory, name: str | None) -> Item:
-    """The checkpoint of this name. Without a name, the newest complete one; a warning names newer ones."""
+    """The checkpoint of this name; without a name, the newest complete one, with a warning that lists newer ones."""
     item = inventory.item(name)
     if name is None:
         newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())
@@ -454,7 +451,7 @@ def _place_around(text: str, name: str | None) -> Location:
         return place
     if place.name != name:
         raise UsageError(
-            f"{text} ends with the name of another checkpoint, but a copy has the name of the original",
+            f"{text} ends with the name of another checkpoint, but a copy keeps the name of the original",
             hint="give the output location to copy to",
         )
     return place.parent
@@ -468,7 +465,7 @@ def _export_item(inventory: Inventory, item: Item, place: Location, progress: co
 
 
 def _sharded_model(text: str) -> Location | None:
-    """The location, if it contains a model in pieces and is not a checkpoint of a run; otherwise None."""
+    """The location, if it contains a sharded model and, in an object store, is no checkpoint; otherwise None."""
     location = _location(text)
     if location.is_folder:
         return location if exporting.is_in_pieces(browse(open_store(location))) else None

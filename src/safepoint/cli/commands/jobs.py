@@ -32,8 +32,8 @@ from safepoint.jobs.model.states import JobState
 
 
 def complete_job(incomplete: str) -> list[str]:
-    """The names of jobs that begin with `incomplete`, for a shell; empty if the history cannot be read."""
-    logging.disable()  # a shell would show a message in the middle of its line
+    """The names of jobs that begin with `incomplete`, for shell completion; empty if the history cannot be read."""
+    logging.disable()  # a message would appear in the middle of the line that the user types
     try:
         with contextlib.suppress(SafepointError, OSError):
             if history_file().exists():  # otherwise `History` would create the file
@@ -48,7 +48,7 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="Name of the job. On this machine, its first letters suffice.",
+        help="Name of the job. For a job on this machine, the first letters of the name are enough.",
         autocompletion=complete_job,
     ),
 ]
@@ -62,7 +62,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 def list_(
     active: Annotated[
-        bool, typer.Option("--active", help="Only jobs that run, or will run without another command.")
+        bool, typer.Option("--active", help="Only jobs that run, or will run without a further command.")
     ] = False,
     on: On = None,
     namespace: Namespace = None,
@@ -174,7 +174,8 @@ def suspend(
 
     If a save may take longer than the job's grace period, the command asks for confirmation first.
 
-    Exit codes: 0 the job is saved and suspended, or complete; 3 it is suspended without a save; 1 it failed.
+    Exit codes: 0 the job was saved and is suspended, or it is complete; 1 the job failed; 3 the job is suspended, but
+    was not saved.
     """
     with open_jobs(on, namespace, name) as jobs:
         _ask_if_risky(jobs, name, yes=yes)
@@ -225,7 +226,7 @@ def scale(
 def delete(
     name: Name,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Also delete its checkpoints and its final model.")
+        bool, typer.Option("--checkpoints", help="Also delete the job's checkpoints and its final model.")
     ] = False,
     yes: Yes = False,
     timeout: Timeout = None,
@@ -235,7 +236,7 @@ def delete(
 ) -> None:
     """Stop a job and remove it from the list; its checkpoints stay.
 
-    With --checkpoints, the checkpoints are deleted too.
+    With --checkpoints, the checkpoints and the final model are deleted too.
     """
     with open_jobs(on, namespace, name) as jobs:
         where = "its output location"

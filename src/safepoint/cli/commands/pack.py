@@ -20,8 +20,8 @@ def pack(
 ) -> None:
     """Write the modules of Safepoint that a pod needs into one file.
 
-    `python safepoint.pyz run train.py` then trains in an image without Safepoint. The image needs PyTorch, xxhash and
-    typer. The same release of Safepoint always writes the same bytes.
+    With this file, `python safepoint.pyz run train.py` trains in an image without Safepoint. The image needs PyTorch,
+    xxhash and typer. The same release of Safepoint always writes the same bytes.
     """
     data = pod_archive.build_archive()
     try:

@@ -65,13 +65,15 @@ def run(
         typer.Option(
             metavar="N",
             envvar=["SAFEPOINT_MAX_RESTARTS", "PET_MAX_RESTARTS"],
-            help="How often the ranks are restarted after one of them has failed.",
+            help="How many times the ranks are restarted after a rank has failed.",
         ),
     ] = 3,
     connection: Connection = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Report a failure as one line of JSON on stderr. stdout is left to the script."),
+        typer.Option(
+            "--json", help="Report a failure as one line of JSON on stderr. stdout has only the script's output."
+        ),
     ] = False,
     *,
     options: RunOptions,
@@ -82,8 +84,8 @@ def run(
     75. Run the same command again to continue from it. SIGUSR1 saves a checkpoint without stopping.
 
     Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save, run it
-    again; 2, 11, 13, 14 something has to be fixed first, see the message; 130 stopped by Ctrl-C without a save; above
-    128, a signal killed a rank; any other code is the script's own.
+    again; 2, 11, 13, 14 something has to be fixed first, see the message; 130 stopped by Ctrl-C without a save;
+    another code above 128: a signal killed a rank; any other code is the script's own.
     """
     from safepoint.checkpoint.local.output_folder import OutputFolder
     from safepoint.settings.run_settings import place_output
@@ -116,7 +118,10 @@ def run(
 
 
 def check_resume(resume: str) -> None:
-    """Raise UsageError if `resume` names no folder and no checkpoint in a store. The ranks verify its contents."""
+    """Raise UsageError if `resume` is a path that names neither a folder nor a checkpoint in an object store.
+
+    The ranks verify the contents of the checkpoint.
+    """
     from safepoint.checkpoint.format.catalog import step_of
     from safepoint.errors import UsageError
     from safepoint.storage.location import parse_location
@@ -130,5 +135,6 @@ def check_resume(resume: str) -> None:
             return
     if resume not in {"auto", "never"} and not os.path.isdir(resume):
         raise UsageError(
-            f"--resume {resume}: there is no such folder", hint="use auto, never or the path of a checkpoint"
+            f"--resume {resume}: there is no such folder or checkpoint",
+            hint="use auto, never, or the path or address of a checkpoint",
         )

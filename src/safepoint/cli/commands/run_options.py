@@ -1,7 +1,7 @@
 """The options that `run` and `submit` share.
 
-A command has one parameter for them, `options: RunOptions`. The decorator `with_options` gives Typer a signature with
-one parameter for each field of `RunOptions` in its place.
+A command has one parameter for them, `options: RunOptions`. The decorator `with_options` gives Typer a signature in
+which one parameter for each field of `RunOptions` replaces this parameter.
 """
 
 import inspect
@@ -91,8 +91,8 @@ class RunOptions:
         typer.Option(
             metavar="SIZE",
             envvar="SAFEPOINT_EXTRA_FILES_LIMIT",
-            help="With an object store: upload at the end, smallest first, at most SIZE of the files in the output "
-            "folder that are not checkpoints, such as plots. 0: none.",
+            help="With an object store: when the run ends or is interrupted, also upload other files of the output "
+            "folder, such as plots, smallest first, up to SIZE in total. 0: upload none.",
         ),
     ] = "10Gi"
     on_upload_failure: Annotated[
@@ -100,7 +100,7 @@ class RunOptions:
         typer.Option(
             metavar="continue|stop",
             envvar="SAFEPOINT_ON_UPLOAD_FAILURE",
-            help="What to do when checkpoints cannot be uploaded.",
+            help="When checkpoints cannot be uploaded: continue the training, or save and stop it.",
         ),
     ] = "continue"
     verify_access: Annotated[
@@ -108,7 +108,7 @@ class RunOptions:
         typer.Option(
             "--verify-access/--no-verify-access",
             envvar="SAFEPOINT_VERIFY_ACCESS",
-            help="Before the model is loaded, check that the object store can be written.",
+            help="Check that the object store can be read and written before the model is loaded.",
         ),
     ] = True
     snapshot_steps: Annotated[
@@ -152,7 +152,7 @@ class RunOptions:
         typer.Option(
             metavar="PORT",
             envvar="SAFEPOINT_METRICS_PORT",
-            help="Serve the progress on node 0 at http://HOST:PORT/metrics. 0: do not serve it.",
+            help="Serve the progress of the run on node 0 at http://HOST:PORT/metrics. 0: do not serve it.",
             show_default="0",
         ),
     ] = None
@@ -161,8 +161,8 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="auto: start from the newest valid checkpoint. never: start at step 0, also after the ranks are "
-            "restarted. Exception: a job starts at step 0 only the first time. PATH: start from this checkpoint.",
+            help="auto: start from the newest valid checkpoint. never: start at step 0, even when the ranks are "
+            "restarted; a job of `submit` starts at step 0 only the first time. PATH: start from this checkpoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[

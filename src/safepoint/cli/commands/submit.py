@@ -38,7 +38,9 @@ def submit(
     ],
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Name of the job.", show_default="the script's name and four characters"),
+        typer.Option(
+            metavar="NAME", help="Name of the job.", show_default="the script's name and four random characters"
+        ),
     ] = None,
     module: Annotated[
         bool,
@@ -94,7 +96,7 @@ def submit(
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_MAX_RESTARTS",
-            help="How often the ranks are restarted after one of them has failed.",
+            help="How many times the ranks are restarted after a rank has failed.",
         ),
     ] = 3,
     env: Annotated[
@@ -110,8 +112,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml; with --on, "
-            "those of Secret NAME in the namespace.",
+            help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml. With --on: use "
+            "the keys of the Secret NAME in the namespace.",
         ),
     ] = None,
     on: On = None,
@@ -139,14 +141,19 @@ def submit(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="With --on: send this folder, without hidden files and __pycache__, and run SCRIPT in it.",
+            help="With --on: send this folder, without hidden files and __pycache__, to the pods, and run SCRIPT in "
+            "it.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --on: print the objects, and create nothing.")
+        bool,
+        typer.Option("--dry-run", help="With --on: print the job's Kubernetes objects, and create nothing."),
     ] = False,
     form: Annotated[
-        str | None, typer.Option("-o", "--format", metavar="yaml|json", help="With --dry-run.", show_default="yaml")
+        str | None,
+        typer.Option(
+            "-o", "--format", metavar="yaml|json", help="Format of what --dry-run prints.", show_default="yaml"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     *,
@@ -154,8 +161,8 @@ def submit(
 ) -> None:
     """Run a training script in the background, as a job.
 
-    The job keeps running after this shell has ended. `status`, `watch`, `logs`, `suspend`, `resume`, `scale` and
-    `delete` take its name.
+    The job continues when you close this shell. To manage it, pass its name to `status`, `watch`, `logs`, `suspend`,
+    `resume`, `scale` or `delete`.
     """
     on = cluster_of(on)
     cluster_only = SubmitOptions(
@@ -170,7 +177,7 @@ def submit(
     if form not in {None, "yaml", "json"}:
         raise UsageError(f"--format {form!r} must be yaml or json")
     if form is not None and not dry_run:
-        raise UsageError(f"--format {form} has no effect without --dry-run", hint="add --dry-run, or leave it out")
+        raise UsageError(f"--format {form} has no effect without --dry-run", hint="add --dry-run, or omit --format")
     if on is not None:
         from safepoint.cli import on_cluster
 

@@ -76,7 +76,7 @@ class _Screen:
         self._losses = {name: losses for name, losses in self._losses.items() if name in names}
         for job, progress in zip(found, reports, strict=True):
             losses = self._losses.setdefault(job.name, deque(maxlen=_POINTS))
-            # An unchanged loss is taken to mean that there is no new report.
+            # If the loss is unchanged, there was probably no new report.
             if progress is not None and progress.loss is not None and progress.loss not in list(losses)[-1:]:
                 losses.append(progress.loss)
         size = shutil.get_terminal_size()

@@ -119,7 +119,7 @@ class LocalBackend(RuntimeBackend):
                 return jobs.submit(job.spec, job.files).name
 
     def _name_of(self, options: list[Any], trainer: types.CustomTrainer) -> str | None:
-        """The name that the options give the job, or None. Logs a warning for options without effect here."""
+        """The name that the options give the job, or None. Logs a warning for options without effect locally."""
         applied: dict[str, Any] = {}
         for option in options:
             if isinstance(option, (kubernetes_options.TrainerCommand, kubernetes_options.TrainerArgs)):
@@ -154,7 +154,7 @@ class LocalBackend(RuntimeBackend):
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """The output of a node's launcher and ranks with the step `node-N`; that of one rank with `rank-N`."""
+        """For the step `node-N`, the output of the node's launcher and ranks; for `rank-N`, that of one rank."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             jobs.job(name)
             kind, _, text = step.rpartition("-")

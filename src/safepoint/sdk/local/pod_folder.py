@@ -1,8 +1,9 @@
-"""Folders of pods that functions name: where OpenShift AI mounts checkpoints, and what a patch of a runtime mounts.
+"""Provides the folders that a function written for a pod expects on this machine.
 
-A function that was written for a pod may read and write below `/mnt/kubeflow-checkpoints`. On this machine that path
-is a link to the folder of the claim. Promises: nothing that exists there is changed, and a job that would not find
-the folder is refused with the command that makes the link.
+Such a function may read and write below `/mnt/kubeflow-checkpoints`, where OpenShift AI mounts a claim. On this
+machine that path becomes a link to the folder of the claim. Options may mount volumes at further paths, which must
+exist. Promises: nothing that exists at these paths is changed. A job that would not find a folder is refused; the
+message has the command that makes a link.
 """
 
 import logging
@@ -19,14 +20,14 @@ _log = logging.getLogger("safepoint")
 
 
 def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
-    """If a text names `POD_FOLDER`, make sure that this machine has it.
+    """If one of the texts contains `POD_FOLDER`, make sure that this machine has that folder.
 
     Args:
-        texts: the program of a job, and its arguments.
-        claim_folder: the folder for the claim of the job's output location; None if it has no claim.
+        texts: the program of a job, its arguments, and the values of its variables.
+        claim_folder: the folder for the claim of the job's output location; None if the location is not on a claim.
 
     Raises:
-        UsageError: the link cannot be made, or leads elsewhere.
+        UsageError: the link cannot be made, the path exists and is another folder, or it is not a folder.
     """
     if not any(POD_FOLDER in text for text in texts):
         return
@@ -54,7 +55,7 @@ def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
 
 
 def check_mounts(option: Any) -> None:
-    """Refuse an option that mounts a volume at a path that this machine lacks.
+    """Check that the folders at which an option mounts volumes exist on this machine.
 
     Raises:
         UsageError: there is no such folder.

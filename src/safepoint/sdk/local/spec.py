@@ -145,7 +145,7 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
         )
     if not all(part.isidentifier() for part in function.split(".")):
         raise UsageError(f"func {function!r} is neither the path of a script nor the name of a module")
-    # If another interpreter runs the job, or the job installs packages, this process does not know its modules.
+    # If another interpreter runs the job, or the job installs packages, the job may have modules that are not here.
     is_ours = config.python == sys.executable and not trainer.packages_to_install
     if is_ours and not is_importable(function, folder):
         raise UsageError(f"there is no module {function}", hint="check its name and PYTHONPATH")
@@ -153,7 +153,7 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
 
 
 def _checked(env: Mapping[str, Any] | None, *, has_connection: bool) -> dict[str, str]:
-    """The variables of `env`. One that is None is left out: it stands for a variable that is not set."""
+    """The variables of `env`. A variable with the value None is left out, because it is not to be set."""
     found = {name: text for name, text in (env or {}).items() if text is not None}
     for name, text in found.items():
         if not isinstance(text, str):
@@ -170,7 +170,10 @@ def _checked(env: Mapping[str, Any] | None, *, has_connection: bool) -> dict[str
 
 
 def _settings(env: Mapping[str, str], transformers: TransformersTrainer | None) -> tuple[RunSettings, dict[str, str]]:
-    """The settings of the run, and the variables of `env` that set none. Fields of the trainer override variables."""
+    """The settings of the run, and the variables of `env` that are not settings.
+
+    Fields of the trainer override settings in `env`.
+    """
     known = RunSettings().to_environment()
     settings = RunSettings.from_environment({name: text for name, text in env.items() if name in known})
     rest = {name: text for name, text in env.items() if name not in known}

@@ -1,7 +1,7 @@
-"""`accelerate launch` in a rank: runs the script in this process, and starts no further ones.
+"""Makes `accelerate launch` in a rank run the script in this process, and start no further processes.
 
-The launcher of Safepoint has started the ranks already. What else `accelerate launch` does remains: it reads its
-options and its configuration file, and describes them to the script in variables (`ACCELERATE_MIXED_PRECISION`, …).
+The launcher of Safepoint has started the ranks already. Otherwise `accelerate launch` works as usual: it reads its
+options and its configuration file, and passes them to the script in variables (`ACCELERATE_MIXED_PRECISION`, …).
 TRL's command `trl sft …` starts its scripts in the same way.
 """
 
@@ -51,7 +51,7 @@ def _hook(context: RankContext, module: ModuleType) -> None:
 
 
 def _of_one_machine(args: Any) -> Any:
-    """Options with which Accelerate looks for no free port and writes no file for other machines."""
+    """The options, changed so that Accelerate neither looks for a free port nor writes a file for other machines."""
     changed = copy.copy(args)
     changed.num_machines, changed.main_process_port = 1, 0
     return changed
@@ -63,8 +63,8 @@ def _run(context: RankContext, args: Any, variables: Mapping[str, str]) -> None:
     num_ranks = context.place.world_size
     if args.num_processes not in {None, 1, num_ranks} and context.place.is_first:
         context.log.warning(
-            "accelerate launch is configured for %s processes, and Safepoint has started %d: the number of "
-            "Accelerate has no effect; set --nproc-per-node of safepoint",
+            "accelerate launch is configured for %s processes, and Safepoint has started %d: Accelerate's number has "
+            "no effect; set --nproc-per-node of safepoint",
             args.num_processes,
             num_ranks,
         )

@@ -1,4 +1,4 @@
-"""Warns when a script trains, and none of the trainers that Safepoint saves has begun."""
+"""Warns if a script trains although none of the trainers that Safepoint supports has begun."""
 
 import logging
 from types import ModuleType
@@ -11,7 +11,7 @@ _log = logging.getLogger("safepoint")
 
 
 def install(context: RankContext) -> None:
-    """Warn at the first step of an optimizer in this process, and not only at the end of the script."""
+    """At the first step of an optimizer in this process, warn if no supported trainer has begun."""
     if not context.place.is_first:
         return
 
@@ -28,7 +28,7 @@ def install(context: RankContext) -> None:
                     "has begun: nothing of this training is saved"
                 )
 
-        # The hook stays: torch must not be changed while it runs its hooks.
+        # The hook stays installed: torch's list of hooks must not change while torch runs the hooks.
         optimizers.register_optimizer_step_pre_hook(before_step)
 
     after_import("torch.optim.optimizer", watch)

@@ -64,9 +64,9 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     """Load the universal layout; all ranks call it.
 
     Args:
-        engine: that `check_engine` has accepted.
-        folder: with the layout, as `Universal` writes it.
-        load: lets `engine` load `folder` as it loads a checkpoint.
+        engine: an engine that `check_engine` has accepted.
+        folder: the folder with the layout, as `Universal` writes it.
+        load: makes `engine` load `folder` in the same way as a checkpoint.
     """
     inner: torch.optim.Optimizer = engine.optimizer.optimizer
     steps = {id(weight): state.get(_STEP) for weight, state in inner.state.items()}

@@ -2,8 +2,8 @@
 
 Stages 1 and 2 concatenate the weights of a group of the optimizer, and split the result into equal parts, one for
 each rank. Stage 3 splits each single weight into such parts. The layout is that of DeepSpeed 0.19. Files are mapped
-into memory, so that only the requested parts are read. Their pickles are read as data: no function or class that they
-name is called.
+into memory, so that only the requested parts are read. Pickles in the files are read as data: no function or class
+that a pickle names is called.
 """
 
 import math
@@ -109,7 +109,7 @@ class Partitions:
         return sum(place.count * part.element_size() for part in parts)
 
     def step(self, name: str) -> Any:
-        """The optimizer's step count for this weight; None when it has none."""
+        """The optimizer's step count for this weight; None if the optimizer keeps none."""
         return self._state(0, self._places[name].group).get(_STEP)
 
     def steps(self) -> list[Any]:
@@ -213,7 +213,7 @@ class Partitions:
     # ---- checks --------------------------------------------------------------------------------
 
     def _check_moments(self) -> tuple[str, ...]:
-        """The names of the moments; raises ConflictError if a moment cannot be split among other ranks."""
+        """The names of the moments; raises ConflictError if only the same ranks can load a moment."""
         moments = {name for name in self._state(0, 0) if name != _STEP}
         for name in moments:
             _check_name(name)

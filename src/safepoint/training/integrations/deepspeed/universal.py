@@ -31,7 +31,7 @@ class Universal:
 
     Args:
         partitions: the checkpoint.
-        folder: to write into.
+        folder: the folder to write into.
         stage: the stage of ZeRO that will load the layout.
 
     Raises:

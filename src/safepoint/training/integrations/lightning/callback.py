@@ -32,7 +32,7 @@ class SafepointCallback(Checkpoint):
 
     Args:
         output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
-        save_steps: optimizer steps between checkpoints; `--save-steps` overrides it. None saves only on request and
+        save_steps: optimizer steps between checkpoints; `--save-steps` overrides it. None: save only on request and
             at the end.
     """
 
@@ -124,7 +124,7 @@ class SafepointCallback(Checkpoint):
         """See `lightning.pytorch.Callback`."""
         self._close(None)
 
-    on_fit_end = on_train_end  # Lightning does not call `on_train_end` where no step was left to train
+    on_fit_end = on_train_end  # Lightning does not call `on_train_end` if no step was left to train
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -175,8 +175,8 @@ class SafepointCallback(Checkpoint):
 
         def begin_batches(original: Callable[[], None]) -> None:
             original()
-            # The checkpoint was saved when its last batch, and all work that follows a batch, was done. So Lightning
-            # must repeat nothing, and must end this epoch like any other.
+            # The checkpoint was saved after all work that follows its last batch. So Lightning must repeat nothing,
+            # and must end this epoch like any other.
             fit._restarting = epoch._restarting = False
 
         def end_batch(original: Callable[[Any], None], fetcher: Any) -> None:

@@ -1,8 +1,8 @@
 """The position of a Lightning Trainer in its data.
 
-Lightning itself restores the position only of loaders that keep their own state. Even in the middle of an epoch, it
-reads all other loaders from their start. So each loader is wrapped in a `TrackedLoader`, whose `TrackedData` restores
-the position of any loader.
+Lightning itself restores the position of a loader only if the loader keeps its own state. Lightning reads any other
+loader from its start, even in the middle of an epoch. So each loader is wrapped in a `TrackedLoader`, whose
+`TrackedData` restores the position of any loader.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ class TrackedLoader:
     """Wraps a loader, and tracks the position in it. All other attributes are those of the wrapped loader.
 
     Args:
-        loader: as Lightning has prepared it.
+        loader: the loader, as Lightning has prepared it.
         trainer: the Lightning Trainer, which counts the epochs.
         report: see `skip_batches`.
     """
@@ -171,7 +171,7 @@ class LightningData:
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
             loader.data.resume(place, self._rng if position.batches else None)
         if position.batches:
-            # Start the fetcher again: it has already read ahead, from the start of a stream.
+            # Start the fetcher again: for a stream, it has already read ahead, from the start of the stream.
             iter(self._trainer.fit_loop._data_fetcher)
 
     def begin_epoch(self) -> None:

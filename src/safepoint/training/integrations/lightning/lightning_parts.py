@@ -72,7 +72,7 @@ class LightningParts(Parts):
 
         Raises:
             ConflictError: Lightning did not write the checkpoint.
-            UsageError: it contains objects that were not allowed.
+            UsageError: the checkpoint is damaged, or it contains objects that were not allowed.
         """
         if not (folder / STATE).exists():
             raise ConflictError(
@@ -86,10 +86,10 @@ class LightningParts(Parts):
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(self._without_other_paths))
 
     def _without_other_paths(self, checkpoint: dict[str, Any]) -> None:
-        """Leave out the state of each ModelCheckpoint that names a file which this callback cannot have written.
+        """Leave out the state of a ModelCheckpoint if the state names a file that this callback cannot have written.
 
         ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
-        one of them, by default without restricting what its pickle may call. So the state of a checkpoint that
+        one of these files, by default without restricting what its pickle may call. So a state in a checkpoint that
         someone else has written must not name files elsewhere.
         """
         states: Any = checkpoint.get("callbacks")
@@ -104,8 +104,8 @@ class LightningParts(Parts):
                 if other is not None:
                     del known[key]
                     _log.warning(
-                        "the state of ModelCheckpoint names %s, which is not a file of %s: it is not restored, and "
-                        "the best models are chosen among new ones",
+                        "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not "
+                        "restored, and the best models are chosen among new ones",
                         printable(repr(other)),
                         callback.dirpath,
                     )
@@ -142,7 +142,7 @@ class DirectCheckpointIO(CheckpointIO):
     not take over the write. See `lightning.pytorch.plugins.CheckpointIO`.
 
     Args:
-        check: called with each checkpoint that was read; it may change it.
+        check: called with each checkpoint that was read; it may change the checkpoint.
     """
 
     def __init__(self, check: Callable[[dict[str, Any]], None] = lambda checkpoint: None) -> None:
@@ -165,7 +165,7 @@ class DirectCheckpointIO(CheckpointIO):
                 values, whose loading can run code.
 
         Raises:
-            UsageError: the file is damaged, or it contains such objects and they were not allowed.
+            UsageError: the file is damaged, or it contains other objects, and `weights_only` does not allow these.
         """
         try:
             checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)

@@ -1,4 +1,4 @@
-"""Keeps Safepoint's own files beside the checkpoints out of uploads to the Hugging Face Hub."""
+"""Keeps the files that Safepoint writes beside the checkpoints out of uploads to the Hugging Face Hub."""
 
 import functools
 from pathlib import Path

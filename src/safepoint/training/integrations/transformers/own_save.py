@@ -1,7 +1,7 @@
 """Redirects what a script's own `_save_checkpoint` writes.
 
-A subclass may add files to a checkpoint. It finds the folder either as `self._get_output_dir(…)/checkpoint-N`, which
-is the working folder of the save, or as `self.args.output_dir/checkpoint-N`. So this module lets `args.output_dir`
+A subclass may add files to a checkpoint. Its code names the folder `self._get_output_dir(…)/checkpoint-N`, which is
+the working folder of the save, or `self.args.output_dir/checkpoint-N`. So this module lets `args.output_dir`
 name the parent of the working folder, but only in the subclass's code: transformers and TRL store `args.output_dir`
 in what they save, so their code must see the real output folder. Other files that the subclass writes to
 `args.output_dir` are moved to the real output folder after the save.

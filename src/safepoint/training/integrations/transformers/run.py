@@ -124,7 +124,7 @@ class TrainerRun(TrainerCallback):
         self._resume = TrainerResume(context, trainer, point)
         self._lease.enter_context(lease(point))
         if point is not None and point.foreign is not None and start.folders.is_owner:
-            self._lease.callback(delete_tree, point.path)  # all ranks have loaded it when the lease ends
+            self._lease.callback(delete_tree, point.path)  # when the lease ends, all ranks have loaded it
         step = 0 if point is None else point.manifest.step
         context.outcome.training_begins(step, is_saved=point is not None and point.is_durable)
         base = base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None
@@ -397,7 +397,7 @@ class TrainerRun(TrainerCallback):
         return result
 
     def _agree_on_best(self) -> None:
-        """Give all ranks the first rank's `best_model_checkpoint`: then either all of them load it or none does."""
+        """Give all ranks the first rank's `best_model_checkpoint`, so that all ranks load the same one, or none."""
         if self._start.complete is not None:
             state = self._trainer.state
             state.best_model_checkpoint = self._peers.from_first(state.best_model_checkpoint)

@@ -30,9 +30,9 @@ class SaveCallbacks:
 
     Args:
         context: this rank.
-        trainer: whose callbacks they are.
+        trainer: the trainer that has the callbacks.
         peers: all ranks.
-        boundary: of the training.
+        boundary: the boundary of the training.
     """
 
     def __init__(self, context: RankContext, trainer: Any, peers: Peers, boundary: Boundary) -> None:

@@ -32,7 +32,7 @@ from safepoint.training.state.temporary_attributes import temporarily
 _log = logging.getLogger("safepoint")
 _TRAINER_STATE = "trainer_state.json"
 _MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
-"""How many tensors of a parameter's size an optimizer keeps, by a part of the optimizer's name. Others keep two."""
+"""A part of an optimizer's name → how many tensors it keeps for each parameter. All other optimizers keep two."""
 
 
 class TrainerLoop:
@@ -87,7 +87,7 @@ class TrainerLoop:
         return 1.0 if self._trainer.args.should_save else 0.0
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The model's parameters; with adapters only the trained ones, because few others are saved."""
+        """The model's parameters; with adapters only the trained ones, because a checkpoint has few others."""
         every: Iterable[torch.nn.Parameter] = self._trainer.model.parameters()
         return every if self._base is None else [one for one in every if one.requires_grad]
 
@@ -119,7 +119,7 @@ class TrainerLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """The script's `save_total_limit` (None for no limit), and the step of the best checkpoint, to protect."""
+        """The script's `save_total_limit` (None for no limit), and the step of the best checkpoint, to keep."""
         best, limit = best_step(self._trainer), self._trainer.args.save_total_limit
         return limit if limit is not None and limit > 0 else None, set() if best is None else {best}
 
@@ -203,7 +203,7 @@ class TrainerLoop:
             return str(root)
 
         # If `best_global_step` were set, the Trainer would wait at a barrier: if the disk of one rank is full, the
-        # other ranks would hang there. It would also look for the best checkpoint in the working folder.
+        # other ranks would hang there. The Trainer would also look for the best checkpoint in the working folder.
         # `_finish_trainer_state` sets the best checkpoint instead.
         with (
             temporarily(self._trainer, _get_output_dir=output_dir),
@@ -222,7 +222,7 @@ class TrainerLoop:
 
 
 def best_step(trainer: Any) -> int | None:
-    """The step of the best checkpoint so far; None if the Trainer has not named one yet."""
+    """The step of the best checkpoint so far; None if the Trainer has not chosen one yet."""
     best = trainer.state.best_model_checkpoint
     return step_of(Path(best)) if best else None
 
@@ -239,7 +239,7 @@ def _metrics_at(state: Any, step: int) -> dict[str, float]:
 
 
 def _build_mappings(trainer: Any) -> None:
-    """Let transformers build its mappings of names now. Otherwise the first save would, which takes 0.2 s or more."""
+    """Let transformers build its mappings of names now. Otherwise the first save builds them, in 0.2 s or more."""
     with contextlib.suppress(AttributeError, TypeError, ImportError):  # another kind of model; transformers below 5.0
         mappings: Any = importlib.import_module("transformers.conversion_mapping")
         mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)

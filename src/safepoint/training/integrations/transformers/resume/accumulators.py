@@ -1,8 +1,8 @@
 """The numbers that a trainer has counted or added up in its attributes.
 
 A trainer of a library, or a subclass in the script, may keep running averages or totals, and log them every few
-steps. This module finds them by their values: attributes that are numbers, or dictionaries and lists of numbers, and
-that training has changed. Left out are
+steps. This module finds such attributes by their values: numbers, or dictionaries and lists of numbers, that training
+has changed. Left out are
 
 - attributes that the Trainer of transformers uses itself, because it restores them or sets them again;
 - True and False, which often say that something was prepared in this process.
@@ -18,12 +18,12 @@ _FLAT = set(_NUMBERS)
 _LONGEST = 10_000
 """Longer containers are data, and not a count."""
 _LEFT_OUT = {"_last_loaded_step"}
-"""TRL: the step of the weights that vLLM has. A new vLLM has others."""
+"""In TRL, the step of the weights that were sent to vLLM. A new vLLM has other weights."""
 _MISSING = object()
 
 
 def accumulators(trainer: Any) -> dict[str, Any]:
-    """Copies of the trainer's attributes that may be such numbers, by name."""
+    """Copies of the trainer's attributes that may be counts or totals, by name."""
     left_out = _names_in_trainer()
     own = cast("dict[str, Any]", vars(trainer))
     return {name: copied(value) for name, value in own.items() if name not in left_out and _is_count(value)}
@@ -35,10 +35,10 @@ def changed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_accumulators(trainer: Any, saved: Any) -> None:
-    """Set these numbers on a trainer, in place where they are in a container.
+    """Set these numbers on a trainer. The contents of a container are replaced in place.
 
-    Only attributes are set that hold such a number already, as the value or as the default of the class: a file of a
-    checkpoint must not replace other attributes.
+    An attribute is set only if it, or its default in the class, already holds such numbers: a file of a checkpoint
+    must not replace other attributes.
     """
     left_out = _names_in_trainer()
     for name, value in (cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}).items():
@@ -54,7 +54,7 @@ def restore_accumulators(trainer: Any, saved: Any) -> None:
 
 
 def restore_into(target: dict[Any, Any], value: dict[Any, Any]) -> None:
-    """Restore in place, because a container may be a defaultdict, and other code may refer to it."""
+    """Give `target` the entries of `value`, in place: it may be a defaultdict, and other code may refer to it."""
     for name in target.keys() - value.keys():
         del target[name]
     for name, one in value.items():
@@ -74,7 +74,7 @@ def _refill(target: Any, values: Any) -> None:
 
 
 def copied(value: Any) -> Any:
-    """A copy of plain containers, in which deques are lists."""
+    """A copy of a plain container; a deque becomes a list."""
     if isinstance(value, dict):
         return {name: copied(one) for name, one in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | deque):

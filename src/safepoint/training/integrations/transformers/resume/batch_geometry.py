@@ -91,8 +91,8 @@ class BatchGeometry:
         Args:
             step: optimizer steps done.
             epoch: epochs done, with the fraction of the running one.
-            regular: whether every step so far had this geometry. If not, the result is computed from `epoch`: it is
-                then the number of samples that come before the present position in the data.
+            regular: whether every step so far had this geometry. If not, the result is computed from `epoch`, as the
+                number of samples that come before the present position in the data.
         """
         steps_per_epoch = self.steps_per_epoch
         if self.num_samples is None or steps_per_epoch is None:
@@ -188,7 +188,7 @@ def adapt(
 
 
 def _obstacle(trainer: Any, saved: BatchGeometry, now: BatchGeometry) -> str | None:
-    """Why this run cannot make steps of as many samples as the checkpoint's; None when it can."""
+    """Why the steps of this run cannot have as many samples as those of the checkpoint; None when they can."""
     if saved.world_size == now.world_size and saved.global_batch != now.global_batch:
         return "the script's batch size or gradient accumulation was changed"
     accumulation, rest = divmod(saved.global_batch, now.per_micro_step)
@@ -253,5 +253,5 @@ def _obstacle_of_generation(trainer: Any, saved: BatchGeometry, accumulation: in
             )
     num_prompts = None if saved.num_samples is None else len(trainer.train_dataset)
     if num_prompts is not None and num_prompts * trainer.num_generations % saved.global_batch:
-        return f"{num_prompts} prompts are not a whole number of steps; other prompts would be left out than before"
+        return f"{num_prompts} prompts do not fill a whole number of steps; a resume would leave out other prompts"
     return None

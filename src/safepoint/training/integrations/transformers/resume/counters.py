@@ -24,14 +24,14 @@ from safepoint.training.integrations.transformers.resume.accumulators import (
 
 _FIGURES = ("_metrics", "_stored_metrics", "_total_train_tokens")
 _CYCLE = ("_step", "_buffered_inputs")
-"""How many micro-batches were trained on, and the completions from which micro-batches are taken."""
+"""The number of micro-batches done, and the completions from which micro-batches are taken."""
 
 
 class CallbackCounters:
     """A copy of what stateful callbacks have counted, and of the stop that callbacks have requested.
 
     Args:
-        trainer: whose callbacks they are.
+        trainer: the trainer that has the callbacks.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -81,7 +81,7 @@ class TrainerCounters:
     """What a trainer has counted.
 
     Args:
-        numbers: see `accumulators`; those of a trainer of TRL that are in `figures` or `cycle` are left out.
+        numbers: see `accumulators`; for TRL's trainers, without the attributes in `_FIGURES` and `_CYCLE`.
         figures: for TRL's trainers, the attributes in `_FIGURES`, by name; valid for any number of ranks.
         cycle: for TRL's trainers, the attributes in `_CYCLE`, by name; valid for this rank and its batch geometry
             only.
@@ -112,7 +112,7 @@ class TrainerCounters:
         )
 
     def since(self, begin: "TrainerCounters") -> "TrainerCounters":
-        """Without the numbers that are as they were at `begin`: settings of the script, not counts."""
+        """A copy without the numbers that have not changed since `begin`: these are settings of the script."""
         return replace(self, numbers=changed(self.numbers, begin.numbers))
 
     def restore(self, trainer: Any) -> None:
@@ -121,7 +121,7 @@ class TrainerCounters:
         own = cast("dict[str, Any]", trainer.__dict__)
         if not _is_of_trl(trainer):
             return
-        # Other names in a file of a checkpoint would replace any attribute of the trainer, also a method.
+        # Ignore other names: with them, the file of a checkpoint could replace any attribute, even a method.
         for name in (name for name in _FIGURES if name in self.figures):
             if isinstance(own.get(name), dict):
                 restore_into(own[name], self.figures[name])

@@ -1,11 +1,11 @@
-"""The Trainer's position in its data, restored from the loader's own state where it has one.
+"""The Trainer's position in its data, restored from the loader's own state if the loader has one.
 
-The Trainer skips batches with Accelerate's `skip_first_batches`, which makes a second loader. That loader lacks the
-size of a batch, so `gather_for_metrics` no longer removes what fills up the last batch of an epoch; and it reads a
-stream again from its start, without any message. With this module the Trainer keeps its loader. A loader that has its
-own state (Accelerate's `use_stateful_dataloader`) receives that state; of other map-style data, the indices are
-skipped; and reading a stream again is logged. If a sampler has a generator of its own, the order of an epoch depends
-on the generator's state when the epoch starts. Only this module saves that.
+The Trainer skips batches with Accelerate's `skip_first_batches`, which makes a second loader. That loader does not
+know the batch size, so `gather_for_metrics` no longer removes the samples that fill up the last batch of an epoch. It
+also reads a stream again from the start, without any message. With this module the Trainer keeps its loader. A loader
+that has its own state (Accelerate's `use_stateful_dataloader`) receives that state. For other map-style data, the
+indices are skipped. For a stream, a message reports that it is read again. If a sampler has a generator of its own,
+the order of an epoch depends on the generator's state when the epoch starts. Only this module saves that state.
 """
 
 import copy
@@ -30,8 +30,8 @@ class DataPosition:
         saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
         generators: the states of the generators in the checkpoint; see `RankState.generators`.
         fetched: see `RankState.fetched`.
-        restore: sets the random number states of the checkpoint's step, when the batches that were ahead have been
-            fetched.
+        restore: called after the batches that were ahead have been fetched; sets the random number states of the
+            checkpoint's step.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DataPosition:
         self._num_generators = len(generators)
         self._loader: Any = None
         self._has_warned = False
-        self._is_later = False
+        self._draws_extra_seed = False
 
     @property
     def state(self) -> Any:
@@ -92,13 +92,13 @@ class DataPosition:
         """An epoch over `loader` starts. In the first epoch of a resumed run, restore the generators' states.
 
         Args:
-            loader: the Trainer's own.
-            number: of the epoch, from 0.
+            loader: the Trainer's own loader.
+            number: the number of the epoch, from 0.
         """
-        self._is_later = number > 0 and bool(getattr(loader, "persistent_workers", False))
+        self._draws_extra_seed = number > 0 and bool(getattr(loader, "persistent_workers", False))
         if loader is not self._loader:
             self._fetches = Fetches(loader)
-            if self._is_later and self._fetches.can_skip:
+            if self._draws_extra_seed and self._fetches.can_skip:
                 self._fetches.resume(0, self._saved_fetched, lambda: None, skips=True, draws_extra_seed=True)
         if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
             # Accelerate started the first epoch when it made the loader, with a sampler that it replaced afterwards.
@@ -136,8 +136,8 @@ class DataPosition:
 
     def _continue(self, count: int, *, skips: bool = False, is_read: bool = False) -> None:
         if self._fetches.is_followed:
-            saved, later = self._saved_fetched, self._is_later
-            self._fetches.resume(count, saved, self._restore, skips=skips, is_read=is_read, draws_extra_seed=later)
+            saved, extra = self._saved_fetched, self._draws_extra_seed
+            self._fetches.resume(count, saved, self._restore, skips=skips, is_read=is_read, draws_extra_seed=extra)
 
     def _check_generators(self, loader: Any) -> None:
         before, now = self._num_generators, len(generators_of(loader))

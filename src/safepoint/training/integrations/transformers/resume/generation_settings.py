@@ -1,7 +1,7 @@
 """The settings with which a model generates, which an evaluation may change.
 
 `Seq2SeqTrainer` completes `model.generation_config` in its first evaluation that generates, and later evaluations pad
-to the length in it. A resumed run makes its model again, without these changes.
+to the length that is set there. A resumed run makes its model again, without these changes.
 """
 
 from typing import Any, cast
@@ -16,10 +16,10 @@ def generation_settings(model: Any) -> dict[str, Any]:
 
 
 def restore_generation_settings(model: Any, saved: Any) -> None:
-    """Set what `generation_settings` has returned.
+    """Set the values that `generation_settings` has returned.
 
-    Other names than those of the model's settings, and values that are no plain ones, are ignored: the file may be
-    someone else's.
+    Names that the model's settings do not have, and values that are not plain, are ignored: someone else may have
+    written the file.
     """
     own = _settings_of(model)
     for name, value in (cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}).items():

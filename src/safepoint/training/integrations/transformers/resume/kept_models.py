@@ -1,9 +1,10 @@
 """The models and tensors that a trainer and its callbacks keep beside the trained model, such as a teacher.
 
-They may follow the trained model, step by step. No trainer saves them, so a resume would start with those of the
-first step. Saved are
+Such a model may follow the trained model, step by step. No trainer saves it, so a resume would start with the model
+of the first step. This module saves
 
-- every model and every tensor that a callback refers to, because a callback runs at each step;
+- every model, list of tensors and dictionary of tensors that is an attribute of a callback, because a callback runs
+  at each step. Callbacks of transformers are left out;
 - every other model of the trainer, if its weights have changed since training began. A frozen reference model stays
   out of the checkpoint.
 
@@ -24,7 +25,7 @@ from safepoint.training.state.data_only import load_data
 _REFERENCE = "safepoint_reference.pt"
 _KEPT = "safepoint_kept_{name}.pt"
 _NUM_SAMPLES = 64
-"""Tensors of a model, and elements of each, that are compared to see whether the model has changed."""
+"""About how many tensors of a model, and elements of each, are compared to see whether the model has changed."""
 
 
 class KeptModels:
@@ -50,7 +51,7 @@ class KeptModels:
             )
 
     def loop_begins(self, folder: Path | None) -> None:
-        """Remember the models as they are when training begins, and read those that a checkpoint has.
+        """Remember the models as they are when training begins, and load those that a checkpoint contains.
 
         Args:
             folder: a verified checkpoint, or None.
@@ -67,7 +68,7 @@ class KeptModels:
                 _load(name, kept, load_data(path), folder)
 
     def write(self, folder: Path) -> None:
-        """Write what has to be saved into the folder of a checkpoint; one rank calls it."""
+        """Write the models and tensors that have to be saved into a checkpoint's folder; called on one rank."""
         if splits_weights(self._trainer):
             return
         for name, kept in self._kept():
@@ -141,7 +142,7 @@ def _load(name: str, kept: Any, saved: Any, folder: Path) -> None:
     """Set a model's weights, or a callback's tensors in place.
 
     Raises:
-        ConflictError: they do not fit.
+        ConflictError: the saved weights or tensors do not fit.
     """
     try:
         if isinstance(kept, torch.nn.Module):

@@ -6,8 +6,8 @@
   model has, and the Trainer finds none of these weights.
 - PEFT takes the settings that scale an adapter's output from the script. If they differ from the checkpoint's, the
   weights still fit, and no error is raised.
-- A callback may add an adapter when training begins, such as the teacher of TRL's SDFT. The Trainer would add it
-  before, with the settings that the checkpoint has for it, and the callback would fail.
+- A callback may add an adapter when training begins, such as the teacher of TRL's SDFT. The Trainer would add this
+  adapter earlier, with the settings in the checkpoint, and the callback would fail.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _DEFAULT = "default"
 
 
 def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int) -> None:
-    """Load the weights that the Trainer did not find, if transformers knows by which names the files have them.
+    """Load the weights that the Trainer did not find, if transformers knows the names of these weights in the files.
 
     Args:
         model: as the Trainer has loaded it, not yet wrapped for training.
@@ -83,7 +83,7 @@ def lost_weights(model: Any, missing: Iterable[str]) -> list[str]:
 
 
 def _load_converted(model: Any, folder: Path) -> list[str]:
-    """Load through `from_pretrained`, which converts names; returns the names that it did not find.
+    """Load through `from_pretrained`, which converts names. Return the names that are still missing.
 
     Meanwhile a second model is in memory. It has the widest type of the first model's weights, so no bit is lost.
     """
@@ -93,7 +93,7 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
         widest = torch.float32
     _log.info("the weights of %s have other names than the model's: loading them with from_pretrained", folder.name)
     kind = cast("Any", type(model))
-    # With the model's own configuration: that of the checkpoint may name code, kernels or adapters to load.
+    # Use the model's own configuration: the checkpoint's configuration may name code, kernels or adapters to load.
     own = copy.deepcopy(model.config)
     other, report = kind.from_pretrained(folder, config=own, dtype=widest, output_loading_info=True)
     fresh: set[str] = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}

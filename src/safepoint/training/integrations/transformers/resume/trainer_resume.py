@@ -6,6 +6,7 @@ The Trainer loads model, optimizer, scheduler, its own state and random number s
 - the loss since the last log line;
 - the counters of stateful callbacks (such as the patience of early stopping) and of the trainer;
 - the position in the data, when ranks or batches have changed or the data has no length;
+- adapters, models and tensors beside the trained model, and the settings for generating;
 - whether the run had already decided to end.
 """
 
@@ -93,7 +94,7 @@ class TrainerResume:
         """The position in the data."""
 
     def _with_geometry(self, point: ResumePoint) -> ResumePoint:
-        """A checkpoint of another program, with what its files do not state and this run knows."""
+        """The checkpoint of another program, with values of this run for what the checkpoint's files do not state."""
         manifest = point.manifest
         if point.foreign is not None and not point.foreign.is_batch_known:
             manifest = replace(
@@ -155,8 +156,8 @@ class TrainerResume:
         """Restore what the Trainer did not load; the loop starts next.
 
         Returns:
-            What was still due after the checkpoint's step, such as an evaluation. Do it, then call
-            `deferred_work_done`.
+            The work that was still due after the checkpoint's step, such as an evaluation. The caller does this work,
+            and calls `deferred_work_done` afterwards.
         """
         self._has_begun = True
         self.kept.loop_begins(None if self._point is None else self._point.path)
@@ -190,7 +191,7 @@ class TrainerResume:
             )
 
     def _drop_other_best(self, folder: Path) -> None:
-        """Forget a best checkpoint of another run. Otherwise the training would end with that one's weights.
+        """Forget a best checkpoint of another run. Otherwise the training would end with the weights of that run.
 
         Args:
             folder: the folder of the checkpoint that the run resumes from.
@@ -285,7 +286,7 @@ def _check_state(point: ResumePoint) -> None:
     """Check the Trainer's state, which the Trainer itself reads without a check.
 
     Raises:
-        CheckpointError: it is no JSON object, or is of another step.
+        CheckpointError: the state is no JSON object, or it is of another step.
     """
     path = point.path / _STATE
     try:

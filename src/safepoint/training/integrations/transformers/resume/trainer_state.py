@@ -2,12 +2,12 @@
 
 - the random number states at the start of the epoch: samplers and worker seeds are drawn from them, so a resume in
   the middle of an epoch starts the epoch from the same states;
-- the loss accumulated since the last log line, and what the average at the end needs;
-- work that was due at the step and deferred for a quick exit: an evaluation, the end of an epoch;
+- the loss accumulated since the last log line, and the totals for the average at the end;
+- work that was due at the step and was deferred for a quick exit: an evaluation, the end of an epoch;
 - what trainers count (`counters`);
 - the settings for generating, if an evaluation changed them;
 - the states of generators of the data loader and its samplers, which determine the order of the data;
-- the random number states with which a batch was read that has not been trained on;
+- the random number states for the batches that were read ahead, and not trained on yet;
 - the training time so far.
 
 `RollbackPoint` holds the same in memory, and also what changes within a step. With it, the Trainer can go back to the
@@ -110,17 +110,17 @@ class RankState:
         pending: the work that was due at the step, and that a resume does first.
         epoch_rng: random number states at the start of the running epoch; empty between two epochs.
         elapsed_s: seconds of training so far, over all attempts.
-        loader: the data loader's own state, where it has one.
+        loader: the data loader's own state; None if the loader keeps none.
         generators: states of the generators of loader and samplers at the start of the running epoch; between two
             epochs, the current ones.
         counted: see `TrainerCounters`.
-        asked_accumulation: micro-batches per step that the script requests, which may not be those in force; 0 in
+        asked_accumulation: micro-batches per step that the script requests; the run may use another number. 0 in
             files of older releases.
         is_irregular: whether the run has steps of several sizes, so that the number of steps does not determine the
             position in the data.
         rng: the current random number states. The Trainer's own file has the states of all devices that the rank saw,
             and does not say which device belonged to the rank.
-        fetched: the random number states for the batches that were fetched and not trained on; see `Fetches.state`.
+        fetched: the random number states for the batches that were read ahead; see `Fetches.state`.
         generation: see `generation_settings`.
     """
 
@@ -174,7 +174,7 @@ class RankState:
         return replace(state.without_batches(), loss=loss, asked_accumulation=0)
 
     def without_batches(self) -> "RankState":
-        """The state for a run with other batches, without the loader's state and completions, which do not fit."""
+        """The state for a run with other batches: without the states and counts that fit only the old batches."""
         return replace(self, loader=None, fetched={}, counted=replace(self.counted, numbers={}, cycle={}))
 
     @classmethod
@@ -195,7 +195,7 @@ def _values_of(one: RankState | LossTotals | DeferredWork) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """The position in the data at a step boundary; within a step the loader is ahead of it.
+    """The position in the data at a step boundary; within a step, the loader is ahead of this position.
 
     Args:
         epoch_rng: see `RankState`.

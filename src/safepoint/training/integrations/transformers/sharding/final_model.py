@@ -1,8 +1,8 @@
-"""Plans the files of the finished model in the layout of `from_pretrained`, without gathering it on one rank.
+"""Plans the files of the finished model in the layout of `from_pretrained`, without gathering the model on one rank.
 
-The Trainer's own routine runs on the first rank with placeholders for the weights, which have a shape and no content.
-The files, names and metadata that it would write are the plan. The routine itself writes the small files. The content
-of the large files comes piece by piece from the ranks that have it.
+The Trainer's own routine runs on the first rank with placeholders for the weights. A placeholder has a shape and no
+content. The files, names and metadata that the routine would write are the plan. The routine itself writes the small
+files. The content of the large files comes piece by piece from the ranks that have it.
 """
 
 import importlib
@@ -22,9 +22,9 @@ from safepoint.training.state.base_model import has_adapters
 
 
 class UnplannableError(Exception):
-    """The files cannot be planned, so the library's own routine has to gather and write the model.
+    """The files cannot be planned, for example because a library changes the weights when it saves them.
 
-    One reason is a library that changes the weights when it saves them.
+    In this case the library's own routine has to gather and write the model.
     """
 
 
@@ -33,7 +33,7 @@ def plan_final_model(
 ) -> Streams | None:
     """Plan the model's files; all ranks call it.
 
-    Of a model with adapters only the adapters are saved. They are small, so the first rank gathers and writes them.
+    If the model has adapters, only these are saved. They are small, so the first rank gathers and writes them.
 
     Args:
         model: the model, of which each rank has its share.

@@ -47,7 +47,7 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """The copy that ranks load instead of the checkpoint `of`; errors end with `consequence`."""
+    """The copy that ranks load instead of the checkpoint `of`. Messages of errors end with `consequence`."""
 
     of: Path
     folder: Path
@@ -252,7 +252,7 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
         reason = "this run uses another parallelism besides ZeRO"
     if reason is not None:
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run is "
+            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run uses "
             f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}: {reason}; training was not started",
             hint=_HINT,
         )
@@ -267,7 +267,7 @@ def follow_accumulation(trainer: Any) -> None:
     if "train_batch_size" in settings.config:
         samples = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
         settings.config["train_batch_size"] = samples
-    settings.mismatches.clear()  # they concern the script's value; the next line finds all others again
+    settings.mismatches.clear()  # some concern the script's value; the next line finds all others again
     settings.trainer_config_process(args)
 
 

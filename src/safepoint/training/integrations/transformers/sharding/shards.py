@@ -22,11 +22,11 @@ class Weight:
     """One weight, of which this rank has all, a part, or nothing.
 
     Args:
-        dtype: of its elements.
-        shape: of the whole.
-        span: what this rank has; None when it has nothing.
-        local: that part in memory; None when it has nothing.
-        identity: the same for tied weights.
+        dtype: the type of its elements.
+        shape: the shape of the whole weight.
+        span: the bytes that this rank has; None if it has none.
+        local: these bytes in memory, as a tensor; None if this rank has none.
+        identity: a number that is the same for tied weights.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Weight:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the whole."""
+        """The size of the whole weight."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def bytes_of(self, begin: int, num_bytes: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
 
     Args:
         model: in training, on this rank.
-        trained_only: whether to leave out what is frozen.
+        trained_only: whether to leave out frozen weights, and buffers.
 
     Raises:
         ValueError: a weight is split among the ranks in an unknown way.
@@ -118,7 +118,7 @@ def owners_of(
     """Assign each byte of each weight to one rank.
 
     Args:
-        spans: what each rank has of each weight, in the order of the ranks.
+        spans: the bytes of each weight that a rank has; one mapping for each rank, in the order of the ranks.
         weights: the weights on this rank.
 
     Raises:

@@ -27,7 +27,7 @@ def strategy_of(trainer: Any) -> str:
 
 
 def splits_weights(trainer: Any) -> bool:
-    """Whether no rank has all weights."""
+    """Whether the weights are split, so that no rank has all of them."""
     return strategy_of(trainer) == "fsdp" or zero_stage_of(trainer.accelerator) == 3
 
 
@@ -80,7 +80,7 @@ def check_checkpoint_strategy(trainer: Any, manifest: Manifest) -> None:
     """Refuse a checkpoint that this Trainer cannot load.
 
     Raises:
-        ConflictError: it was written under another strategy; or DeepSpeed cannot load its partitions.
+        ConflictError: the checkpoint was written under another strategy, or DeepSpeed cannot load its partitions.
     """
     check_strategy(manifest, strategy_of(trainer))
     check_repartition(trainer, manifest)
