@@ -23,7 +23,7 @@ from typing import Any, ClassVar, cast
 from safepoint.checkpoint.format.digest import ALGORITHM, FileDigest, digest_bytes, digest_of_parts, num_parts
 from safepoint.errors import ManifestError, SaveError
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import MAX_BYTES, parse_object
+from safepoint.foundation.bounded_json import MAX_BYTES, has_more_values, parse_object
 from safepoint.foundation.field_types import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
 
 MANIFEST_NAME = "safepoint-manifest.json"
@@ -44,7 +44,6 @@ _MAX_NAME_BYTES = 255
 """The longest name of a folder or file on usual file systems."""
 _SELF = "manifest_digest"
 _SELF_LINE = re.compile(rb'^ "manifest_digest": "([^"\\\n]*)",\n', re.MULTILINE)
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _LEAST_BYTES = 16
 """A large record has at least this many bytes for each JSON value. An entry of a file has about 25 bytes for each."""
 _MAX_SHOWN = 300
@@ -458,10 +457,9 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     Raises:
         ManifestError: `data` is something else.
     """
-    if MAX_BYTES < len(data) <= MAX_MANIFEST_BYTES:
-        rest = _STRING.sub(b"", data)
-        if _LEAST_BYTES * sum(map(rest.count, (b",", b"[", b"{"))) > len(data):  # each value takes a lot of memory
-            raise ManifestError(f"it has more JSON values than Safepoint writes into {len(data)} bytes")
+    is_large = MAX_BYTES < len(data) <= MAX_MANIFEST_BYTES
+    if is_large and has_more_values(data, len(data) // _LEAST_BYTES):  # each value takes a lot of memory
+        raise ManifestError(f"it has more JSON values than Safepoint writes into {len(data)} bytes")
     try:
         return parse_object(data, max_bytes=MAX_MANIFEST_BYTES)
     except ValueError as error:
