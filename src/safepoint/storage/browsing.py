@@ -126,6 +126,11 @@ class StorePath:
             raise ObjectNotFoundError(f"there is no {self}")
         return found[0]
 
+    @property
+    def total_bytes(self) -> int:
+        """The size of all objects in the folder, and in the folders below it."""
+        return sum(size for key, (size, _) in self._tree.found.items() if key.startswith(self._prefix))
+
     def __truediv__(self, key: str, /) -> "StorePath":
         """See `ReadablePath`; `.` is the folder itself."""
         if key == ".":

@@ -1,17 +1,21 @@
 """Checks one file of a checkpoint, or one folder of DCP, without loading a tensor and without running anything.
 
 Every function raises CheckpointError or ValueError, with the reason as the end of a sentence that begins with the
-file. What is read is bounded, whatever the file says.
+file. What is read is bounded, whatever the file says. What all files of a checkpoint cost together is bounded by its
+`Budget`.
 """
 
 import io
 import math
 import re
+from collections.abc import Collection
 from typing import Any, NamedTuple, cast
 
 from safepoint.checkpoint.foreign.names import AllowedNames
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
 from safepoint.checkpoint.format.safetensors_layout import SIZES
+from safepoint.checkpoint.weights.budget import Budget, Cost
+from safepoint.checkpoint.weights.dcp_weights import METADATA, Place, check_apart
 from safepoint.checkpoint.weights.torch_file import (
     ITEM_BYTES,
     MAX_PICKLE_BYTES,
@@ -27,9 +31,6 @@ from safepoint.storage.browsing import ReadablePath
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
 _LENGTH_BYTES = 8
-_METADATA = ".metadata"
-_MAX_PARTS = 1 << 22
-"""How many parts of tensors the metadata of DCP may list."""
 _SHARD = re.compile(r"__([0-9]{1,9})_[0-9]+\.distcp")
 _KNOWN: dict[tuple[str, str], Any] = {
     ("torch", "Size"): numbers_of,
@@ -82,9 +83,9 @@ def _place_of(name: str, record: Any) -> tuple[int, int, str]:
     return begin, end, name
 
 
-def check_pickles(path: ReadablePath, names: AllowedNames) -> Any:
+def check_pickles(path: ReadablePath, names: AllowedNames, budget: Budget) -> Any:
     """Check a file of `torch.save`: it is whole, it holds data only, and every tensor is inside it."""
-    return read_torch_file(path, check_name=names.check)
+    return read_torch_file(path, check_name=names.check, budget=budget)
 
 
 def shards_named_by(path: ReadablePath) -> dict[str, set[str]]:
@@ -113,20 +114,28 @@ class DcpFolder(NamedTuple):
     keys: frozenset[str]
 
 
-def check_dcp(folder: ReadablePath, names: AllowedNames) -> DcpFolder:
-    """Compare the metadata of torch.distributed.checkpoint with the files of the folder."""
-    with (folder / _METADATA).open("rb") as file:
-        metadata = read_inert(file.read(MAX_PICKLE_BYTES + 1), _KNOWN, check_name=names.check_in_metadata)
+def check_dcp(folder: ReadablePath, names: AllowedNames, budget: Budget) -> DcpFolder:
+    """Compare the metadata of torch.distributed.checkpoint with the files of the folder.
+
+    Values that are not tensors are read too. Each byte of a file is read once at most, because two parts must not
+    overlap.
+    """
+    with (folder / METADATA).open("rb") as file:
+        pickled = file.read(MAX_PICKLE_BYTES + 1)
+    metadata = read_inert(pickled, _KNOWN, check_name=names.check_in_metadata, budget=budget)
     storage = metadata.get("storage_data") if isinstance(metadata, Inert) else None
     described = metadata.get("state_dict_metadata") if isinstance(metadata, Inert) else None
-    if not isinstance(storage, dict) or not isinstance(described, dict) or len(cast("Any", storage)) > _MAX_PARTS:
+    if not isinstance(storage, dict) or not isinstance(described, dict):
         raise CheckpointError("it does not describe a checkpoint")
+    budget.spend(Cost.PLACES, len(cast("dict[Any, Any]", storage)))
     sizes: dict[str, int] = {}
-    places: set[tuple[str, tuple[int, ...]]] = set()
+    places: dict[tuple[str, tuple[int, ...]], Place] = {}
     for index, info in cast("dict[Any, Any]", storage).items():
         name, key = info.get("relative_path"), index.get("fqn")
         (begin, length), offsets = numbers_of([info.get("offset"), info.get("length")]), index.get("offset", None)
-        fault = path_fault(name) if isinstance(name, str) else "is no string"
+        if type(name) is not str or type(key) is not str:  # such as tuples in tuples, which take long to print
+            raise CheckpointError("it has names that are no strings")
+        fault = path_fault(name)
         if fault or "/" in name:
             raise CheckpointError(f"it names the file {name!r}, which {fault or 'is in another folder'}")
         if name not in sizes:
@@ -136,30 +145,29 @@ def check_dcp(folder: ReadablePath, names: AllowedNames) -> DcpFolder:
                 sizes[name] = file.seek(0, io.SEEK_END)
         if begin + length > sizes[name]:
             raise CheckpointError(f"{name} has {sizes[name]} bytes, and a part of {key} ends at {begin + length}")
-        places.add((key, numbers_of(offsets) if offsets is not None else ()))
-    _check_parts(cast("dict[str, Any]", described), places)
-    for index, info in cast("dict[Any, Any]", storage).items():
-        described_as: Any = cast("dict[str, Any]", described).get(index.get("fqn"))
-        if type(described_as).__name__ == "BytesStorageMetadata":
-            place = folder / info.get("relative_path")
-            read_torch_file(place, begin=info.get("offset"), length=info.get("length"), check_name=names.check)
+        part = key, numbers_of(offsets) if offsets is not None else ()
+        if part in places:
+            raise CheckpointError(f"it lists one part of {key} twice")
+        places[part] = Place(name, begin, length)
+    check_apart(places.values())
+    _check_parts(cast("dict[str, Any]", described), places, budget)
+    for (key, _), (name, begin, length) in places.items():
+        if type(cast("dict[str, Any]", described).get(key)).__name__ == "BytesStorageMetadata":
+            read_torch_file(folder / name, begin=begin, length=length, check_name=names.check, budget=budget)
     last = max((int(match[1]) for name in sizes if (match := _SHARD.fullmatch(name))), default=0)
     return DcpFolder(last + 1, frozenset(key for key in cast("dict[Any, Any]", described) if isinstance(key, str)))
 
 
-def _check_parts(described: dict[str, Any], places: set[tuple[str, tuple[int, ...]]]) -> None:
+def _check_parts(described: dict[str, Any], places: Collection[tuple[str, tuple[int, ...]]], budget: Budget) -> None:
     """Check that each part of each tensor has a place, and that the parts make the whole tensor."""
-    left = _MAX_PARTS
     for key, entry in described.items():
         if type(entry).__name__ != "TensorStorageMetadata":
             if (key, ()) not in places:
                 raise CheckpointError(f"it does not say where {key} is")
             continue
         num_elements = 0
+        budget.spend(Cost.CHUNKS, len(entry.get("chunks")))  # one list may be the value of many entries
         for chunk in entry.get("chunks"):
-            left -= 1  # one list may be the value of many entries
-            if left < 0:
-                raise CheckpointError(f"it lists more than {_MAX_PARTS} parts of tensors")
             num_elements += math.prod(numbers_of(chunk.get("sizes")))
             if (key, numbers_of(chunk.get("offsets"))) not in places:
                 raise CheckpointError(f"it does not say where a part of {key} is")

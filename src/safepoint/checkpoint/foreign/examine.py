@@ -27,6 +27,7 @@ from safepoint.checkpoint.format.manifest import (
     path_fault,
 )
 from safepoint.checkpoint.format.verify import Fault, list_files
+from safepoint.checkpoint.weights.budget import Budget
 from safepoint.checkpoint.weights.torch_file import Inert, read_torch_file
 from safepoint.checkpoint.weights.zero_weights import zero_files, zero_folder
 from safepoint.errors import CheckpointError, ObjectNotFoundError, SafepointError, without_credentials
@@ -92,6 +93,21 @@ def examine(
     return _Examiner(store, name, AllowedNames(allowed), accumulation).examine()
 
 
+def faults_of_names(store: Store, name: str) -> tuple[Fault, ...]:
+    """The faults that a list of the files shows, such as a missing file or a save that has not ended.
+
+    No file is opened. So it takes as long as one listing, whatever the files hold.
+
+    Args:
+        store: the output folder or the object store that contains it.
+        name: `checkpoint-<step>`.
+
+    Raises:
+        StorageError: the object store cannot be listed.
+    """
+    return _Examiner(store, name, AllowedNames(), None).name_faults()
+
+
 class _Examiner:
     def __init__(self, store: Store, name: str, names: AllowedNames, accumulation: int | None) -> None:
         self._accumulation = accumulation
@@ -103,15 +119,17 @@ class _Examiner:
         self._sizes: dict[str, int] = {}
         self._modified_s = 0.0
 
+    def name_faults(self) -> tuple[Fault, ...]:
+        self._check_names()
+        return tuple(self._faults)
+
     def examine(self) -> Examination:
-        with self._noting("."):
-            self._list()
-        if self._faults:
+        strategy = self._check_names()
+        if strategy is None:
             return self._result(None, is_batch_known=False)
         self._folder: StorePath = browse(self._store, self._name)
+        self._budget = Budget(sum(self._sizes.values()))
         self._arguments = self._read_arguments()
-        strategy = layout.strategy_of(self._sizes)
-        self._faults += [Fault(file=path, reason="it is missing") for path in layout.missing(self._sizes, strategy)]
         for path in sorted(self._sizes):
             with self._noting(path):
                 self._check_file(path)
@@ -153,6 +171,16 @@ class _Examiner:
 
     # ---- names --------------------------------------------------------------------------------------------------
 
+    def _check_names(self) -> Strategy | None:
+        """Check which files there are. Returns None if no file must be opened."""
+        with self._noting("."):
+            self._list()
+        if self._faults:
+            return None
+        strategy = layout.strategy_of(self._sizes)
+        self._faults += [Fault(file=path, reason="it is missing") for path in layout.missing(self._sizes, strategy)]
+        return strategy
+
     def _list(self) -> None:
         listed: dict[str, int | None] = {}
         if self._store.location.is_folder:
@@ -191,7 +219,7 @@ class _Examiner:
         elif layout.is_tensors(path):
             tensors_of(place)
         elif layout.is_pickle(path):
-            check_pickles(place, self._names)
+            check_pickles(place, self._names, self._budget)
         elif layout.is_config(path):
             read_json(place)
         elif path.endswith(".distcp") and not self._sizes[path]:
@@ -204,7 +232,7 @@ class _Examiner:
             for name in (layout.MODEL_SHARDS, layout.OPTIMIZER_SHARDS):
                 if f"{name}/.metadata" in self._sizes:
                     with self._noting(f"{name}/.metadata"):
-                        found = check_dcp(self._folder / name, self._names)
+                        found = check_dcp(self._folder / name, self._names, self._budget)
                         least = max(least, found.num_ranks)
                         self._has_adapters |= any(_ADAPTED in key for key in found.keys)
         elif strategy is Strategy.ZERO and "latest" in self._sizes:
@@ -258,7 +286,7 @@ class _Examiner:
     def _read_arguments(self) -> dict[str, Any]:
         """The attributes of the TrainingArguments; empty if the file, which no Trainer loads, cannot be read."""
         with contextlib.suppress(CheckpointError, OSError, ObjectNotFoundError):
-            found: Any = read_torch_file(self._folder / layout.ARGUMENTS)
+            found: Any = read_torch_file(self._folder / layout.ARGUMENTS, budget=self._budget)
             state: Any = found.state if isinstance(found, Inert) else None
             if isinstance(state, dict):
                 return cast("dict[str, Any]", state)

@@ -20,9 +20,10 @@ from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verif
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.copy import Progress
+from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.dcp_weights import METADATA, dcp_weights
+from safepoint.checkpoint.weights.state_dict_weights import state_dict_file, state_dict_weights
 from safepoint.checkpoint.weights.stored_weight import StoredWeight, gather
-from safepoint.checkpoint.weights.torch_file import state_dict_file, state_dict_weights
 from safepoint.checkpoint.weights.zero_weights import zero_folder, zero_weights
 from safepoint.errors import CheckpointError, StorageError, UsageError
 from safepoint.foundation import files
@@ -103,7 +104,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
                 "PEFT cannot read; nothing was exported",
                 hint="resume from it and call `model.save_pretrained` in the script",
             )
-        weights = _weights(folder, pieces)
+        weights = _weights(folder, pieces, Budget(folder.total_bytes))
         folder.forget_blocks()
         if manifest is not None:
             for weight in weights:
@@ -140,13 +141,17 @@ def _stored_manifest(folder: StorePath) -> Manifest | None:
     return Manifest.from_bytes(path.read_bytes())
 
 
-def _weights(folder: StorePath, pieces: StorePath) -> list[StoredWeight]:
+def _weights(folder: StorePath, pieces: StorePath, budget: Budget | None = None) -> list[StoredWeight]:
+    budget = budget or Budget()
     try:
         if pieces.is_file():
-            weights = state_dict_weights(pieces)
+            weights = state_dict_weights(pieces, budget)
         else:
-            weights = dcp_weights(pieces) if (pieces / METADATA).is_file() else zero_weights(pieces)
-    except (CheckpointError, StorageError, OSError):
+            weights = (dcp_weights if (pieces / METADATA).is_file() else zero_weights)(pieces, budget)
+        budget.spend(Cost.BYTES, sum(weight.shape.num_bytes for weight in weights))
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error.message}; nothing was exported", hint=error.hint) from error
+    except (StorageError, OSError):
         raise
     except Exception as error:  # hostile content may raise anything
         raise CheckpointError(f"{folder} has an unknown layout, nothing was exported: {error!r}") from error

@@ -1,9 +1,11 @@
 """Weights in a folder of torch.distributed.checkpoint, written by Safepoint or by another tool."""
 
 import math
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from safepoint.checkpoint.format.manifest import path_fault
+from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
 from safepoint.checkpoint.weights.torch_file import (
     ITEM_BYTES,
@@ -20,8 +22,6 @@ from safepoint.storage.browsing import ReadablePath
 from safepoint.storage.read_ahead import map_reads
 
 METADATA = ".metadata"
-_MOST_RUNS = 1 << 24
-"""The largest number of runs of all weights together. That many take about 3 GB of memory."""
 _MODEL = ("model", "state_dict", "module")
 _NOT_MODEL = {"optim", "optimizer", "optimizers", "scheduler", "lr_scheduler", "rng", "rng_state", "trainer_state"}
 _KNOWN: dict[tuple[str, str], Any] = {
@@ -30,7 +30,35 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 
 
-def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
+class Place(NamedTuple):
+    """Where the archive of a part of a tensor is, or of another value.
+
+    Args:
+        file: its name in the folder.
+        begin: where it begins in the file.
+        length: its size in bytes.
+    """
+
+    file: str
+    begin: int
+    length: int
+
+
+def check_apart(places: Iterable[Place]) -> None:
+    """Check that no byte belongs to two archives, as torch writes it. So reading all of them reads each byte once.
+
+    Raises:
+        CheckpointError: two places overlap.
+    """
+    last = Place("", 0, 0)
+    for place in sorted(places):
+        if place.file == last.file and place.begin < last.begin + last.length:
+            raise CheckpointError(f"{METADATA} lists two parts that overlap at byte {place.begin} of {place.file}")
+        if place.length:
+            last = place
+
+
+def dcp_weights(folder: ReadablePath, budget: Budget | None = None) -> list[StoredWeight]:
     """The model's weights.
 
     These are the tensors below a key `model`, `state_dict` or `module`. Without such a key, they are all tensors that
@@ -38,29 +66,38 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
 
     Args:
         folder: the folder that contains `.metadata`.
+        budget: of the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or holds no weights, or several models.
+        CheckpointError: the checkpoint is damaged, holds no weights or several models, or costs more than `budget`
+            allows.
         OSError: a file cannot be read.
     """
+    budget = budget or Budget()
     with (folder / METADATA).open("rb") as file:
-        metadata = read_inert(file.read(MAX_PICKLE_BYTES + 1), _KNOWN)
+        metadata = read_inert(file.read(MAX_PICKLE_BYTES + 1), _KNOWN, budget=budget)
     if not isinstance(metadata, Inert):
         raise CheckpointError(f"{folder.name}/{METADATA} does not describe a checkpoint")
     described: dict[str, Any] = metadata.get("state_dict_metadata")
-    places = _places(metadata.get("storage_data"))
-    names = _names(described, metadata.state.get("planner_data") or {})
+    places = _places(metadata.get("storage_data"), budget)
+    names = _names(described, metadata.state.get("planner_data") or {}, budget)
     if not names:
         raise CheckpointError(f"{folder.name} holds no weights of a model")
-    chunks = [(key, numbers_of(chunk.get("offsets"))) for key in names for chunk in described[key].get("chunks")]
-
-    def tensor_of(chunk: tuple[str, tuple[int, ...]]) -> StoredTensor:
-        return _tensor(folder, places.get(chunk), chunk[0])
-
+    chosen: list[Place] = []
+    for key in names:
+        num_elements = math.prod(numbers_of(described[key].get("size")))
+        for offsets, counts in _parts(described[key], budget):
+            num_elements -= math.prod(counts)
+            if num_elements < 0:
+                raise CheckpointError(f"the parts of {key} have more elements than {key} has")
+            place = places.get((key, offsets))
+            if place is None:
+                raise CheckpointError(f"{METADATA} does not say where a part of {key} is")
+            chosen.append(place)
+    check_apart(chosen)
     # Each chunk is an archive of its own. Only a few bytes of each are read, so several are read at once.
-    tensors = dict(zip(chunks, map_reads(tensor_of, chunks), strict=True))
+    tensors = iter(map_reads(lambda place: _tensor(folder, place, budget), chosen))
     weights: list[StoredWeight] = []
-    num_runs = 0
     for key, name in names.items():
         entry = described[key]
         dtype = entry.get("properties").state[0]
@@ -68,25 +105,31 @@ def dcp_weights(folder: ReadablePath) -> list[StoredWeight]:
         if type(dtype) is not str or dtype not in ITEM_BYTES:
             raise CheckpointError(f"{name} is of an unknown type")
         runs: list[Run] = []
-        stated = sum(math.prod(numbers_of(chunk.get("sizes"))) for chunk in entry.get("chunks"))
-        if stated > math.prod(sizes):  # such as one part that is listed a million times
-            raise CheckpointError(f"the parts of {name} have {stated} elements, but {name} has {math.prod(sizes)}")
-        for chunk in entry.get("chunks"):
-            offsets, counts = numbers_of(chunk.get("offsets")), numbers_of(chunk.get("sizes"))
-            tensor = tensors[key, offsets]
+        for offsets, counts in _parts(entry):
+            tensor = next(tensors)
             if (tensor.dtype, tensor.sizes) != (dtype, counts):
                 raise CheckpointError(f"the type or size of a part of {name} differs from {METADATA}")
-            runs += runs_of(tensor, offsets, sizes)
-            if num_runs + len(runs) > _MOST_RUNS:
-                raise CheckpointError("the weights are stored in too many pieces; load them with torch")
+            runs += runs_of(tensor, offsets, sizes, budget)
         weights.append(StoredWeight.of(name, dtype, sizes, runs))
-        num_runs += len(runs)
     return weights
 
 
-def _places(storage: Any) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
-    """(key, offsets) of each chunk → its file, where it begins in the file, and its length."""
-    found: dict[tuple[str, tuple[int, ...]], tuple[str, int, int]] = {}
+def _parts(entry: Any, budget: Budget | None = None) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The offsets and sizes of the parts of a tensor. Parts without elements, which several ranks may write at the
+    same offsets, are left out."""
+    chunks = entry.get("chunks")
+    if budget is not None:
+        budget.spend(Cost.CHUNKS, len(chunks))  # one list may be the value of many keys
+    for chunk in chunks:
+        offsets, sizes = numbers_of(chunk.get("offsets")), numbers_of(chunk.get("sizes"))
+        if math.prod(sizes):
+            yield offsets, sizes
+
+
+def _places(storage: Any, budget: Budget) -> dict[tuple[str, tuple[int, ...]], Place]:
+    """(key, offsets) of each chunk → its place."""
+    found: dict[tuple[str, tuple[int, ...]], Place] = {}
+    budget.spend(Cost.PLACES, len(storage))
     for index, info in storage.items():
         name, key = info.get("relative_path"), index.get("fqn")
         if type(name) is not str or type(key) is not str:
@@ -95,29 +138,31 @@ def _places(storage: Any) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, i
         if fault:
             raise CheckpointError(f"{METADATA} names a file {name!r}, which {fault}")
         offsets = index.get("offset", None)
-        found[key, numbers_of(offsets) if offsets is not None else ()] = (
-            name,
-            int(info.get("offset")),
-            int(info.get("length")),
-        )
+        begin, length = numbers_of([info.get("offset"), info.get("length")])
+        found[key, numbers_of(offsets) if offsets is not None else ()] = Place(name, begin, length)
     return found
 
 
-def _names(described: dict[str, Any], paths: dict[str, Any]) -> dict[str, str]:
+def _names(described: dict[str, Any], paths: dict[str, Any], budget: Budget) -> dict[str, str]:
     """Keys of the model's tensors → their names in the model.
 
     Raises:
-        CheckpointError: there are several models.
+        CheckpointError: there are several models, or more or longer names than `budget` allows.
     """
     tensors = [key for key, entry in described.items() if type(entry).__name__ == "TensorStorageMetadata"]
-    split = {key: tuple(paths.get(key) or (key,)) for key in tensors}
-    if not all(type(part) in {str, int} for path in split.values() for part in path):
-        raise CheckpointError(f"{METADATA} has names that are no strings")
-    split = {key: tuple(map(str, path)) for key, path in split.items()}
-    split = {key: path for key, path in split.items() if not _NOT_MODEL & set(path)}
+    split: dict[str, tuple[str, ...]] = {}
+    for key in tensors:
+        path = paths.get(key) or (key,)
+        budget.spend(Cost.PATH_PARTS, len(path))  # one path may be the value of many keys
+        if not all(type(part) in {str, int} for part in path):
+            raise CheckpointError(f"{METADATA} has names that are no strings")
+        if _NOT_MODEL.isdisjoint(path):
+            split[key] = tuple(map(str, path))
+    budget.spend(Cost.WEIGHTS, len(split))
     parts: dict[tuple[str, ...], dict[str, str]] = {}
     for key, path in split.items():
         depth = next((number for number, name in enumerate(path[:-1], start=1) if name in _MODEL), 0)
+        budget.spend(Cost.LETTERS, sum(map(len, path)) + len(path))
         parts.setdefault(path[:depth], {})[key] = ".".join(path[depth:])
     named = [names for prefix, names in parts.items() if prefix]
     if len(named) > 1:
@@ -125,11 +170,8 @@ def _names(described: dict[str, Any], paths: dict[str, Any]) -> dict[str, str]:
     return named[0] if named else parts.get((), {})
 
 
-def _tensor(folder: ReadablePath, place: tuple[str, int, int] | None, key: str) -> StoredTensor:
-    if place is None:
-        raise CheckpointError(f"{METADATA} does not say where a part of {key} is")
-    name, begin, length = place
-    tensor = read_torch_file(folder / name, begin=begin, length=length)
+def _tensor(folder: ReadablePath, place: Place, budget: Budget) -> StoredTensor:
+    tensor = read_torch_file(folder / place.file, begin=place.begin, length=place.length, budget=budget)
     if not isinstance(tensor, StoredTensor):
-        raise CheckpointError(f"{key} is not a tensor in {name}")
+        raise CheckpointError(f"{place.file} has no tensor at byte {place.begin}, where {METADATA} says that one is")
     return tensor

@@ -13,10 +13,11 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from safepoint.checkpoint.format.safetensors_layout import KINDS, SIZES
-from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
+from safepoint.checkpoint.weights.budget import Budget, Cost
+from safepoint.checkpoint.weights.stored_weight import Run
 from safepoint.errors import CheckpointError
 from safepoint.storage.browsing import RawReader, ReadablePath
 
@@ -30,6 +31,8 @@ _MAX_DIMENSIONS = 64
 _MAX_SETS = 100_000
 _MAX_DIRECTORY_BYTES = 32 << 20
 """The largest directory of an archive that is read. It lists about 400,000 records."""
+_STEPS_PER_ARCHIVE = 100
+"""An archive takes as long to open as this many instructions of a pickle."""
 _NUMBER_BITS = 63
 _PLAIN_KEYS = {str, bytes, float, bool, type(None)}
 _PYTHON_PICKLE: Any = pickle
@@ -54,10 +57,6 @@ _STORAGES = {
     "BoolStorage": "bool",
     "UntypedStorage": "uint8",
 }
-_STATE_DICTS = ("model.pt", "pytorch_model_fsdp.bin", "lightning.ckpt", "model.ckpt")
-"""The files in which weights are looked for, in this order: a session's model; Accelerate's model under FSDP, in one
-file; Lightning's checkpoint; Lightning's final model."""
-_Path = TypeVar("_Path", bound=ReadablePath)
 
 CheckName = Callable[[str, str], None]
 """Called with the module and the name of each class or function that a pickle names and its reader does not know. It
@@ -202,6 +201,7 @@ def read_inert(
     known: Mapping[tuple[str, str], Any] | None = None,
     storage: Callable[[Any], Any] = Inert,
     check_name: CheckName = _allow_all,
+    budget: Budget | None = None,
 ) -> Any:
     """The content of a pickle.
 
@@ -210,18 +210,27 @@ def read_inert(
         known: (module, name) of a function or class → the object that is used and called in its place.
         storage: returns the object for a persistent id.
         check_name: see `CheckName`.
+        budget: of the checkpoint, which the instructions count against.
 
     Raises:
-        CheckpointError: `data` is not a valid pickle.
+        CheckpointError: `data` is not a valid pickle, or has more instructions than `budget` allows.
     """
     if len(data) > MAX_PICKLE_BYTES:
         raise CheckpointError(f"a pickle has more than {MAX_PICKLE_BYTES} bytes")
+    unpickler = _Unpickler(data, known or {}, storage, check_name)
+    most = min(len(data), _MAX_INSTRUCTIONS)  # an instruction has at least one byte
+    if budget is not None:
+        budget.spend(Cost.STEPS, most)
     try:
-        return _Unpickler(data, known or {}, storage, check_name).load()
+        return unpickler.load()
     except CheckpointError:
         raise
     except Exception as error:  # hostile content may raise anything
         raise CheckpointError(f"a pickle cannot be read: {type(error).__name__}: {error}") from error
+    finally:
+        if budget is not None:
+            num_left: int = unpickler.dispatch._left  # pyright: ignore[reportPrivateUsage]
+            budget.return_unused(Cost.STEPS, most - (_MAX_INSTRUCTIONS - num_left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +270,12 @@ class StoredTensor:
 
 
 def read_torch_file(
-    path: ReadablePath, *, begin: int = 0, length: int | None = None, check_name: CheckName = _allow_all
+    path: ReadablePath,
+    *,
+    begin: int = 0,
+    length: int | None = None,
+    check_name: CheckName = _allow_all,
+    budget: Budget | None = None,
 ) -> Any:
     """The content of an archive, with a `StoredTensor` for each tensor and an `Inert` for each other object.
 
@@ -270,9 +284,11 @@ def read_torch_file(
         begin: where in the file the archive begins.
         length: of the archive; None for the rest of the file.
         check_name: see `CheckName`.
+        budget: of the checkpoint, which the archive and the instructions of its pickle count against.
 
     Raises:
-        CheckpointError: the file is damaged, or has the format that torch used before zip archives.
+        CheckpointError: the file is damaged, has the format that torch used before zip archives, or costs more than
+            `budget` allows.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
@@ -286,7 +302,7 @@ def read_torch_file(
             reader = _Records(size_bytes, read_range)
             with zipfile.ZipFile(reader) as archive:
                 reader.most_bytes = MAX_PICKLE_BYTES
-                return _read(path, begin, archive, file, check_name)
+                return _read(path, begin, archive, file, check_name, budget)
         except (zipfile.BadZipFile, ValueError, KeyError, EOFError, NotImplementedError) as error:
             raise CheckpointError(f"{path.name} is not a file of torch.save: {error}") from error
 
@@ -313,7 +329,16 @@ class _Storage(NamedTuple):
     size_bytes: int
 
 
-def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: BinaryIO, check_name: CheckName) -> Any:
+def _read(
+    path: ReadablePath,
+    begin: int,
+    archive: zipfile.ZipFile,
+    file: BinaryIO,
+    check_name: CheckName,
+    budget: Budget | None,
+) -> Any:
+    if budget is not None:
+        budget.spend(Cost.STEPS, _STEPS_PER_ARCHIVE + len(archive.infolist()))
     records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     pickled = records["data.pkl"]
     if pickled.file_size > MAX_PICKLE_BYTES or pickled.compress_type != zipfile.ZIP_STORED:
@@ -358,7 +383,7 @@ def _read(path: ReadablePath, begin: int, archive: zipfile.ZipFile, file: Binary
         ("torch.storage", "UntypedStorage"): "uint8",
         **{("torch", dtype): dtype for dtype in ITEM_BYTES},
     }
-    return read_inert(archive.read(pickled), known, storage, check_name)
+    return read_inert(archive.read(pickled), known, storage, check_name, budget)
 
 
 def _first(value: Any, *_: Any) -> Any:
@@ -389,16 +414,17 @@ def strides_of(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(sizes[number:]) for number in range(1, len(sizes) + 1))
 
 
-def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Run]:
+def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int], budget: Budget) -> Iterator[Run]:
     """The runs of a part of a weight.
 
     Args:
         tensor: the part.
         offsets: where the part begins in the weight, in each dimension.
         sizes: the sizes of the weight's dimensions.
+        budget: of the checkpoint, which the runs count against.
 
     Raises:
-        CheckpointError: the part would need more than `_MOST_RUNS` runs.
+        CheckpointError: the part would need more than `_MOST_RUNS` runs, or more than `budget` allows.
     """
     item = ITEM_BYTES[tensor.dtype]
     strides = strides_of(sizes)
@@ -410,8 +436,10 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) 
         count *= tensor.sizes[inner]
         if tensor.sizes[inner] != sizes[inner]:
             break
-    if math.prod(tensor.sizes[:inner]) > _MOST_RUNS:
+    num_runs = math.prod(tensor.sizes[:inner])
+    if num_runs > _MOST_RUNS:
         raise CheckpointError("a part of a weight is stored in too many pieces; load it with torch")
+    budget.spend(Cost.RUNS, num_runs)
     for outer in itertools.product(*(range(size) for size in tensor.sizes[:inner])):
         source = sum(index * stride for index, stride in zip(outer, tensor.strides, strict=False))
         target = sum(
@@ -419,32 +447,3 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int]) 
             for offset, index, stride in zip(offsets, (*outer, *[0] * (len(sizes) - inner)), strides, strict=True)
         )
         yield Run(target * item, count * item, tensor.path, tensor.offset + source * item)
-
-
-def state_dict_file(folder: _Path) -> _Path | None:
-    """The file in `folder` that has the model's weights; None if there is none."""
-    return next((folder / name for name in _STATE_DICTS if (folder / name).is_file()), None)
-
-
-def state_dict_weights(path: ReadablePath) -> list[StoredWeight]:
-    """The model's weights; no code of the file is run.
-
-    Raises:
-        CheckpointError: the file is damaged, or holds something besides tensors.
-        OSError: the file cannot be read.
-    """
-    content = _mapping(read_torch_file(path))
-    content = _mapping(content.get("state_dict")) or content
-    if not content:
-        raise CheckpointError(f"{path.name} holds no weights of a model")
-    weights: list[StoredWeight] = []
-    for name, tensor in content.items():
-        if not isinstance(tensor, StoredTensor):
-            raise CheckpointError(f"{name} in {path.name} is not a tensor; load it with torch")
-        runs = runs_of(tensor, [0] * len(tensor.sizes), tensor.sizes)
-        weights.append(StoredWeight.of(name, tensor.dtype, tensor.sizes, runs))
-    return weights
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

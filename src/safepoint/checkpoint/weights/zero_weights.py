@@ -4,11 +4,14 @@ Stages 1 and 2 concatenate the weights of one group of the optimizer and cut the
 Stage 3 cuts each weight into one part for each rank. The layout is that of DeepSpeed 0.19, `utils/zero_to_fp32.py`.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
 from safepoint.checkpoint.weights.torch_file import ITEM_BYTES, Inert, StoredTensor, numbers_of, read_torch_file
 from safepoint.errors import CheckpointError
@@ -60,31 +63,36 @@ def zero_files(folder: _Path) -> tuple[list[_Path], list[_Path]]:
     return [partitions[rank] for rank in sorted(partitions)], [models[rank] for rank in sorted(models)]
 
 
-def zero_weights(folder: ReadablePath) -> list[StoredWeight]:
+def zero_weights(folder: ReadablePath, budget: Budget | None = None) -> list[StoredWeight]:
     """The model's weights.
 
     Args:
         folder: see `zero_folder`.
+        budget: of the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, lacks a rank's file, or was made with model parallelism.
+        CheckpointError: the checkpoint is damaged, lacks a rank's file, was made with model parallelism, or costs
+            more than `budget` allows.
         OSError: a file cannot be read.
     """
+    budget = budget or Budget()
     partitions, models = zero_files(folder)
-    states = [read_torch_file(path)["optimizer_state_dict"] for path in partitions]
-    model = [read_torch_file(path) for path in models]
+    states = [read_torch_file(path, budget=budget)["optimizer_state_dict"] for path in partitions]
+    model = [read_torch_file(path, budget=budget) for path in models]
     if _count(states[0]["partition_count"]) != len(states):
         raise CheckpointError(f"{folder.name} has {len(states)} of {_count(states[0]['partition_count'])} partitions")
     stage = _count(states[0]["zero_stage"])
-    trained = _trained_in_stage_3(states, model[0]) if stage == 3 else _trained(states, model[0])
+    trained = (_trained_in_stage_3 if stage == 3 else _trained)(states, model[0], budget)
     weights = {weight.shape.name: weight for weight in trained}
-    for weight in _frozen(model, stage):
+    for weight in _frozen(model, stage, budget):
         weights.setdefault(weight.shape.name, weight)
     for alias, name in _pairs(model[0].get("shared_params")):
         if name in weights and alias not in weights:
             known = weights[name]
+            budget.spend(Cost.WEIGHTS)
+            budget.spend(Cost.RUNS, len(known.runs))  # the export reads them once more
             weights[alias] = StoredWeight(known.shape._replace(name=alias), known.runs)
-    for weight in _others(model[0], stage):
+    for weight in _others(model[0], stage, budget):
         weights.setdefault(weight.shape.name, weight)
     return list(weights.values())
 
@@ -100,39 +108,85 @@ def _count(value: Any) -> int:
     return max(numbers_of(value)) if isinstance(value, list | tuple) else int(value)
 
 
-def _shapes(model: Mapping[str, Any]) -> list[Mapping[str, tuple[int, ...]]]:
-    return [{name: numbers_of(sizes) for name, sizes in group.items()} for group in model["param_shapes"]]
+class _Flats:
+    """Flat tensors, as one sequence of elements.
+
+    Args:
+        tensors: one after the other.
+        budget: of the checkpoint, which tensors and runs count against.
+    """
+
+    def __init__(self, tensors: Iterable[StoredTensor], budget: Budget) -> None:
+        every = list(tensors)
+        budget.spend(Cost.STEPS, len(every))
+        self.dtype = every[0].dtype
+        self._tensors = [tensor for tensor in every if tensor.count]
+        self._begins = list(itertools.accumulate((tensor.count for tensor in self._tensors), initial=0))
+        self._budget = budget
+
+    @property
+    def count(self) -> int:
+        """How many elements they have."""
+        return self._begins[-1]
+
+    def runs(self, first: int, count: int, begin: int = 0) -> Iterator[Run]:
+        """The runs of elements `first` to `first + count`, one for each tensor that has some of them.
+
+        Args:
+            first: the first element.
+            count: how many elements.
+            begin: the position of the first element in the weight, in bytes.
+        """
+        done = 0
+        for number in range(max(0, bisect_right(self._begins, first) - 1), len(self._tensors)):
+            tensor, start = self._tensors[number], self._begins[number]
+            low, high = max(first, start), min(first + count, start + tensor.count)
+            if low >= high:
+                return
+            self._budget.spend(Cost.RUNS)
+            yield tensor.run(low - start, high - low, begin + done * ITEM_BYTES[tensor.dtype])
+            done += high - low
 
 
-def _trained(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Iterator[StoredWeight]:
+def _shapes(model: Mapping[str, Any], budget: Budget) -> Iterator[Mapping[str, tuple[int, ...]]]:
+    """The names and sizes of the trained weights, for each group of the optimizer."""
+    for group in model["param_shapes"]:
+        budget.spend(Cost.WEIGHTS, len(group))  # one group may be listed many times
+        yield {name: numbers_of(sizes) for name, sizes in group.items()}
+
+
+def _trained(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any], budget: Budget) -> Iterator[StoredWeight]:
     """The trained weights under stages 1 and 2."""
     paddings: Any = states[0].get("param_alignment_paddings")
-    for number, group in enumerate(_shapes(model)):
-        parts = [cast("StoredTensor", state["single_partition_of_fp32_groups"][number]) for state in states]
-        after = [0] * len(group) if paddings is None else list(paddings[number])
+    for number, group in enumerate(_shapes(model, budget)):
+        flats = _Flats((state["single_partition_of_fp32_groups"][number] for state in states), budget)
+        after = [0] * len(group) if paddings is None else paddings[number]
         first = 0
         for (name, sizes), padding in zip(group.items(), after, strict=True):
             count = math.prod(sizes)
-            yield StoredWeight.of(name, parts[0].dtype, sizes, _flat_runs(parts, first, count))
+            yield StoredWeight.of(name, flats.dtype, sizes, flats.runs(first, count))
             first += count + int(padding)
-        _check_all_used(first, sum(part.count for part in parts), align=2 * len(states))
+        _check_all_used(first, flats.count, align=2 * len(states))
 
 
-def _trained_in_stage_3(states: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Iterator[StoredWeight]:
-    flats = [cast("list[StoredTensor]", list(state["fp32_flat_groups"])) for state in states]
+def _trained_in_stage_3(
+    states: Sequence[Mapping[str, Any]], model: Mapping[str, Any], budget: Budget
+) -> Iterator[StoredWeight]:
+    flats = [_Flats(state["fp32_flat_groups"], budget) for state in states]
     first = 0
-    for group in _shapes(model):
+    for group in _shapes(model, budget):
         for name, sizes in group.items():
-            count = math.prod(sizes)
-            part = -(-count // len(flats))
-            runs: list[Run] = []
-            for rank, flat in enumerate(flats):
-                mine = max(0, min(part, count - rank * part))
-                item = ITEM_BYTES[flat[0].dtype]
-                runs += [run._replace(begin=run.begin + rank * part * item) for run in _flat_runs(flat, first, mine)]
-            yield StoredWeight.of(name, flats[0][0].dtype, sizes, runs)
-            first += part
-    _check_all_used(first, sum(tensor.count for tensor in flats[0]), 1)
+            yield StoredWeight.of(name, flats[0].dtype, sizes, _cut_runs(flats, first, math.prod(sizes)))
+            first += -(-math.prod(sizes) // len(flats))
+    _check_all_used(first, flats[0].count, 1)
+
+
+def _cut_runs(flats: Sequence[_Flats], first: int, count: int) -> Iterator[Run]:
+    """The runs of a weight of `count` elements, of which each rank has a part from its element `first` on."""
+    part = -(-count // len(flats))
+    for rank, begin in enumerate(range(0, count, max(part, 1))):  # the last ranks may have no element
+        flat = flats[rank]
+        yield from flat.runs(first, min(part, count - begin), begin * ITEM_BYTES[flat.dtype])
 
 
 def _check_all_used(used: int, stored: int, align: int) -> None:
@@ -144,33 +198,23 @@ def _check_all_used(used: int, stored: int, align: int) -> None:
         )
 
 
-def _flat_runs(parts: Sequence[StoredTensor], first: int, count: int) -> list[Run]:
-    """Where elements `first` to `first + count` of the concatenated flat tensors lie, as a `Run` for each tensor."""
-    runs: list[Run] = []
-    begin, done = 0, 0
-    for part in parts:
-        low, high = max(first, begin), min(first + count, begin + part.count)
-        if low < high:
-            runs.append(part.run(low - begin, high - low, done * ITEM_BYTES[part.dtype]))
-            done += high - low
-        begin += part.count
-    return runs
-
-
-def _frozen(models: Sequence[Mapping[str, Any]], stage: int) -> Iterator[StoredWeight]:
+def _frozen(models: Sequence[Mapping[str, Any]], stage: int, budget: Budget) -> Iterator[StoredWeight]:
     """Weights that are not trained. A checkpoint may lack them."""
     shapes: dict[str, Any] = models[0].get("frozen_param_shapes") or {}
+    budget.spend(Cost.WEIGHTS, len(shapes))
     for name, stated in shapes.items():
-        fragments = [model["frozen_param_fragments"][name] for model in (models if stage == 3 else models[:1])]
+        fragments = (model["frozen_param_fragments"][name] for model in (models if stage == 3 else models[:1]))
+        flats = _Flats(fragments, budget)
         sizes = numbers_of(stated)
-        count = math.prod(sizes)
-        yield StoredWeight.of(name, fragments[0].dtype, sizes, _flat_runs(fragments, 0, count))
+        yield StoredWeight.of(name, flats.dtype, sizes, flats.runs(0, math.prod(sizes)))
 
 
-def _others(model: Mapping[str, Any], stage: int) -> Iterator[StoredWeight]:
+def _others(model: Mapping[str, Any], stage: int, budget: Budget) -> Iterator[StoredWeight]:
     """The buffers. Below stage 3, where each rank has the whole model, also all other tensors of the model."""
     module: dict[str, Any] = model.get("module") or {}
     buffers: set[str] = {name for name in model.get("buffer_names") or () if type(name) is str}
+    budget.spend(Cost.WEIGHTS, len(module))
+    budget.spend(Cost.RUNS, len(module))
     for name, tensor in module.items():
         if isinstance(tensor, StoredTensor) and (stage < 3 or name in buffers):
             yield StoredWeight.of(name, tensor.dtype, tensor.sizes, [tensor.run(0, tensor.count, 0)])
