@@ -104,7 +104,10 @@ class NewerForeign(Event, is_warning=True):
         )
         if self.fault:
             return f"{found}. It could not be used in any case: {self.fault}"
-        return f"{found}. To resume from it, run again with --resume {self.path}"
+        return (
+            f"{found}. Its files were not read; `safepoint checkpoints verify {self.path}` examines them. To resume "
+            f"from it, run again with --resume {self.path}"
+        )
 
 
 class ResumedFromMemory(Event):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.foreign.describe import describe
-from safepoint.checkpoint.foreign.examine import Examination, examine, is_foreign
+from safepoint.checkpoint.foreign.examine import Examination, examine, faults_of_names, is_foreign
 from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import Fault
@@ -138,13 +138,15 @@ class ForeignCheckpoints:
         return result
 
     def fault_of(self, place: Place) -> str:
-        """Why the checkpoint at `place` cannot be resumed from; empty if what was read shows no fault. Not all of
-        its content is read."""
+        """Why the checkpoint at `place` cannot be resumed from; empty if the names of its files show no fault.
+
+        No file of it is opened: the result is only for a message, and a start must not wait for it.
+        """
 
         def fault() -> str:
             if place.rank:
                 return f"it is in the folder of rank {place.rank}, which the first rank does not see"
-            faults = self._examine(place)[1].faults
+            faults = faults_of_names(self._store_of(place), checkpoint_name(place.step))
             return str(faults[0]) if faults else ""
 
         return on_first_rank(self._peers, fault)
@@ -170,9 +172,13 @@ class ForeignCheckpoints:
             return str(place.folder / name)
         return str(self._store.location.child(name)) if self._store is not None else name
 
-    def _examine(self, place: Place) -> tuple[Store, Examination]:
+    def _store_of(self, place: Place) -> Store:
         store = self._store if place.folder is None else open_store(_location_of(place.folder))
         assert store is not None
+        return store
+
+    def _examine(self, place: Place) -> tuple[Store, Examination]:
+        store = self._store_of(place)
         return store, examine(store, checkpoint_name(place.step), allowed=_allowed_names())
 
 
