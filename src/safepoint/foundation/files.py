@@ -26,7 +26,7 @@ from typing import IO, Any
 from safepoint.errors import printable
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import open_regular, open_shared, read_object
-from safepoint.foundation.processes import close_in_children, user_of
+from safepoint.foundation.processes import close_in_children, is_locked_by_reader
 
 _FLOCK = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
@@ -463,7 +463,7 @@ def reading(path: Path) -> Generator[None]:
 def is_being_read(path: Path) -> bool:
     """Whether a process holds a `reading` lease on `path`; False if files cannot be locked.
 
-    On this machine, only processes of this user and of root count. A process on another machine or in another
+    On this machine, only running processes of this user and of root count. A process on another machine or in another
     container, whose user is unknown, counts too.
 
     The file is opened for writing, because NFS grants an exclusive lock only on a file that is open for writing. To
@@ -474,21 +474,10 @@ def is_being_read(path: Path) -> bool:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                users = set(_users_with_lock(os.fstat(file.fileno())))
-                # If no process is listed, one on another machine or in another container holds the lock.
-                return not users or not users.isdisjoint({os.getuid(), 0, None})
+                return is_locked_by_reader(os.fstat(file.fileno()))
     except OSError:
         return False
     return False
-
-
-def _users_with_lock(status: os.stat_result) -> Iterator[int | None]:
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            _, kind, _, _, pid, file, *_ = line.replace("->", "").split()
-            if kind == "FLOCK" and file == place:
-                yield user_of(int(pid))
 
 
 def _open_to_lock(path: Path) -> IO[bytes]:

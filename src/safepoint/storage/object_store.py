@@ -33,8 +33,6 @@ from safepoint.storage.store import (
 )
 
 _NUM_FENCED_TRIES = 5
-_EXTRAS = {Scheme.GS: "gcs", Scheme.AZ: "azure"}
-"""The extra of Safepoint that installs the client for a scheme."""
 
 
 class ObjectStore:
@@ -211,7 +209,7 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
         raise StorageError(
             f"{location} cannot be used: {location.scheme}:// needs the package obstore, and the module {error.name} "
             "is not installed",
-            hint=f"pip install 'safepoint[{_EXTRAS[location.scheme]}]'; on a cluster, use an image with obstore",
+            hint=f"pip install 'safepoint[{location.extra}]'; on a cluster, use an image with obstore",
         ) from error
     return LibraryBucket(location, options)
 
