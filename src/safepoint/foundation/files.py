@@ -167,8 +167,9 @@ def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool
     for path in trash.glob("*.????????????????????????????????"):
         target = folder / path.stem
         if is_name(path.stem) and not os.path.lexists(target):
-            path.rename(target)
-            fsync_folder(folder)
+            with contextlib.suppress(OSError):  # such as an immutable folder; it must not end a start
+                path.rename(target)
+                fsync_folder(folder)
 
 
 def refresh(folder: Path) -> None:
@@ -189,14 +190,6 @@ def discard(path: Path, *, trash: Path) -> None:
     delete_tree(doomed)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Make `target` a second name of the file `source`; where the file system has no hard links, copy the file."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, target, follow_symlinks=False)
-
-
 def delete_tree(path: Path) -> None:
     """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error."""
     _delete_entry(path)
@@ -205,6 +198,8 @@ def delete_tree(path: Path) -> None:
 def delete_entries(root: Path, *below: str, pattern: str) -> int:
     """Delete entries of a folder, and nothing outside it, even if another process replaces folders by links.
 
+    An entry that cannot be deleted, such as an immutable file or a mount point, stays, with a warning.
+
     Args:
         root: where `below` begins. Its own path may contain links.
         below: names of folders from `root` down to the folder; a link is refused. If one is missing, nothing is
@@ -212,7 +207,7 @@ def delete_entries(root: Path, *below: str, pattern: str) -> int:
         pattern: of the entries' names, as for `fnmatch`.
 
     Returns:
-        The number of entries whose names match.
+        The number of entries that were deleted.
 
     Raises:
         OSError: a folder cannot be read, or is a link.
@@ -226,8 +221,13 @@ def delete_entries(root: Path, *below: str, pattern: str) -> int:
             return 0
         names = fnmatch.filter(os.listdir(descriptor), pattern)
         for name in names:
-            _delete_entry(name, descriptor)
-        return len(names)
+            with contextlib.suppress(OSError):
+                _delete_entry(name, descriptor)
+        left = sorted(set(names) & set(os.listdir(descriptor)))
+        for name in left:
+            place = printable(str(Path(root, *below, name)))
+            _log.warning("%s, which an ended run has left, cannot be deleted; it stays, and is not used", place)
+        return len(names) - len(left)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import torch
 from safepoint._version import __version__
 from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
 from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
+from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
@@ -288,11 +289,17 @@ class Checkpointer:
             NothingValidError: there are checkpoints, and none of them is valid.
             TypeError: a value is not a dictionary and has no `load_state_dict`.
         """
-        found = newest_valid(
-            self._output.root, rejected=lambda path, fault: self._log.warning("%s is not used: %s", path, fault)
-        )
+        rejected: list[Path] = []
+
+        def reject(path: Path, fault: Fault) -> None:
+            rejected.append(path)
+            self._log.warning("%s is not used: %s", path, fault)
+
+        found = newest_valid(self._output.root, rejected=reject)
         if found is None:
             return None
+        if rejected:  # they are newer than the loaded one, and would count as the newest in retention
+            self._output.pass_over(rejected)
         load_state(found[0], state)
         return found[1].step
 

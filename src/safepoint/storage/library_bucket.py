@@ -294,8 +294,10 @@ class LibraryBucket:
 
 def _content_of(path: Path, size_bytes: int) -> Content:
     def write_to(sink: Sink) -> None:
+        left = size_bytes + 1  # one byte more than the size shows that the file has grown
         with path.open("rb", buffering=0) as file:
-            while block := file.read(_READ_BYTES):
+            while block := file.read(min(_READ_BYTES, left)):
+                left -= len(block)
                 sink(memoryview(block))
 
     return Content(size_bytes=size_bytes, write_to=write_to)

@@ -142,7 +142,7 @@ class ObjectStore:
                 self._full(key), source, size_bytes, fence=fence, progress=progress, deadline_s=deadline_s
             )
             return
-        data = _gathered(source) if isinstance(source, Content) else source.read_bytes()
+        data = _gathered(source) if isinstance(source, Content) else _read_small(source)
         self._upload_small(key, data, fence, deadline_s)
         if progress is not None and size_bytes:
             progress(size_bytes)
@@ -212,6 +212,15 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
             hint=f"pip install 'safepoint[{location.extra}]'; on a cluster, use an image with obstore",
         ) from error
     return LibraryBucket(location, options)
+
+
+def _read_small(path: Path) -> bytes:
+    """The bytes of a file that was small a moment ago; it may have grown to any size since."""
+    with path.open("rb") as file:
+        data = file.read(WHOLE_BYTES + 1)
+    if len(data) > WHOLE_BYTES:
+        raise StorageError(f"{path} changed while it was uploaded; it is not in the store")
+    return data
 
 
 def _gathered(content: Content) -> bytes:
