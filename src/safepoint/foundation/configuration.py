@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.errors import UsageError, printable
-from safepoint.foundation.environment import home_folder, open_only_file, open_trusted, why_foreign
+from safepoint.foundation.environment import expand_home, home_folder, open_only_file, open_trusted, why_foreign
 from safepoint.foundation.units import nearest
 
 PROJECT_FILE = "safepoint.toml"
@@ -241,7 +241,11 @@ def _claim_folder(setting: Setting, base: Path) -> Path:
             "this is not a valid name of a claim, or its folder's path is invalid",
             hint="a claim's name has letters, digits, dots and dashes; its folder's path must have no comma",
         )
-    return Path(os.path.abspath(base / Path(setting.value).expanduser()))
+    try:
+        folder = expand_home(setting.value)
+    except UsageError as error:
+        raise setting.refuse(error.message, hint=error.hint) from error
+    return Path(os.path.abspath(base / folder))
 
 
 def _add_place(places: dict[str, ClusterPlace], table: Table) -> None:

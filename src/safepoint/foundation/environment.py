@@ -104,6 +104,26 @@ def home_folder() -> str:
     return home if os.path.isabs(home) else os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
 
 
+def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
+    """`path` with the home folder for `~`, see `home_folder`, and with the home folder of another user for `~NAME`.
+
+    Args:
+        path: the path.
+        environ: the environment with HOME; the process's own when None, or if its HOME is not an absolute path.
+
+    Raises:
+        UsageError: there is no user NAME. As a relative path, `~NAME` would be a folder below the current one.
+    """
+    first, _, rest = path.partition("/")
+    if first == "~":
+        home = (environ or {}).get("HOME", "")
+        return Path(home if os.path.isabs(home) else home_folder(), rest)
+    expanded = os.path.expanduser(path)
+    if first.startswith("~") and expanded == path:
+        raise UsageError(f"{path}: there is no user {first[1:]}", hint="write the path of the folder instead")
+    return Path(expanded)
+
+
 def temporary_folder() -> str:
     """The folder for temporary files.
 
@@ -157,7 +177,11 @@ def _is_of_stranger(path: str | os.PathLike[str]) -> bool:
     return is_for_all and owner not in {os.geteuid(), 0, folder.st_uid}
 
 
-class PlantedError(PermissionError):
+class UntrustedFileError(OSError):
+    """A file with keys or settings that must not be used, although it may be readable."""
+
+
+class PlantedError(UntrustedFileError, PermissionError):
     """Another user may have put a file where everyone may write."""
 
 
@@ -166,7 +190,8 @@ def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
 
     Raises:
         PlantedError: another user may have put it there.
-        OSError: it cannot be opened, or is not a file.
+        UntrustedFileError: it is not a file.
+        OSError: it cannot be opened.
     """
     file = open_only_file(path)
     if is_planted(path, file.fileno()):
@@ -179,13 +204,14 @@ def open_only_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file. Links are followed; a pipe or a device is refused, because reading it might never end.
 
     Raises:
-        OSError: it cannot be opened, or is not a file.
+        UntrustedFileError: it is not a file.
+        OSError: it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is not a file", os.fspath(path))
+        raise UntrustedFileError(errno.EINVAL, "it is not a file", os.fspath(path))
     return file
 
 
@@ -194,12 +220,13 @@ def read_trusted(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
     Raises:
         PlantedError: another user may have put it there.
-        OSError: it cannot be read, is not a file, or is larger than `max_bytes`.
+        UntrustedFileError: it is not a file, or is larger than `max_bytes`.
+        OSError: it cannot be read.
     """
     with open_trusted(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", os.fspath(path))
+        raise UntrustedFileError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", os.fspath(path))
     return data
 
 

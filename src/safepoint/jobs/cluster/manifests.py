@@ -5,7 +5,7 @@ import copy
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from safepoint.errors import UsageError
@@ -122,7 +122,7 @@ class Manifests:
     """
 
     trainjob: Object
-    before: tuple[tuple[str, Object], ...]
+    before: tuple[tuple[str, Object], ...] = field(repr=False)
     code: LargeCode | None = None
 
     @property

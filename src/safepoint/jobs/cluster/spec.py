@@ -80,7 +80,7 @@ class ClusterSpec:
     resources: Mapping[str, str] = field(default_factory=dict[str, str])
     settings: RunSettings = field(default_factory=RunSettings)
     given: frozenset[str] = frozenset()
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     connection: str | None = None
     runtime: str = DEFAULT_RUNTIME
     image: str | None = None
