@@ -43,10 +43,10 @@ def test_files_in_the_home_folder(home: str | None, folder: Path, monkeypatch: p
 
 
 def test_the_home_folder_of_an_unknown_user(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no user nobody-here"):
-        expand_home("~nobody-here/config")
-    (tmp_path / "safepoint.toml").write_text('[pvc]\ndata = "~nobody-here/data"\n')
-    with pytest.raises(UsageError, match=r"line 2: .*there is no user nobody-here"):
+    with pytest.raises(UsageError, match="there is no user no-such-user"):
+        expand_home("~no-such-user/config")
+    (tmp_path / "safepoint.toml").write_text('[pvc]\ndata = "~no-such-user/data"\n')
+    with pytest.raises(UsageError, match=r"line 2: .*there is no user no-such-user"):
         Configuration.load(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path)})
 
 

@@ -244,7 +244,7 @@ def _claim_folder(setting: Setting, base: Path) -> Path:
     try:
         folder = expand_home(setting.value)
     except UsageError as error:
-        raise setting.refuse(error.message, hint=error.hint) from error
+        raise setting.refuse(error.message, hint=error.hint or "") from error
     return Path(os.path.abspath(base / folder))
 
 

@@ -116,7 +116,7 @@ def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
     """
     first, _, rest = path.partition("/")
     if first == "~":
-        home = (environ or {}).get("HOME", "")
+        home = "" if environ is None else environ.get("HOME", "")
         return Path(home if os.path.isabs(home) else home_folder(), rest)
     expanded = os.path.expanduser(path)
     if first.startswith("~") and expanded == path:
