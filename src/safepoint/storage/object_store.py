@@ -41,8 +41,6 @@ _KEY_FILES = {
 """The variables that name files from which obstore takes keys."""
 _MOST_KEY_BYTES = 1 << 20
 _NUM_FENCED_TRIES = 5
-_EXTRAS = {Scheme.GS: "gcs", Scheme.AZ: "azure"}
-"""The extra of Safepoint that installs the client for a scheme."""
 
 
 class ObjectStore:
@@ -152,7 +150,7 @@ class ObjectStore:
                 self._full(key), source, size_bytes, fence=fence, progress=progress, deadline_s=deadline_s
             )
             return
-        data = _gathered(source) if isinstance(source, Content) else source.read_bytes()
+        data = _gathered(source) if isinstance(source, Content) else _read_small(source)
         self._upload_small(key, data, fence, deadline_s)
         if progress is not None and size_bytes:
             progress(size_bytes)
@@ -220,7 +218,7 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
         raise StorageError(
             f"{location} cannot be used: {location.scheme}:// needs the package obstore, and the module {error.name} "
             "is not installed",
-            hint=f"pip install 'safepoint[{_EXTRAS[location.scheme]}]'; on a cluster, use an image with obstore",
+            hint=f"pip install 'safepoint[{location.extra}]'; on a cluster, use an image with obstore",
         ) from error
     return LibraryBucket(location, options)
 
@@ -245,6 +243,15 @@ def _check_key_files(location: Location) -> None:
             ) from error
         except OSError:  # obstore says which keys it needs
             continue
+
+
+def _read_small(path: Path) -> bytes:
+    """The bytes of a file that was small a moment ago; it may have grown to any size since."""
+    with path.open("rb") as file:
+        data = file.read(WHOLE_BYTES + 1)
+    if len(data) > WHOLE_BYTES:
+        raise StorageError(f"{path} changed while it was uploaded; it is not in the store")
+    return data
 
 
 def _gathered(content: Content) -> bytes:

@@ -7,6 +7,7 @@ While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` e
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from safepoint.checkpoint.format.manifest import (
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
 from safepoint.errors import (
+    AccessDeniedError,
     ConditionError,
     ConflictError,
     ManifestError,
@@ -39,6 +41,7 @@ ATTEMPT_KEY = ".safepoint/attempt.json"
 UNFINISHED = ".safepoint/unfinished"
 PARTS = ".safepoint/parts"
 """The marks of nodes that upload their parts; see `safepoint.checkpoint.remote.publish`."""
+_log = logging.getLogger("safepoint")
 _NUM_TRIES = 5
 _PROBE_LIVES_S = 3600.0
 _MAX_ATTEMPT_BYTES = 1 << 16
@@ -334,7 +337,7 @@ class RemoteFolder:
         return {}
 
     def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
-        """Delete what ended attempts left unfinished; call it after `claim`.
+        """Delete what ended attempts left unfinished; call it after `claim`. What may not be deleted stays.
 
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
@@ -347,9 +350,12 @@ class RemoteFolder:
         for name in sorted(self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)):
             if name in keep or self.is_newer_format(name, deadline_s=deadline_s):
                 continue
-            num_deleted += self.delete_marked(
-                name, but=self._files_of_manifest(name, deadline_s), deadline_s=deadline_s
-            )
+            try:
+                num_deleted += self.delete_marked(
+                    name, but=self._files_of_manifest(name, deadline_s), deadline_s=deadline_s
+                )
+            except AccessDeniedError as error:  # it has no manifest, or a newer one: nothing reads these objects
+                _log.warning("unfinished objects of %s stay, because they may not be deleted: %s", name, error)
         for item in list(self.store.list(".safepoint", deadline_s=deadline_s)):
             if is_probe(item.key) and clock.wall_s() - item.modified_s > _PROBE_LIVES_S:
                 self.store.delete(item.key, deadline_s=deadline_s)

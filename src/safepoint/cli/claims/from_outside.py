@@ -25,8 +25,14 @@ from safepoint.storage.location import Location, parse_location, resolve_claim
 
 _LOCAL = "local"
 _LOCATIONS = ("location", "source", "target", "before", "after")
-_WRITTEN = {"prune": "location", "repair": "location", "copy": "target", "export": "target"}
-"""The command → the argument that names the location to which the command writes."""
+_WRITTEN = {
+    "adopt": "location",
+    "prune": "location",
+    "repair": "location",
+    "copy": "target",
+    "export": "target",
+}
+"""The command → the argument that names the location to which the command writes; for others a claim is read-only."""
 _OURS = ("on", "namespace", "image", "memory")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
 

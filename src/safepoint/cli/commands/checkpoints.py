@@ -18,14 +18,17 @@ from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools import export as exporting
 from safepoint.checkpoint.tools.difference import compare
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, open_inventory
+from safepoint.checkpoint.tools.removal import Removal, remove
 from safepoint.checkpoint.tools.repair import repair
 from safepoint.cli.checkpoint_answers import (
     OURS,
     Accumulation,
     adoption_answers,
     check_adopted,
+    check_removed,
     document_of,
-    fault_documents,
+    removal_answers,
+    repair_answers,
     sentence_of,
     show_reading,
     state_of,
@@ -95,7 +98,7 @@ def list_(
             [
                 item.name,
                 format_age(clock.wall_s() - item.created_s),
-                str(item.manifest.trigger) if item.manifest else "-",
+                str(item.stated.trigger) if item.stated else "-",
                 format_bytes(item.size_bytes),
                 plural(item.num_files, "file"),
                 state,
@@ -116,8 +119,9 @@ def show(location: _Place, connection: ConnectionOrSecret = None, as_json: _Json
     item = _pick(inventory, name)
     document = document_of(item, item.faults)
     lines = [f"{item.where}: {state_of(item, item.faults, deep=False)}"]
-    if item.manifest is not None:
-        record = json.loads(item.manifest.to_bytes())
+    if item.stated is not None:
+        manifest = inventory.read_manifest(item)
+        record = json.loads(manifest.to_bytes())
         document["manifest"] = record
         lines += [
             f"  {field}: {printable(text_of(value))}"
@@ -126,7 +130,7 @@ def show(location: _Place, connection: ConnectionOrSecret = None, as_json: _Json
         ]
         lines += table(
             ["  FILE", "SIZE", "DIGEST"],
-            [[f"  {entry.path}", format_bytes(entry.size_bytes), entry.digest] for entry in item.manifest.files],
+            [[f"  {entry.path}", format_bytes(entry.size_bytes), entry.digest] for entry in manifest.files],
         )
     lines += [f"  fault: {fault}" for fault in item.faults] + stray_lines(item)
     print_answer(as_json, document, lines)
@@ -211,7 +215,8 @@ def prune(
     """Delete the checkpoints that --keep does not select.
 
     The newest valid checkpoint, damaged checkpoints and checkpoints that are being read always stay. Before the
-    command deletes anything, it reads checkpoints, newest first, until it has found one that is valid.
+    command deletes anything, it reads checkpoints, newest first, until it has found one that is valid. Exit code 13:
+    a checkpoint could not be deleted; the others were.
     """
     inventory, name = _open(location)
     if name is not None:
@@ -225,7 +230,7 @@ def prune(
         raise UsageError(f"--keep: {error}") from error
     if not any(policy.is_limit for policy in policies):
         raise UsageError(f"--keep {keep!r} would delete nothing", hint="add newest=N, every=STEPS or best=N:METRIC")
-    known = {metric for item in inventory.items() if item.manifest is not None for metric in item.manifest.metrics}
+    known = {metric for item in inventory.items() if item.stated is not None for metric in item.stated.metrics}
     for policy in policies:
         if isinstance(policy, KeepBest) and policy.metric not in known:
             there = f"the metrics are {', '.join(sorted(known))}" if known else "no checkpoint has a metric"
@@ -233,13 +238,9 @@ def prune(
                 f"--keep {keep!r}: no checkpoint has the metric {policy.metric!r}; nothing was deleted", hint=there
             )
     doomed = inventory.superseded(policies, progress=show_reading)
-    gone = doomed if dry_run else [item for item in doomed if inventory.delete(item)]
-    size_bytes = sum(item.size_bytes for item in gone)
-    document = {"deleted": [item.where for item in gone], "bytes": size_bytes, "dry_run": dry_run}
-    did = "would delete" if dry_run else "deleted"
-    lines = [f"{did} {item.where} ({format_bytes(item.size_bytes)})" for item in gone]
-    lines.append(f"{did} {plural(len(gone), 'checkpoint')}, {format_bytes(size_bytes)}")
-    print_answer(as_json, document, lines)
+    found = Removal(deleted=tuple(doomed)) if dry_run else remove(inventory, doomed)
+    print_answer(as_json, *removal_answers(found, dry_run=dry_run))
+    check_removed(found, location)
 
 
 @app.command("copy")
@@ -269,7 +270,7 @@ def copy(
     if not items:
         raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
     for item in items:  # raises an error before any copy begins
-        copying.is_there(item, place)
+        copying.is_there(inventory, item, place)
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     num_damaged = 0
@@ -387,7 +388,8 @@ def repair_(
 ) -> None:
     """Remove unfinished checkpoints, and report damaged ones.
 
-    Exit codes: 11 a run uses the folder, and nothing was changed; 14 a damaged checkpoint was not removed.
+    Exit codes: 11 a run uses the folder, and nothing was changed; 13 a checkpoint cannot be removed; 14 a damaged
+    checkpoint was not removed.
     """
     inventory, name = _open(location)
     if name is not None:
@@ -399,32 +401,8 @@ def repair_(
         inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=show_reading
     )
     is_gone = drop_damaged and not dry_run
-    document = {
-        "dropped": [item.where for item in found.unfinished],
-        "recent": [item.where for item in found.recent],
-        "foreign": [item.where for item in found.foreign],
-        "newer": [item.where for item in found.newer],
-        "strays": list(found.strays),
-        "damaged": [{"where": item.where, "faults": fault_documents(item.faults)} for item in found.damaged],
-        "moved_to": found.moved_to,
-        "leftovers": found.num_leftovers,
-        "dry_run": dry_run,
-    }
-    did = "would drop" if dry_run else "dropped"
-    lines = [f"{did} {item.where}: it was not committed" for item in found.unfinished]
-    lines += [f"left {item.where}: it is unfinished, and a run may be writing it" for item in found.recent]
-    lines += [f"left {item.where}: Safepoint did not write it" for item in found.foreign]
-    lines += [f"left {item.where}: a later release wrote it" for item in found.newer]
-    lines += [f"left {printable(path)}: it is not in the manifest" for path in found.strays]
-    fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
-    if not is_gone:
-        fate = "would be removed" if drop_damaged else "left; see --drop-damaged"
-    for item in found.damaged:
-        lines.append(f"{item.where} is damaged ({fate}):")
-        lines += [f"  {fault}" for fault in item.faults]
-    if found.num_leftovers:
-        lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of ended runs")
-    print_answer(as_json, document, lines or ["nothing to repair"])
+    print_answer(as_json, *repair_answers(found, drop_damaged=drop_damaged, dry_run=dry_run))
+    check_removed(Removal(failed=found.failed), location)
     if found.damaged and not is_gone:
         raise CheckpointError(
             f"{plural(len(found.damaged), 'checkpoint')} in {location} "
