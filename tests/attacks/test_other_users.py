@@ -131,8 +131,9 @@ class TestPlantedFiles:
         (shared / name).write_text(f'[{prefix}]\noutput-dir = "/tmp/evil"\n')
         assert Configuration.load(shared).tables
         give_away(shared / name)
-        with pytest.raises(UsageError, match="belongs to another user"):
-            Configuration.load(shared)
+        found = Configuration.load(shared)
+        assert not found.tables
+        assert "belongs to user" in found.ignored[0]
 
     @pytest.mark.parametrize(
         "text", ["x = " + "[" * 5000, "x = " + "{a = " * 3000, "x = " + "9" * 5000, f"[{'.'.join('a' * 9000)}]"]
