@@ -77,7 +77,10 @@ class Place:
 
 
 def is_launched(place: Place) -> bool:
-    """Whether a launcher has started this rank. If it is the only rank, only torchrun and `safepoint run` count."""
+    """Whether a launcher has started this rank.
+
+    A single rank counts as launched only if torchrun or `safepoint run` started it.
+    """
     return place.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -158,7 +161,7 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
     if opened is None:
         return any(map(_is_planted, found))
     try:
-        # In this order: what was accepted cannot be moved away by another user any more.
+        # First the owners, then the comparison: once the owners are accepted, no other user can move the file away.
         return any(map(_is_of_stranger, found)) or not os.path.samestat(os.stat(path), os.fstat(opened))
     except OSError:
         return True

@@ -337,7 +337,9 @@ class RemoteFolder:
         return {}
 
     def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
-        """Delete what ended attempts left unfinished; call it after `claim`. What may not be deleted stays.
+        """Delete what ended attempts left unfinished; call it after `claim`.
+
+        Objects that the credentials may not delete stay, with a warning.
 
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
@@ -354,8 +356,14 @@ class RemoteFolder:
                 num_deleted += self.delete_marked(
                     name, but=self._files_of_manifest(name, deadline_s), deadline_s=deadline_s
                 )
-            except AccessDeniedError as error:  # it has no manifest, or a newer one: nothing reads these objects
-                _log.warning("unfinished objects of %s stay, because they may not be deleted: %s", name, error)
+            except AccessDeniedError as error:
+                # No reader uses these objects: the checkpoint has no manifest, or its manifest does not list them.
+                _log.warning(
+                    "objects that an earlier attempt left unfinished in %s stay in the store, because you have no "
+                    "permission to delete them: %s",
+                    name,
+                    error,
+                )
         for item in list(self.store.list(".safepoint", deadline_s=deadline_s)):
             if is_probe(item.key) and clock.wall_s() - item.modified_s > _PROBE_LIVES_S:
                 self.store.delete(item.key, deadline_s=deadline_s)

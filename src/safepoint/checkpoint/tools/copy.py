@@ -160,7 +160,8 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     left_out = [entry.path for entry in chosen if _is_hidden(entry.path)]
     if left_out:
         _log.warning(
-            "%s of %s not exported, such as %s: their names begin with a dot, as no file of a model does",
+            "the export leaves out %s of %s, such as %s: files and folders whose names begin with a dot are not part "
+            "of a model",
             plural(len(left_out), "file"),
             item.where,
             printable(left_out[0]),

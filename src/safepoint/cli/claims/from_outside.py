@@ -57,7 +57,8 @@ _Image = Annotated[
     typer.Option(
         metavar="IMAGE",
         help="With a claim of a cluster: the image of the pod that mounts it.",
-        show_default="that of the newest job that uses the claim, or else of a runtime",
+        show_default="that of the newest job that uses the claim; if no job does, that of the runtime "
+        "torch-distributed or, if there is none, of another runtime",
     ),
 ]
 _Memory = Annotated[

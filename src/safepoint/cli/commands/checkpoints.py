@@ -251,7 +251,7 @@ def copy(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location, whose complete checkpoints are all copied.",
+            help="A checkpoint, or an output location; of a location, all complete checkpoints are copied.",
         ),
     ],
     target: Annotated[

@@ -127,7 +127,7 @@ def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource:
     """The source of the keys.
 
     Args:
-        options: contain the keys, if the environment does.
+        options: with the keys, if the environment sets them.
         environ: the variables of AWS's tools.
     """
     if options.access_key_id and options.secret_access_key:
@@ -225,7 +225,7 @@ def _of_container(environ: Mapping[str, str]) -> Keys:
 def _of_instance(environ: Mapping[str, str]) -> Keys:
     """The keys of the role of an EC2 instance.
 
-    Source: "Use the Instance Metadata Service to access instance metadata" in the Amazon EC2 user guide, version 2.
+    Source: "Use the Instance Metadata Service to access instance metadata" in the Amazon EC2 user guide; IMDSv2.
     """
     root = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _INSTANCE
     if urlsplit(root).hostname not in _INSTANCE_HOSTS:
