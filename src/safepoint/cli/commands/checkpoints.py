@@ -4,7 +4,6 @@ The answer goes to stdout: lines, or one JSON document with `--json`. Progress g
 """
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from safepoint.checkpoint.tools import adopt as adopting
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools import export as exporting
 from safepoint.checkpoint.tools.difference import compare
-from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, open_inventory
+from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
 from safepoint.checkpoint.tools.removal import Removal, remove
 from safepoint.checkpoint.tools.repair import repair
 from safepoint.cli.checkpoint_answers import (
@@ -36,15 +35,15 @@ from safepoint.cli.checkpoint_answers import (
     text_of,
 )
 from safepoint.cli.claims.from_outside import with_clusters
+from safepoint.cli.location_argument import CheckpointPlace, OutputPlace, location_of, open_place, pick
 from safepoint.cli.output import print_answer, table
 from safepoint.cli.place import ConnectionOrSecret, find_place
 from safepoint.errors import CheckpointError, NothingValidError, PartlyDoneError, UsageError, printable
 from safepoint.foundation import clock
-from safepoint.foundation.events import console
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.units import format_age, format_bytes, plural
 from safepoint.storage.browsing import browse
-from safepoint.storage.location import Location, parse_location, resolve_claim
+from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 
 app = typer.Typer(
@@ -54,23 +53,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_Place = Annotated[
-    str,
-    typer.Argument(
-        metavar="LOCATION",
-        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME. Append /checkpoint-20 for "
-        "one checkpoint or, in an object store, /final for the final model.",
-        callback=find_place,
-    ),
-]
-_OutputPlace = Annotated[
-    str,
-    typer.Argument(
-        metavar="LOCATION",
-        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME.",
-        callback=find_place,
-    ),
-]
 _NEWEST = "A checkpoint, or an output location, which stands for its newest complete checkpoint."
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
@@ -80,13 +62,13 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command
 @app.command("list")
 @with_clusters
 def list_(
-    location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
+    location: CheckpointPlace, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
 ) -> None:
     """List the checkpoints of a location, newest first.
 
     For each checkpoint the list shows the age, trigger, size, number of files and state, such as complete or damaged.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     items = inventory.items() if name is None else [inventory.item(name)]
     rows: list[list[str]] = []
     documents: list[dict[str, Any]] = []
@@ -110,13 +92,13 @@ def list_(
 
 @app.command()
 @with_clusters
-def show(location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False) -> None:
+def show(location: CheckpointPlace, connection: ConnectionOrSecret = None, as_json: _Json = False) -> None:
     """Show the manifest and the files of a checkpoint.
 
     Given an output location, the command shows its newest complete checkpoint.
     """
-    inventory, name = _open(location)
-    item = _pick(inventory, name)
+    inventory, name = open_place(location)
+    item = pick(inventory, name)
     document = document_of(item, item.faults)
     lines = [f"{item.where}: {state_of(item, item.faults, deep=False)}"]
     if item.stated is not None:
@@ -139,13 +121,13 @@ def show(location: _Place, connection: ConnectionOrSecret = None, as_json: _Json
 @app.command()
 @with_clusters
 def verify(
-    location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
+    location: CheckpointPlace, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
 ) -> None:
     """Check one checkpoint, or all checkpoints of a location, and report faults.
 
     Without --deep, only the sizes of files are checked. Exit code 14: a checkpoint is damaged, or none exists.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     # A folder without a manifest counts as damaged only if the user names this folder.
     everything = [inventory.item(name)] if name else inventory.items()
     items = [item for item in everything if name or item.kind in OURS]
@@ -177,7 +159,7 @@ def verify(
 @app.command()
 @with_clusters
 def adopt(
-    location: _Place,
+    location: CheckpointPlace,
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
     dry_run: _DryRun = False,
@@ -188,7 +170,7 @@ def adopt(
     A checkpoint with a fault is not adopted. From then on, retention counts the adopted checkpoints and may delete
     them. Exit codes: 3 some checkpoints have faults; 11 a run uses the folder; 14 all checkpoints have faults.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     items = [item for item in ([inventory.item(name)] if name else inventory.items()) if item.kind is Kind.FOREIGN]
     found = adopting.adopt(inventory, items, accumulation=accumulation, dry_run=dry_run, progress=show_reading)
     documents, lines = adoption_answers(found, dry_run=dry_run)
@@ -199,7 +181,7 @@ def adopt(
 @app.command()
 @with_clusters
 def prune(
-    location: _OutputPlace,
+    location: OutputPlace,
     keep: Annotated[
         str,
         typer.Option(
@@ -218,7 +200,7 @@ def prune(
     command deletes anything, it reads checkpoints, newest first, until it has found one that is valid. Exit code 13:
     a checkpoint could not be deleted; the others were.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     if name is not None:
         raise UsageError(
             f"{location} is a single checkpoint, and this command needs an output location",
@@ -264,7 +246,7 @@ def copy(
 
     Copies between folders, object stores and claims.
     """
-    inventory, name = _open(source)
+    inventory, name = open_place(source)
     place = _place_around(target, name)
     items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
     if not items:
@@ -322,9 +304,9 @@ def export(
     if location is not None:
         where, paths = str(location), exporting.export_pieces(open_store(location), "", place, progress=progress)
     else:
-        inventory, name = _open(source)
+        inventory, name = open_place(source)
         finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
-        item = finals[0] if finals and name is None else _pick(inventory, name)
+        item = finals[0] if finals and name is None else pick(inventory, name)
         where, paths = item.where, _export_item(inventory, item, place, progress)
     document = {"from": where, "to": str(place), "files": paths}
     lines = [f"exported {where} to {place}:", *(f"  {path}" for path in paths)]
@@ -348,8 +330,8 @@ def diff(
 
     Compares the settings and the files; with --deep, also the tensors.
     """
-    places = [_open(text) for text in (before, after)]
-    old, new = ((inventory, _pick(inventory, name)) for inventory, name in places)
+    places = [open_place(text) for text in (before, after)]
+    old, new = ((inventory, pick(inventory, name)) for inventory, name in places)
     found = compare(old, new, deep=deep, progress=ProgressLine("comparing").update)
     document = {"before": old[1].where, "after": new[1].where, **dataclasses.asdict(found)}
     lines = [f"from {old[1].where}", f"to   {new[1].where}"]
@@ -364,7 +346,7 @@ def diff(
 @app.command("repair")
 @with_clusters
 def repair_(
-    location: _OutputPlace,
+    location: OutputPlace,
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
     deep: _Deep = False,
@@ -391,7 +373,7 @@ def repair_(
     Exit codes: 11 a run uses the folder, and nothing was changed; 13 a checkpoint cannot be removed; 14 a damaged
     checkpoint was not removed.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     if name is not None:
         raise UsageError(
             f"{location} is a single checkpoint, and this command needs an output location",
@@ -409,17 +391,6 @@ def repair_(
             f"{'is' if len(found.damaged) == 1 else 'are'} damaged and not removed",
             hint="--drop-damaged removes them",
         )
-
-
-def _pick(inventory: Inventory, name: str | None) -> Item:
-    """The checkpoint of this name; without a name, the newest complete one, with a warning that lists newer ones."""
-    item = inventory.item(name)
-    if name is None:
-        newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())
-        incomplete = [f"{other.name} ({state_of(other, other.faults, deep=False)})" for other in newer]
-        if incomplete:
-            console.set_up(0).warning("using %s; newer ones are not complete: %s", item.name, ", ".join(incomplete))
-    return item
 
 
 def _place_around(text: str, name: str | None) -> Location:
@@ -444,30 +415,15 @@ def _export_item(inventory: Inventory, item: Item, place: Location, progress: co
 
 def _sharded_model(text: str) -> Location | None:
     """The location, if it contains a sharded model and, in an object store, is no checkpoint; otherwise None."""
-    location = _location(text)
+    location = location_of(text)
     if location.is_folder:
         return location if exporting.is_in_pieces(browse(open_store(location))) else None
-    inventory, name = _open(text)
+    inventory, name = open_place(text)
     return location if name is None and exporting.is_in_pieces(browse(inventory.store)) else None
 
 
-def _open(text: str) -> tuple[Inventory, str | None]:
-    console.set_up(0)
-    try:
-        return open_inventory(text)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _location(text: str) -> Location:
-    try:
-        return resolve_claim(parse_location(text))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def _place(text: str) -> Location:
-    location = _location(text)
+    location = location_of(text)
     if any(step_of(Path(part)) is not None for part in location.path.split("/")[:-1]):
         raise UsageError(
             f"{text} is inside a checkpoint, and writing there would damage it", hint="use another location"
