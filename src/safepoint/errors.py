@@ -42,9 +42,16 @@ _PARAMETER = re.compile(
 )
 
 
+_MOST_CHARACTERS = 16_384
+
+
 def without_credentials(text: str) -> str:
     """`text` without the user names, passwords and signatures that are in its URLs."""
-    return _PARAMETER.sub(r"\g<name>...", _ADDRESS.sub(r"\g<scheme>", text)) if ":/" in text else text
+    if ":/" not in text:
+        return text
+    if "@" in text:
+        text = _ADDRESS.sub(r"\g<scheme>", text)
+    return _PARAMETER.sub(r"\g<name>...", text)
 
 
 def printable(text: str) -> str:
@@ -58,6 +65,14 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Several lines, each of them `printable`; tabs become spaces."""
     return "\n".join(printable(line.expandtabs()) for line in text.split("\n"))
+
+
+def message_lines(text: str) -> str:
+    """`printable_lines` of the first 16,384 characters of a message; a server's answer may be much longer."""
+    left_out = len(text) - _MOST_CHARACTERS
+    if left_out <= 0:
+        return printable_lines(text)
+    return f"{printable_lines(text[:_MOST_CHARACTERS])} … ({left_out:,} more characters)"
 
 
 _translate: list[Callable[[str], str]] = []
@@ -109,8 +124,8 @@ class SafepointError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        self.message = printable_lines(in_readers_words(message))
-        self.hint = None if hint is None else printable_lines(in_readers_words(hint))
+        self.message = message_lines(in_readers_words(message))
+        self.hint = None if hint is None else message_lines(in_readers_words(hint))
         super().__init__(self.message)
 
     def __str__(self) -> str:

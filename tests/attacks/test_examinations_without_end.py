@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from safepoint.checkpoint.foreign import contents
 from safepoint.checkpoint.foreign.examine import examine, faults_of_names
-from safepoint.checkpoint.weights import budget, torch_file
+from safepoint.checkpoint.pickles import bounded_pickle
+from safepoint.checkpoint.weights import budget
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events.run_events import NewerForeign
 from safepoint.foundation.events.stream import Event
@@ -149,14 +150,14 @@ def test_a_key_of_tuples(folder: Path) -> None:
 def test_many_files_with_many_instructions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All files of a checkpoint count together."""
     num_instructions = 0
+    count = bounded_pickle.InstructionLimits.count
 
-    class Counting(torch_file._Instructions):
-        def __getitem__(self, code: int) -> Any:
-            nonlocal num_instructions
-            num_instructions += 1
-            return super().__getitem__(code)
+    def counting(self: bounded_pickle.InstructionLimits, code: int) -> None:
+        nonlocal num_instructions
+        num_instructions += 1
+        count(self, code)
 
-    monkeypatch.setattr(torch_file, "_Instructions", Counting)
+    monkeypatch.setattr(bounded_pickle.InstructionLimits, "count", counting)
     monkeypatch.setitem(budget._MOST, budget.Cost.STEPS, 50_000)
     (folder / "rng_state.pth").unlink()
     for rank in range(100):

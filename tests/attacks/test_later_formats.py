@@ -96,7 +96,7 @@ def test_a_save_does_not_replace_it(tmp_path: Path) -> None:
         commit(output, step)
     prune(output, parse_policies("newest=1"), lambda event: None)
     assert (folder / _MANIFEST).read_bytes() == later
-    assert set_aside(tmp_path, [folder]) is not None
+    assert set_aside(tmp_path, [folder]).place is not None
     commit(output, 10)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import StorageError, UsageError
-from safepoint.foundation import environment
+from safepoint.foundation import environment, processes
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.files import FolderLock, is_being_read, reading
 from safepoint.foundation.processes import JOB_VARIABLE, processes_of
@@ -131,8 +131,9 @@ class TestPlantedFiles:
         (shared / name).write_text(f'[{prefix}]\noutput-dir = "/tmp/evil"\n')
         assert Configuration.load(shared).tables
         give_away(shared / name)
-        with pytest.raises(UsageError, match="belongs to another user"):
-            Configuration.load(shared)
+        found = Configuration.load(shared)
+        assert not found.tables
+        assert "belongs to user" in found.ignored[0]
 
     @pytest.mark.parametrize(
         "text", ["x = " + "[" * 5000, "x = " + "{a = " * 3000, "x = " + "9" * 5000, f"[{'.'.join('a' * 9000)}]"]
@@ -270,6 +271,26 @@ class TestLocks:
         with path.open() as other:
             fcntl.flock(other, fcntl.LOCK_SH)
             assert is_being_read(path)
+
+    @pytest.mark.parametrize("is_reused", [False, True])
+    def test_a_lease_whose_process_has_ended(
+        self, is_reused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another user's process locks the file, passes it on, and ends. One of this user may get its number."""
+        path = tmp_path / "manifest"
+        path.touch()
+        path.chmod(0o644)
+        code = (
+            f"file = open({str(path)!r})\nchild = os.fork()\n"
+            "if not child: fcntl.flock(file, fcntl.LOCK_SH); os._exit(0)\nos.waitpid(child, 0)"
+        )
+        with stranger(code):
+            if is_reused:
+                users = {os.getpid(): os.getuid()}
+                monkeypatch.setattr(processes, "_pids_with_lock", lambda place: iter(users))
+            assert not is_being_read(path)
+            with reading(path):
+                assert is_being_read(path)
 
 
 def test_processes_of_another_user_are_not_a_jobs(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_names_and_places_of_dcp_are_checked_before_they_are_used(tmp_path: Path
 
 
 def test_many_instructions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("safepoint.checkpoint.weights.torch_file._MAX_INSTRUCTIONS", 1000)
+    monkeypatch.setattr("safepoint.checkpoint.pickles.bounded_pickle._MAX_INSTRUCTIONS", 1000)
     assert read_inert(b"N0" * 400 + b"N.") is None
     with pytest.raises(CheckpointError, match="instructions"):
         read_inert(b"N0" * 600 + b"N.")

@@ -4,7 +4,9 @@ import base64
 import contextlib
 import http.server
 import os
+import socket
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from safepoint.errors import StorageError
 from safepoint.foundation import clock
+from safepoint.foundation.closed_requests import exchange
 from safepoint.storage.location import parse_location
 from safepoint.storage.object_store import ObjectStore
 from safepoint.storage.options import StorageOptions
@@ -237,3 +240,24 @@ def test_a_token_in_the_address_is_not_sent_as_referer(
     finally:
         store.close()
         elsewhere.close()
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "ALL_PROXY"])
+@pytest.mark.parametrize("scheme", ["https", "socks5", "socks4", "ftp"])
+def test_a_proxy_that_would_get_its_password_without_encryption(
+    scheme: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tunnel is opened by plain HTTP: no other proxy is spoken to."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv(name, f"{scheme}://user:PROXYPW@127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "")
+        options = StorageOptions(**KEYS)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(StorageError, match="only http:// is supported") as refused:
+            list(ObjectStore(parse_location("s3://bucket/run"), options).list())
+        assert "PROXYPW" not in str(refused.value)
+        request = urllib.request.Request("https://sts.amazonaws.com", data=b"x")
+        with pytest.raises(OSError, match="only http:// is supported"):
+            exchange(request, to="it", timeout_s=5, max_bytes=10)
+        listener.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            listener.accept()

@@ -20,13 +20,14 @@ pytest.importorskip("lightkube")
 
 from safepoint.cli.claims import from_outside
 from safepoint.cli.place import ClusterStorage, _identity
-from safepoint.errors import SafepointError
+from safepoint.errors import SafepointError, UsageError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.connection import connect_to
 from safepoint.jobs.cluster.helper.job_storage import open_directly, secret_values, storage_of
 from safepoint.jobs.cluster.spec import RECORD
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
+from safepoint.storage.options import StorageOptions
 from tests.attacks.test_hostile_clusters import Handler, Server, job, kubeconfig
 
 PRIVATE = "PRIVATE-KEY-OF-THE-USER"
@@ -193,3 +194,42 @@ def test_the_attack_itself(own: Path, sink: tuple[str, list[str]]) -> None:
     with _identity({}, hostile(own, url)[0]), pytest.raises(SafepointError):
         list(open_store(parse_location("s3://bucket/run")).list(""))
     assert any(PRIVATE in request for request in seen)
+
+
+HOSTS = (
+    "x.evil.example:8443/",
+    "evil.example#",
+    "evil.example?",
+    "a@evil.example",
+    "\0",
+    "\ud800",
+    "us\r\nX-Evil: 1",
+)
+
+
+@pytest.mark.parametrize("text", HOSTS)
+@pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_a_region_that_names_another_host(name: str, text: str) -> None:
+    """The region is a part of the names of AWS's servers, which receive the keys."""
+    with pytest.raises(ValueError, match="region"):
+        StorageOptions.from_environment({name: text})
+
+
+@pytest.mark.parametrize("text", ["evil.example:8443/", "evil.example#", "A", "a" * 25, "a.b"])
+def test_an_account_that_names_another_host(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account is a part of the names of Azure's servers, which receive the token."""
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "azure_storage_account_name"):
+        with monkeypatch.context() as changed_environment:
+            changed_environment.setenv(name, text)
+            with pytest.raises(UsageError, match="no name of a storage account"):
+                list(open_store(parse_location("az://container/run")).list(""))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "pvc"])
+@pytest.mark.parametrize(
+    "bucket", ["evil.example:8443#", "evil.example?", "a:b", "a\\b", "a b", "-a", "é", "a%2f", "a;b"]
+)
+def test_a_bucket_that_names_another_host(scheme: str, bucket: str) -> None:
+    """The bucket is a part of the name of the server too."""
+    with pytest.raises(ValueError, match="invalid name"):
+        parse_location(f"{scheme}://{bucket}/run")

@@ -205,6 +205,7 @@ def test_one_sigint_saves(tmp_path: Path) -> None:
         job.signal(signal.SIGINT)
         assert job.wait(30) == 75, job.text
     assert_saved_and_valid(output)
+    assert [event["signal"] for event in read_events(output, "stop_requested")] == ["SIGINT"]
 
 
 def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies, prune
 from safepoint.foundation import files
-from safepoint.foundation.events.run_events import Pruned, SaveFailed
+from safepoint.foundation.events.run_events import Pruned, PruneFailed
 from safepoint.foundation.events.stream import Event
 from tests.support.checkpoints import commit
 from tests.support.commands import safepoint
@@ -36,7 +36,7 @@ def attempt(root: Path, steps: Sequence[int] = (3,)) -> list[Event]:
 def whole(root: Path) -> None:
     """Everything that Safepoint does with folders, each with its result."""
     reported = attempt(root, [1, 2, 3, 3])
-    assert not [event for event in reported if isinstance(event, SaveFailed)], reported
+    assert not [event for event in reported if isinstance(event, PruneFailed)], reported
     assert [event.step for event in reported if isinstance(event, Pruned)] == [1]
     assert OutputFolder(root).steps() == [3, 2]
     for step in (2, 3):

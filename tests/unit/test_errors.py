@@ -49,3 +49,10 @@ def test_an_interruption_passes_through_except_exception() -> None:
     assert interrupted.code == 75
     with pytest.raises(SystemExit):
         raise interrupted
+
+
+def test_a_message_of_millions_of_characters() -> None:
+    """It is cut before it is searched for credentials, which would take minutes."""
+    error = SafepointError("a:/:" * 8_000_000)
+    assert len(error.message) < 20_000
+    assert error.message.endswith("… (31,983,616 more characters)")

@@ -13,6 +13,7 @@ written (`checkpoint.tools.atomic_export`).
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -141,7 +142,11 @@ class FolderDestination:
     def publish(self) -> None:
         """See `Destination`. What another program has put under the name is moved aside, not deleted."""
         if lacks_record(self.target) and os.listdir(self.target):
-            set_aside(self.target.parent, [self.target])
+            for reason in set_aside(self.target.parent, [self.target]).left.values():  # it would be deleted below
+                raise SaveError(
+                    f"{self.target} exists, Safepoint did not write it, and it cannot be moved aside: {reason}",
+                    hint="move it away",
+                )
         if self._trash is not None:
             files.replace_folder(self.source, self.target, trash=self._trash)
             return
@@ -153,6 +158,14 @@ class FolderDestination:
     def discard(self) -> None:
         """See `Destination`."""
         files.delete_tree(self.source)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` a second name of the file `source`; where the file system has no hard links, copy the file."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 def fsync_parents(root: Path, paths: Iterable[str]) -> None:

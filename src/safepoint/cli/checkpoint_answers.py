@@ -9,9 +9,11 @@ from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.tools.adopt import Adoption
 from safepoint.checkpoint.tools.difference import Change
 from safepoint.checkpoint.tools.inventory import Item, Kind
-from safepoint.errors import CheckpointError, PartlyDoneError, printable
+from safepoint.checkpoint.tools.removal import Removal
+from safepoint.checkpoint.tools.repair import Repair
+from safepoint.errors import CheckpointError, PartlyDoneError, StorageError, printable
 from safepoint.foundation.events.console import ProgressLine
-from safepoint.foundation.units import plural
+from safepoint.foundation.units import format_bytes, plural
 
 Accumulation = Annotated[
     int | None,
@@ -37,14 +39,14 @@ def state_of(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
 
 def document_of(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
     """A checkpoint as JSON."""
-    manifest = item.manifest
+    stated = item.stated
     return {
         "name": item.name,
         "where": item.where,
-        "step": manifest.step if manifest else None,
-        "created": manifest.created if manifest else None,
+        "step": stated.step if stated else None,
+        "created": stated.created if stated else None,
         "created_s": item.created_s,
-        "trigger": str(manifest.trigger) if manifest else None,
+        "trigger": str(stated.trigger) if stated else None,
         "kind": item.kind,
         "files": item.num_files,
         "bytes": item.size_bytes,
@@ -72,6 +74,73 @@ def check_adopted(found: Sequence[Adoption], location: str) -> None:
     if num_faulty:
         kind = CheckpointError if num_faulty == len(found) else PartlyDoneError
         raise kind(f"{num_faulty} of {plural(len(found), 'checkpoint')} in {location} cannot be adopted, see above")
+
+
+def removal_answers(found: Removal, *, dry_run: bool) -> tuple[dict[str, Any], list[str]]:
+    """What `prune` has deleted, as JSON and as lines."""
+    gone = found.deleted
+    size_bytes = sum(item.size_bytes for item in gone)
+    document = {
+        "deleted": [item.where for item in gone],
+        "bytes": size_bytes,
+        "dry_run": dry_run,
+        "failed": _failures(found.failed),
+    }
+    did = "would delete" if dry_run else "deleted"
+    lines = [f"{did} {item.where} ({format_bytes(item.size_bytes)})" for item in gone]
+    lines += [f"left {item.where}: it cannot be deleted: {printable(reason)}" for item, reason in found.failed]
+    lines.append(f"{did} {plural(len(gone), 'checkpoint')}, {format_bytes(size_bytes)}")
+    return document, lines
+
+
+def repair_answers(found: Repair, *, drop_damaged: bool, dry_run: bool) -> tuple[dict[str, Any], list[str]]:
+    """What `repair` has found and done, as JSON and as lines."""
+    document = {
+        "dropped": [item.where for item in found.unfinished],
+        "recent": [item.where for item in found.recent],
+        "foreign": [item.where for item in found.foreign],
+        "newer": [item.where for item in found.newer],
+        "strays": list(found.strays),
+        "damaged": [{"where": item.where, "faults": fault_documents(item.faults)} for item in found.damaged],
+        "moved_to": found.moved_to,
+        "leftovers": found.num_leftovers,
+        "dry_run": dry_run,
+        "failed": _failures(found.failed),
+    }
+    did = "would drop" if dry_run else "dropped"
+    lines = [f"{did} {item.where}: it was not committed" for item in found.unfinished]
+    lines += [f"left {item.where}: it is unfinished, and a run may be writing it" for item in found.recent]
+    lines += [f"left {item.where}: Safepoint did not write it" for item in found.foreign]
+    lines += [f"left {item.where}: a later release wrote it" for item in found.newer]
+    lines += [f"left {printable(path)}: it is not in the manifest" for path in found.strays]
+    fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
+    if dry_run or not drop_damaged:
+        fate = "would be removed" if drop_damaged else "left; see --drop-damaged"
+    reasons = {item.where: reason for item, reason in found.failed}
+    for item in found.damaged:
+        reason = reasons.pop(item.where, None)
+        how = fate if reason is None else f"left, because it cannot be removed: {printable(reason)}"
+        lines.append(f"{item.where} is damaged ({how}):")
+        lines += [f"  {fault}" for fault in item.faults]
+    lines += [f"left {where}: it cannot be removed: {printable(reason)}" for where, reason in reasons.items()]
+    if found.num_leftovers:
+        lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of ended runs")
+    return document, lines or ["nothing to repair"]
+
+
+def check_removed(found: Removal, location: str) -> None:
+    """Raise an error if a checkpoint could not be removed."""
+    if found.failed:
+        item, reason = found.failed[0]
+        raise StorageError(
+            f"{plural(len(found.failed), 'checkpoint')} in {location} could not be removed, such as {item.name} "
+            f"({printable(reason)}); the others were",
+            hint="correct the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again",
+        )
+
+
+def _failures(failed: Sequence[tuple[Item, str]]) -> list[dict[str, str]]:
+    return [{"where": item.where, "reason": reason} for item, reason in failed]
 
 
 def stray_lines(item: Item) -> list[str]:

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from safepoint.cli.lazy import Command, Invocation, LazyCommand, LazyGroup
+from safepoint.cli.output import print_warning
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import RESERVED, Configuration, Setting
 from safepoint.foundation.units import nearest
@@ -58,6 +59,9 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
     """
     try:
         configuration = Configuration.load()
+        if "--help" not in invocation.options:
+            for warning in configuration.ignored:
+                print_warning(warning)
         check_tables(configuration, invocation.root)
         check_places(configuration, invocation.root)
         place = place_of(invocation, configuration)

@@ -34,7 +34,7 @@ class ClusterStorage:
     on: str
     namespace: str | None
     connection: str | None
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
 def _connect(context: typer.Context, name: str | None) -> str | None:

@@ -41,12 +41,12 @@ def look_at_history(folder: Path) -> History:
     """Read the records of a folder. Without records, all values are None."""
     output = OutputFolder(folder)
     try:
-        manifests = output.manifests()
+        newest = next((manifest for _, manifest in output.manifests()), None)
     except OSError:
-        manifests = []
+        newest = None
     progress = read_progress(output.progress)
     return History(
-        state_bytes=sum(entry.size_bytes for entry in manifests[0][1].files) if manifests else None,
+        state_bytes=None if newest is None else newest.size_bytes,
         save_s=max(_durations_of_saves(output.events)[-_NUM_SAVES:], default=None),
         step_s=None if progress is None or progress.step_s is None else progress.step_s + progress.pause_s,
     )

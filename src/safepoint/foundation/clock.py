@@ -1,7 +1,12 @@
 """Time, in one place, so that tests can replace it."""
 
+import math
 import time
 from datetime import UTC, datetime
+
+_EARLIEST_S = datetime(1, 1, 2, tzinfo=UTC).timestamp()
+_LATEST_S = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
+"""The range of dates. A day is left at both ends, so that a date can be converted to any time zone."""
 
 
 def monotonic_s() -> float:
@@ -24,15 +29,27 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def date_of(time_s: float) -> datetime:
+    """The date in UTC of a time in seconds since 1970.
+
+    A file system may store times before year 1 and after year 9999. For these the result is the first or last date.
+    """
+    is_number = not math.isnan(time_s)
+    return datetime.fromtimestamp(min(max(time_s, _EARLIEST_S), _LATEST_S) if is_number else 0.0, UTC)
+
+
 def as_utc(time_s: float) -> str:
-    """A time in seconds since 1970, in the form of `utc_now`."""
-    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """A time in seconds since 1970, in the form of `utc_now`; see `date_of` for times that are out of range."""
+    return date_of(time_s).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse_utc(text: str) -> float:
     """Seconds since 1970 of a time that `utc_now` wrote.
 
     Raises:
-        ValueError: `text` is not a time in this format.
+        ValueError: `text` is not a time in this format, or is out of range.
     """
-    return datetime.fromisoformat(text).timestamp()
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except OverflowError as error:
+        raise ValueError(f"the time {text!r} is out of range") from error

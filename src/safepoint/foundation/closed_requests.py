@@ -13,8 +13,35 @@ import sys
 import urllib.error
 import urllib.request
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from safepoint.foundation import clock
+
+
+def tunnel_proxy(url: str) -> str | None:
+    """The proxy that the environment names for an https request, as a URL; None if it names none.
+
+    Raises:
+        OSError: the proxy is not reached by plain HTTP. `http.client` would send it the password of the proxy without
+            encryption.
+    """
+    if urllib.request.proxy_bypass(urlsplit(url).hostname or ""):
+        return None
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get("https") or proxies.get("all")
+    if not proxy:
+        return None
+    scheme, has_scheme, _ = proxy.partition("://")
+    if has_scheme and scheme.lower() != "http":
+        raise OSError(
+            f"the proxy of HTTPS_PROXY or ALL_PROXY begins with {scheme[:20]}://; only http:// is supported"
+        )
+    proxy = proxy if has_scheme else f"http://{proxy}"
+    try:
+        urlsplit(proxy).port  # noqa: B018  it raises for a port that is no number
+    except ValueError:
+        raise OSError("the proxy of HTTPS_PROXY or ALL_PROXY is not a valid address") from None
+    return proxy
 
 
 def exchange(
@@ -40,7 +67,8 @@ def exchange(
     """
     # An https request passes through a proxy in an encrypted tunnel. An http request must not use a proxy, which
     # could read it.
-    proxies = urllib.request.ProxyHandler(None if request.type == "https" else {})
+    proxy = tunnel_proxy(request.full_url) if request.type == "https" else None
+    proxies = urllib.request.ProxyHandler({"https": proxy} if proxy else {})
     until_s = clock.monotonic_s() + timeout_s
     opener = urllib.request.build_opener(
         proxies, _TimedHandler(until_s), _TimedTlsHandler(until_s, context), _NoRedirects()

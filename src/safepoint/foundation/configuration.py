@@ -5,6 +5,10 @@ folders of claims on this machine, and, in the user's own file, `[local]` with t
 `[places.NAME]` with the clusters and the options of `submit` there. Dashes and underscores are equivalent. For each
 setting the first file that has it is used.
 
+A file of a project counts only if no other user can have written it, because its settings decide which programs run
+and where checkpoints go. Otherwise it is ignored, and `Configuration.ignored` says why. The environment variable
+SAFEPOINT_TRUSTED_FOLDERS names folders whose files count in any case.
+
 A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line (if it can be
 found), the table, the key, the value, and what to do. `safepoint.cli` knows which commands and options there are.
 """
@@ -18,14 +22,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.errors import UsageError, printable
-from safepoint.foundation.environment import home_folder, open_trusted
+from safepoint.foundation.environment import expand_home, home_folder, open_only_file, open_trusted, why_foreign
 from safepoint.foundation.units import nearest
 
 PROJECT_FILE = "safepoint.toml"
 _PYPROJECT = "pyproject.toml"
+TRUSTED_FOLDERS = "SAFEPOINT_TRUSTED_FOLDERS"
+"""The environment variable with the folders whose files count although other users own them, separated by colons."""
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 10
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
+_OWN_TABLE = re.compile(r"tool[\s\"']*\.[\s\"']*safepoint")
 _KEY = re.compile(r"\s*([^=#\[\]{}]+?)\s*=")
 _PVC, _LOCAL, _PLACES = "pvc", "local", "places"
 RESERVED = (_PVC, _LOCAL, _PLACES)
@@ -123,6 +130,7 @@ class Configuration:
         local: what jobs may use of this machine.
         places: the clusters, by name.
         origins: the settings that `pvc`, `local` and `places` come from, by table and name.
+        ignored: for each file that another user may have written, a sentence that names it, for a warning.
     """
 
     tables: tuple[Table, ...] = ()
@@ -130,6 +138,7 @@ class Configuration:
     local: LocalMachine = LocalMachine()
     places: Mapping[str, ClusterPlace] = field(default_factory=dict[str, ClusterPlace])
     origins: Mapping[tuple[str, str], Setting] = field(default_factory=dict[tuple[str, str], Setting])
+    ignored: tuple[str, ...] = ()
 
     @property
     def default_place(self) -> ClusterPlace | None:
@@ -150,13 +159,15 @@ class Configuration:
 
         Args:
             folder: the folder of the project's files; the current one when None.
-            environ: the environment with XDG_CONFIG_HOME and HOME; the process's own when None.
+            environ: the environment with XDG_CONFIG_HOME, HOME and SAFEPOINT_TRUSTED_FOLDERS; the process's own when
+                None.
 
         Raises:
             UsageError: a file cannot be read, or a setting in it is invalid.
         """
         folder = Path() if folder is None else folder
-        return cls._read((folder / PROJECT_FILE, folder / _PYPROJECT, user_file(environ)))
+        paths = (folder / PROJECT_FILE, folder / _PYPROJECT, user_file(environ))
+        return cls._read(paths, is_trusted=_is_trusted(folder, environ))
 
     @classmethod
     def of_user(cls, environ: Mapping[str, str] | None = None) -> "Configuration":
@@ -168,14 +179,18 @@ class Configuration:
         return cls._read((user_file(environ),))
 
     @classmethod
-    def _read(cls, paths: Sequence[Path]) -> "Configuration":
+    def _read(cls, paths: Sequence[Path], *, is_trusted: bool = False) -> "Configuration":
         tables: list[Table] = []
         pvc: dict[str, Path] = {}
         local: dict[str, int] = {}
         places: dict[str, ClusterPlace] = {}
         origins: dict[tuple[str, str], Setting] = {}
+        ignored: list[str] = []
         for path in paths:
-            for table in _tables(path):
+            source = _read(path, is_users=path == paths[-1], is_trusted=is_trusted)
+            if source.why_ignored is not None:
+                ignored.append(_warning(path, source.why_ignored))
+            for table in _tables(path, source.text):
                 kind, *below = table.name
                 if kind not in RESERVED:
                     tables.append(table)
@@ -199,7 +214,14 @@ class Configuration:
                         pvc[name] = _claim_folder(setting, path.parent)
                     else:
                         local[name.replace("-", "_")] = _slots(setting)
-        return cls(tables=tuple(tables), pvc=pvc, local=LocalMachine(**local), places=places, origins=origins)
+        return cls(
+            tables=tuple(tables),
+            pvc=pvc,
+            local=LocalMachine(**local),
+            places=places,
+            origins=origins,
+            ignored=tuple(ignored),
+        )
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> Path:
@@ -219,7 +241,11 @@ def _claim_folder(setting: Setting, base: Path) -> Path:
             "this is not a valid name of a claim, or its folder's path is invalid",
             hint="a claim's name has letters, digits, dots and dashes; its folder's path must have no comma",
         )
-    return Path(os.path.abspath(base / Path(setting.value).expanduser()))
+    try:
+        folder = expand_home(setting.value)
+    except UsageError as error:
+        raise setting.refuse(error.message, hint=error.hint or "") from error
+    return Path(os.path.abspath(base / folder))
 
 
 def _add_place(places: dict[str, ClusterPlace], table: Table) -> None:
@@ -259,8 +285,23 @@ def _slots(setting: Setting) -> int:
     return setting.value
 
 
-def _tables(path: Path) -> Iterator[Table]:
-    text = _read(path)
+def _is_trusted(folder: Path, environ: Mapping[str, str] | None) -> bool:
+    """Whether the user trusts the files of this folder, even if other users own them."""
+    named = (os.environ if environ is None else environ).get(TRUSTED_FOLDERS, "")
+    known = {os.path.realpath(one) for one in named.split(os.pathsep) if os.path.isabs(one)}
+    return bool(known) and os.path.realpath(folder) in known
+
+
+def _warning(path: Path, why: str) -> str:
+    folder = printable(os.path.realpath(path.parent))
+    return (
+        f"the settings in {printable(str(path))} were ignored: {why}, and settings can run programs as you; "
+        "use a copy of the file that belongs to you, or, if you trust everyone who may write there, "
+        f"set {TRUSTED_FOLDERS}={folder}"
+    )
+
+
+def _tables(path: Path, text: str | None) -> Iterator[Table]:
     prefix = ("tool", "safepoint") if path.name == _PYPROJECT else ()
     # A pyproject.toml without our table is not parsed, so that an error in another tool's table is not reported.
     if text is None or (prefix and "safepoint" not in text):
@@ -320,21 +361,44 @@ def _walk(
             yield from _walk(cast("dict[str, Any]", value), file, prefix, (*name, key), lines)
 
 
-def _read(path: Path) -> str | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """What is to be parsed of a file; None if it is missing or ignored. And why it is ignored, if it is."""
+
+    text: str | None = None
+    why_ignored: str | None = None
+
+
+def _read(path: Path, *, is_users: bool, is_trusted: bool) -> _Source:
+    """Read a file.
+
+    Args:
+        path: the file.
+        is_users: whether it is the user's own file. It is used unless `open_trusted` refuses it.
+        is_trusted: whether the files of the project are used, even if other users own them.
+    """
+    why, is_checked = None, not is_users and not is_trusted
     try:
-        with open_trusted(path) as file:
+        with (open_trusted if is_users else open_only_file)(path) as file:
+            if is_checked:
+                why = why_foreign(path, file.fileno())
             data = file.read(_MOST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return _Source()
     except OSError as error:
         # In many containers the user has no home folder, and may not enter the folder in which the file would be.
         if isinstance(error, PermissionError) and not os.path.lexists(path):
-            return None
+            return _Source()
+        if is_checked and (foreign := why_foreign(path)):
+            return _Source(why_ignored=foreign)
         raise _unreadable(path, error.strerror or str(error)) from error
+    if why is not None:
+        is_ours = path.name != _PYPROJECT or _OWN_TABLE.search(data.decode("utf-8", errors="replace"))
+        return _Source(why_ignored=why if is_ours else None)
     if len(data) > _MOST_BYTES:
         raise _unreadable(path, f"it has more than {_MOST_BYTES} bytes")
     try:
-        return data.decode("utf-8")
+        return _Source(text=data.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _unreadable(path, f"line {line} is not UTF-8") from error

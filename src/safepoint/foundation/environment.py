@@ -12,6 +12,8 @@ from typing import BinaryIO
 
 from safepoint.errors import StorageError, UsageError
 
+_PLANTED = "it, or a folder above it, belongs to another user in a folder that everyone may write to"
+_REPLACED = "it was replaced while it was read"
 _SERVICE_PROTOCOLS = ("tcp://", "udp://", "sctp://")
 
 
@@ -75,7 +77,10 @@ class Place:
 
 
 def is_launched(place: Place) -> bool:
-    """Whether a launcher has started this rank. If it is the only rank, only torchrun and `safepoint run` count."""
+    """Whether a launcher has started this rank.
+
+    A single rank counts as launched only if torchrun or `safepoint run` started it.
+    """
     return place.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -100,6 +105,26 @@ def home_folder() -> str:
     """The user's home folder. For a user without one, as in many containers, a folder in the temporary folder."""
     home = os.path.expanduser("~")
     return home if os.path.isabs(home) else os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
+
+
+def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
+    """`path` with the home folder for `~`, see `home_folder`, and with the home folder of another user for `~NAME`.
+
+    Args:
+        path: the path.
+        environ: the environment with HOME; the process's own when None, or if its HOME is not an absolute path.
+
+    Raises:
+        UsageError: there is no user NAME. As a relative path, `~NAME` would be a folder below the current one.
+    """
+    first, _, rest = path.partition("/")
+    if first == "~":
+        home = "" if environ is None else environ.get("HOME", "")
+        return Path(home if os.path.isabs(home) else home_folder(), rest)
+    expanded = os.path.expanduser(path)
+    if first.startswith("~") and expanded == path:
+        raise UsageError(f"{path}: there is no user {first[1:]}", hint="write the path of the folder instead")
+    return Path(expanded)
 
 
 def temporary_folder() -> str:
@@ -136,7 +161,7 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
     if opened is None:
         return any(map(_is_planted, found))
     try:
-        # In this order: what was accepted cannot be moved away by another user any more.
+        # First the owners, then the comparison: once the owners are accepted, no other user can move the file away.
         return any(map(_is_of_stranger, found)) or not os.path.samestat(os.stat(path), os.fstat(opened))
     except OSError:
         return True
@@ -155,7 +180,11 @@ def _is_of_stranger(path: str | os.PathLike[str]) -> bool:
     return is_for_all and owner not in {os.geteuid(), 0, folder.st_uid}
 
 
-class PlantedError(PermissionError):
+class UntrustedFileError(OSError):
+    """A file with keys or settings that must not be used, although it may be readable."""
+
+
+class PlantedError(UntrustedFileError, PermissionError):
     """Another user may have put a file where everyone may write."""
 
 
@@ -164,20 +193,84 @@ def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
 
     Raises:
         PlantedError: another user may have put it there.
-        OSError: it cannot be opened, or is not a file.
+        UntrustedFileError: it is not a file.
+        OSError: it cannot be opened.
+    """
+    file = open_only_file(path)
+    if is_planted(path, file.fileno()):
+        file.close()
+        raise PlantedError(errno.EPERM, _PLANTED, os.fspath(path))
+    return file
+
+
+def open_only_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file. Links are followed; a pipe or a device is refused, because reading it might never end.
+
+    Raises:
+        UntrustedFileError: it is not a file.
+        OSError: it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
     file = os.fdopen(descriptor, "rb")
-    fault: OSError | None = None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        fault = OSError(errno.EINVAL, "it is not a file", os.fspath(path))
-    elif is_planted(path, descriptor):
-        why = "it, or a folder above it, belongs to another user in a folder that everyone may write to"
-        fault = PlantedError(errno.EPERM, why, os.fspath(path))
-    if fault is not None:
         file.close()
-        raise fault
+        raise UntrustedFileError(errno.EINVAL, "it is not a file", os.fspath(path))
     return file
+
+
+def read_trusted(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """The content of a file with keys; see `open_trusted`.
+
+    Raises:
+        PlantedError: another user may have put it there.
+        UntrustedFileError: it is not a file, or is larger than `max_bytes`.
+        OSError: it cannot be read.
+    """
+    with open_trusted(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise UntrustedFileError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", os.fspath(path))
+    return data
+
+
+def why_foreign(path: str | os.PathLike[str], opened: int | None = None) -> str | None:
+    """Why another user may decide what is in a file, such as `it belongs to user eve`; None if only this user may.
+
+    A file counts as this user's if it and the link at `path`, if there is one, belong to this user or to root, not
+    everyone may write to it, and `is_planted` is false. A group that may write to it is trusted.
+
+    Args:
+        path: the file.
+        opened: a descriptor of the file; None if it cannot be opened.
+
+    Raises:
+        OSError: without `opened`, there is no file.
+    """
+    found = os.lstat(path) if opened is None else os.fstat(opened)
+    try:
+        link, now = os.lstat(path), os.stat(path)
+    except OSError:
+        if opened is not None:
+            return _REPLACED
+        link = now = found
+    for status in (found, link, now):
+        if status.st_uid not in {os.geteuid(), 0}:
+            return f"it belongs to user {user_name(status.st_uid)}"
+    if now.st_mode & stat.S_IWOTH and not stat.S_ISLNK(now.st_mode):
+        return "everyone may write to it"
+    if is_planted(path, opened):
+        return _PLANTED
+    return None if opened is None or os.path.samestat(found, now) else _REPLACED
+
+
+def user_name(uid: int) -> str:
+    """The name of a user; the number of a user without a name."""
+    import pwd  # here, because few commands need it
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def is_planted_folder(path: str | os.PathLike[str]) -> bool:

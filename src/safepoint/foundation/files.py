@@ -26,7 +26,7 @@ from typing import IO, Any
 from safepoint.errors import printable
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import open_regular, open_shared, read_object
-from safepoint.foundation.processes import close_in_children, user_of
+from safepoint.foundation.processes import close_in_children, is_locked_by_reader
 
 _FLOCK = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
@@ -167,8 +167,9 @@ def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool
     for path in trash.glob("*.????????????????????????????????"):
         target = folder / path.stem
         if is_name(path.stem) and not os.path.lexists(target):
-            path.rename(target)
-            fsync_folder(folder)
+            with contextlib.suppress(OSError):  # such as an immutable folder; it must not end a start
+                path.rename(target)
+                fsync_folder(folder)
 
 
 def refresh(folder: Path) -> None:
@@ -189,14 +190,6 @@ def discard(path: Path, *, trash: Path) -> None:
     delete_tree(doomed)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Make `target` a second name of the file `source`; where the file system has no hard links, copy the file."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, target, follow_symlinks=False)
-
-
 def delete_tree(path: Path) -> None:
     """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error."""
     _delete_entry(path)
@@ -205,6 +198,8 @@ def delete_tree(path: Path) -> None:
 def delete_entries(root: Path, *below: str, pattern: str) -> int:
     """Delete entries of a folder, and nothing outside it, even if another process replaces folders by links.
 
+    An entry that cannot be deleted, such as an immutable file or a mount point, stays, with a warning.
+
     Args:
         root: where `below` begins. Its own path may contain links.
         below: names of folders from `root` down to the folder; a link is refused. If one is missing, nothing is
@@ -212,7 +207,7 @@ def delete_entries(root: Path, *below: str, pattern: str) -> int:
         pattern: of the entries' names, as for `fnmatch`.
 
     Returns:
-        The number of entries whose names match.
+        The number of entries that were deleted.
 
     Raises:
         OSError: a folder cannot be read, or is a link.
@@ -226,8 +221,13 @@ def delete_entries(root: Path, *below: str, pattern: str) -> int:
             return 0
         names = fnmatch.filter(os.listdir(descriptor), pattern)
         for name in names:
-            _delete_entry(name, descriptor)
-        return len(names)
+            with contextlib.suppress(OSError):
+                _delete_entry(name, descriptor)
+        left = sorted(set(names) & set(os.listdir(descriptor)))
+        for name in left:
+            place = printable(str(Path(root, *below, name)))
+            _log.warning("%s, which an ended run has left, cannot be deleted; it stays, and is not used", place)
+        return len(names) - len(left)
 
 
 @contextlib.contextmanager
@@ -463,7 +463,7 @@ def reading(path: Path) -> Generator[None]:
 def is_being_read(path: Path) -> bool:
     """Whether a process holds a `reading` lease on `path`; False if files cannot be locked.
 
-    On this machine, only processes of this user and of root count. A process on another machine or in another
+    On this machine, only running processes of this user and of root count. A process on another machine or in another
     container, whose user is unknown, counts too.
 
     The file is opened for writing, because NFS grants an exclusive lock only on a file that is open for writing. To
@@ -474,21 +474,10 @@ def is_being_read(path: Path) -> bool:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                users = set(_users_with_lock(os.fstat(file.fileno())))
-                # If no process is listed, one on another machine or in another container holds the lock.
-                return not users or not users.isdisjoint({os.getuid(), 0, None})
+                return is_locked_by_reader(os.fstat(file.fileno()))
     except OSError:
         return False
     return False
-
-
-def _users_with_lock(status: os.stat_result) -> Iterator[int | None]:
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            _, kind, _, _, pid, file, *_ = line.replace("->", "").split()
-            if kind == "FLOCK" and file == place:
-                yield user_of(int(pid))
 
 
 def _open_to_lock(path: Path) -> IO[bytes]:

@@ -9,7 +9,7 @@ import fcntl
 import os
 import signal
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,17 @@ def processes_of(folder: Path) -> list[int]:
     return [pid for pid in found if _start_ticks(pid) is not None]
 
 
+def _exists(pid: int) -> bool:
+    """Whether a process has this number. Unlike /proc, this is known also of processes that /proc hides."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
 def user_of(pid: int) -> int | None:
     """The real user of a process, which a setuid program does not change; None when the process has ended."""
     with contextlib.suppress(OSError):
@@ -121,6 +132,52 @@ def _has_own_network() -> bool:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _place_of(status: os.stat_result) -> str:
+    """The device and the number of a file, as /proc writes them."""
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+
+
+def _pids_with_lock(place: str) -> Iterator[int]:
+    """The processes that took a lock on the file; some may have ended, after they passed the open file to another."""
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "locks").read_text(encoding="ascii").splitlines():
+            _, kind, _, _, pid, file, *_ = line.replace("->", "").split()
+            if kind == "FLOCK" and file == place:
+                yield int(pid)
+
+
+def is_locked_by_reader(status: os.stat_result) -> bool:
+    """Whether a process that may read a checkpoint holds a lock on the file, which has one; see `files.reading`."""
+    place = _place_of(status)
+    holders = list(_pids_with_lock(place))
+    # If no process is listed, one on another machine or in another container holds the lock.
+    return not holders or any(_may_read(pid, place) for pid in holders)
+
+
+def _may_read(pid: int, place: str) -> bool:
+    """Whether the process that took a lock counts as a reader of the file.
+
+    A reader closes the file before it ends (`files.reading`). So the lock of a process that has ended is a
+    stranger's, who keeps the open file in another process. One of this user's processes may have its number by now.
+    """
+    user = user_of(pid)
+    if user is None:
+        return _exists(pid)
+    if user == 0 and os.getuid() != 0:
+        return True
+    if user != os.getuid():
+        return False
+    try:
+        files = list((_PROC / str(pid) / "fdinfo").iterdir())
+    except OSError:  # the process ends, or it does not show its files to this one
+        return _exists(pid)
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            if any(place in line for line in file.read_text(errors="replace").splitlines() if line[:5] == "lock:"):
+                return True
+    return False
 
 
 def kill(pids: Iterable[int]) -> None:

@@ -13,7 +13,7 @@ import json
 import linecache
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class PodRun:
     """
 
     func_args: dict[str, Any] | None
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     needs_safepoint: bool
 
 

@@ -126,7 +126,7 @@ class TransformersTrainer(types.CustomTrainer):
         periodic_checkpoint_config: when to save periodically; None leaves this to the script's own arguments.
         data_connection_name: the name of the Secret that has the access keys for `s3://`; on this machine, the name
             of a table in ~/.config/safepoint/connections.toml.
-        verify_cloud_storage_access: check that the object store can be read and written before the model is loaded.
+        verify_cloud_storage_access: before the model is loaded, check that the object store can be read and written.
         verify_cloud_storage_ssl: False accepts any certificate of the object store.
         image: the container image; it has no effect on this machine.
         grace_period_seconds: the time between SIGTERM and SIGKILL on the platform. None means 30 on this machine, and

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from safepoint.errors import UsageError
+from safepoint.foundation import clock
 from safepoint.jobs.model.states import JobState
 from safepoint.sdk.upstream import constants, types
 
@@ -139,13 +140,13 @@ def event_of(job: str, event: "JobEvent") -> types.Event:
 
 def checkpoint_of(item: "Item") -> Checkpoint:
     """Convert an item of an inventory into the type that the client returns."""
-    manifest = item.manifest
+    stated = item.stated
     return Checkpoint(
         name=item.name,
-        step=None if manifest is None else manifest.step,
+        step=None if stated is None else stated.step,
         path=item.where,
-        trigger=None if manifest is None else str(manifest.trigger),
-        created=datetime.fromtimestamp(item.created_s).astimezone(),
+        trigger=None if stated is None else str(stated.trigger),
+        created=clock.date_of(item.created_s).astimezone(),
         size_bytes=item.size_bytes,
         num_files=item.num_files,
         is_complete=item.is_complete,
@@ -161,7 +162,7 @@ def checkpoint_in(document: Mapping[str, Any]) -> Checkpoint:
         step=document["step"],
         path=document["where"],
         trigger=document["trigger"],
-        created=datetime.fromtimestamp(document["created_s"]).astimezone(),
+        created=clock.date_of(document["created_s"]).astimezone(),
         size_bytes=document["bytes"],
         num_files=document["files"],
         is_complete=document["kind"] == Kind.CHECKPOINT and document["step"] is not None and not document["faults"],

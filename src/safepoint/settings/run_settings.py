@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from safepoint.checkpoint.local.retention import parse_policies
@@ -82,7 +82,7 @@ class RunSettings:
     """The folder in which ranks record for their launcher how they ended; set by the launcher."""
     launcher_pid: int | None = None
     """The pid of the launcher, whose death ends the rank; set by the launcher."""
-    keeper: str | None = None
+    keeper: str | None = field(default=None, repr=False)
     """The key of the node's keeper; set by the launcher."""
     has_begun: bool = False
     """Whether an earlier launcher of the job has started training. If so, `resume` and `from_scratch` have been

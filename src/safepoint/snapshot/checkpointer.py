@@ -19,9 +19,11 @@ import torch
 from safepoint._version import __version__
 from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
 from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
+from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
-from safepoint.errors import ConflictError, SaveError
+from safepoint.checkpoint.pickles.restricted_load import restricted_load
+from safepoint.errors import CheckpointError, ConflictError, SaveError
 from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events import console
@@ -287,11 +289,17 @@ class Checkpointer:
             NothingValidError: there are checkpoints, and none of them is valid.
             TypeError: a value is not a dictionary and has no `load_state_dict`.
         """
-        found = newest_valid(
-            self._output.root, rejected=lambda path, fault: self._log.warning("%s is not used: %s", path, fault)
-        )
+        rejected: list[Path] = []
+
+        def reject(path: Path, fault: Fault) -> None:
+            rejected.append(path)
+            self._log.warning("%s is not used: %s", path, fault)
+
+        found = newest_valid(self._output.root, rejected=reject)
         if found is None:
             return None
+        if rejected:  # they are newer than the loaded one, and would count as the newest in retention
+            self._output.pass_over(rejected)
         load_state(found[0], state)
         return found[1].step
 
@@ -369,6 +377,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
         state: name → an object with `load_state_dict`, or a dictionary, which is updated.
 
     Raises:
+        CheckpointError: a file is damaged, or it contains something that is not allowed.
         KeyError: the checkpoint has no file for one of the names.
         TypeError: a value is not a dictionary and has no `load_state_dict`.
     """
@@ -376,7 +385,15 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
         path = folder / f"{key}.pt"
         if not path.exists():
             raise KeyError(f"{folder} has no {key}.pt")
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            content = restricted_load(path, map_location="cpu", mmap=True)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # hostile content may raise anything
+            raise CheckpointError(
+                f"{path} was not loaded: it is damaged, or it holds more than data ({type(error).__name__})",
+                hint="if your script saves such objects, call torch.serialization.add_safe_globals([CLASS]) in it",
+            ) from error
         if hasattr(value, "load_state_dict"):
             value.load_state_dict(content)
         elif isinstance(value, dict):

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import threading
+import urllib.request
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,11 +20,11 @@ import obstore
 import obstore.exceptions as obstore_errors
 from obstore.store import AzureStore, GCSStore
 
-from safepoint.errors import ObjectNotFoundError, StorageError, TransientError, printable
+from safepoint.errors import ObjectNotFoundError, StorageError, TransientError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.storage import failures
 from safepoint.storage.location import Location, Scheme
-from safepoint.storage.options import StorageOptions, proxy_of
+from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
 from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
@@ -31,6 +32,8 @@ from safepoint.storage.store import Condition, Content, Progress, Sink, StoredOb
 
 Client = Any  # obstore has no public type for all its stores
 _SAS = {"AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN"}
+_ACCOUNTS = {"AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT", "AZURE_ACCOUNT_NAME"}
+_ACCOUNT = re.compile("[a-z0-9]{3,24}")
 _NO_PROXY = "http://127.255.255.1:1"
 _SHORTEST_TRY_S = 0.25
 _NUM_STREAM_TRIES = 10
@@ -71,6 +74,16 @@ def make_client(
     return kind(location.bucket, client_options=client_options, retry_config=repeats)
 
 
+def _check_account(location: Location) -> None:
+    """Raise UsageError for an account that could lead to another host: obstore makes the host's name of it."""
+    for name, value in os.environ.items():
+        if location.scheme is Scheme.AZ and name.upper() in _ACCOUNTS and not _ACCOUNT.fullmatch(value):
+            raise UsageError(
+                f"{name} is {value[:80]!r}, which is no name of a storage account; {location} was not opened",
+                hint="a storage account has 3 to 24 lower-case letters and digits",
+            )
+
+
 def _only_to_the_store(location: Location) -> dict[str, Any]:
     """Options that keep a SAS token of Azure from other hosts.
 
@@ -79,7 +92,10 @@ def _only_to_the_store(location: Location) -> dict[str, Any]:
     such protection: redirects are followed.
     """
     named = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith("AZURE_")}
-    if location.scheme is not Scheme.AZ or not _SAS & named.keys() or proxy_of("https://core.windows.net"):
+    has_proxy = {"https", "all"} & urllib.request.getproxies().keys()
+    if urllib.request.proxy_bypass("core.windows.net"):
+        has_proxy = False
+    if location.scheme is not Scheme.AZ or not _SAS & named.keys() or has_proxy:
         return {}
     hosts = [urlsplit(value).hostname for value in named.values() if "://" in value]
     return {"proxy_url": _NO_PROXY, "proxy_excludes": ",".join(["core.windows.net", *filter(None, hosts)])}
@@ -91,9 +107,13 @@ class LibraryBucket:
     Args:
         location: `gs` or `az`.
         options: how to reach it.
+
+    Raises:
+        UsageError: AZURE_STORAGE_ACCOUNT_NAME is no name of an account.
     """
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
+        _check_account(location)
         self._location = location
         self._options = options
         self._clients: dict[float, Client] = {}
@@ -274,8 +294,10 @@ class LibraryBucket:
 
 def _content_of(path: Path, size_bytes: int) -> Content:
     def write_to(sink: Sink) -> None:
+        left = size_bytes + 1  # one byte more than the size shows that the file has grown
         with path.open("rb", buffering=0) as file:
-            while block := file.read(_READ_BYTES):
+            while block := file.read(min(_READ_BYTES, left)):
+                left -= len(block)
                 sink(memoryview(block))
 
     return Content(size_bytes=size_bytes, write_to=write_to)

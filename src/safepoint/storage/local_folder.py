@@ -255,7 +255,8 @@ def _copy(source: Path, target: int, progress: Progress | None) -> None:
     with source.open("rb", buffering=0) as reader:
         size_bytes = os.fstat(reader.fileno()).st_size
         done = 0
-        while count := os.sendfile(target, reader.fileno(), done, _CHUNK_BYTES):
+        # One byte more than the size shows that the file has grown. A file may grow faster than it is copied.
+        while count := os.sendfile(target, reader.fileno(), done, min(_CHUNK_BYTES, size_bytes + 1 - done)):
             done += count
             if progress is not None:
                 progress(count)

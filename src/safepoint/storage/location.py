@@ -16,6 +16,8 @@ from safepoint.errors import without_credentials
 CLAIMS = "SAFEPOINT_PVC_MOUNTS"
 """The variable that states where claims are mounted: `claim=/mount/path` pairs, separated by commas."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_BUCKET = re.compile(r"\$?[A-Za-z0-9][A-Za-z0-9._-]{0,253}")
+"""`$` begins the names of some containers of Azure, such as `$web`."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f]")
 
 
@@ -36,19 +38,21 @@ class _Facts(NamedTuple):
         form: how its locations are written.
         is_remote: whether an object store holds them.
         bucket: the word for what `Location.bucket` names; empty if locations of the scheme have no bucket.
+        extra: the extra of Safepoint that installs what the scheme needs; empty if it needs no other package.
     """
 
     form: str
     is_remote: bool
     bucket: str
+    extra: str = ""
 
 
 _FACTS = {
     Scheme.FILE: _Facts("file:///path", is_remote=False, bucket=""),
     Scheme.PVC: _Facts("pvc://<claim>/<path>", is_remote=False, bucket="claim"),
     Scheme.S3: _Facts("s3://<bucket>/<prefix>", is_remote=True, bucket="bucket"),
-    Scheme.GS: _Facts("gs://<bucket>/<prefix>", is_remote=True, bucket="bucket"),
-    Scheme.AZ: _Facts("az://<container>/<prefix>", is_remote=True, bucket="container"),
+    Scheme.GS: _Facts("gs://<bucket>/<prefix>", is_remote=True, bucket="bucket", extra="gcs"),
+    Scheme.AZ: _Facts("az://<container>/<prefix>", is_remote=True, bucket="container", extra="azure"),
 }
 *_FIRST_FORMS, _LAST_FORM = (facts.form for facts in _FACTS.values())
 _FORMS = f"a path, {', '.join(_FIRST_FORMS)} or {_LAST_FORM}"
@@ -79,6 +83,11 @@ class Location:
     def is_remote(self) -> bool:
         """Whether an object store holds it."""
         return _FACTS[self.scheme].is_remote
+
+    @property
+    def extra(self) -> str:
+        """The extra of Safepoint that installs what the location needs; empty if it needs no other package."""
+        return _FACTS[self.scheme].extra
 
     @property
     def is_folder(self) -> bool:
@@ -134,8 +143,8 @@ def parse_location(text: str) -> Location:
     The scheme may be in upper or lower case. Repeated slashes become one slash, and a trailing slash is removed.
 
     Raises:
-        ValueError: unknown scheme, no bucket or claim, `.` or `..` in the path within a bucket or claim, a control
-            character.
+        ValueError: unknown scheme, no bucket or claim, an invalid name of it, `.` or `..` in the path within it, a
+            control character.
     """
     shown = without_credentials(text)
     if not text.strip() or _UNPRINTABLE.search(text):
@@ -159,6 +168,12 @@ def parse_location(text: str) -> Location:
         raise ValueError(f"the location {shown!r} must not have a user name or a password; use {_FORMS}")
     if not bucket or bucket in {".", ".."}:
         raise ValueError(f"the location {shown!r} names no {_FACTS[scheme].bucket}; use {_FORMS}")
+    # The name is a part of the address of a server: no character of it may end the name of the host there.
+    if not _BUCKET.fullmatch(bucket):
+        raise ValueError(
+            f"the location {shown!r} has an invalid name of a {_FACTS[scheme].bucket}: it may have at most "
+            "255 letters, digits, `-`, `_` and `.`"
+        )
     path = _plain(prefix).strip("/") if prefix else ""
     if any(part in {".", ".."} for part in path.split("/")):
         raise ValueError(f"the location {shown!r} has `.` or `..` in its path; write the path in full")

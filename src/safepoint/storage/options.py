@@ -1,25 +1,33 @@
 """How to reach object stores: endpoint, credentials, certificates; from the variables that other tools use too."""
 
 import os
+import re
 import ssl
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from safepoint.errors import without_credentials
+from safepoint.errors import StorageError, without_credentials
+from safepoint.foundation.closed_requests import tunnel_proxy
 from safepoint.foundation.quantities import parse_flag
+
+_REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def proxy_of(url: str) -> str | None:
     """The proxy that the environment names for requests to `url`; None unless `url` begins with `https:`.
 
     A proxy could read unencrypted requests. Encrypted requests pass through a proxy in a tunnel.
+
+    Raises:
+        StorageError: the proxy is not reached by plain HTTP.
     """
-    parts, proxies = urlsplit(url), urllib.request.getproxies()
-    if parts.scheme.lower() != "https" or urllib.request.proxy_bypass(parts.hostname or ""):
+    if urlsplit(url).scheme.lower() != "https":
         return None
-    return proxies.get("https") or proxies.get("all")
+    try:
+        return tunnel_proxy(url)
+    except OSError as error:
+        raise StorageError(f"{error}; nothing was sent", hint="set HTTPS_PROXY to http://HOST:PORT") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,11 @@ class StorageOptions:
     def __post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.lower().startswith(("http://", "https://")):
             raise ValueError(f"endpoint {without_credentials(self.endpoint)!r} must begin with http:// or https://")
+        # The region is a part of the names of AWS's servers, and another person's object may set it.
+        if not _REGION.fullmatch(self.region):
+            raise ValueError(
+                f"the region {self.region[:80]!r} (AWS_REGION) may have at most 64 letters, digits, `-` and `_`"
+            )
         if not 0 < self.request_timeout_s < float("inf"):
             raise ValueError(f"request_timeout_s {self.request_timeout_s} must be a positive number of seconds")
         if self.ca_bundle is not None and not os.path.isfile(self.ca_bundle):

@@ -99,7 +99,7 @@ def test_refused_keys_have_a_code_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     def refuse(text: str) -> None:
         raise AccessDeniedError("the key is wrong", hint="check it")
 
-    monkeypatch.setattr("safepoint.cli.commands.checkpoints.open_inventory", refuse)
+    monkeypatch.setattr("safepoint.cli.location_argument.open_inventory", refuse)
     outcome = safepoint("checkpoints", "list", "s3://bucket", "--json")
     assert outcome.code == 12
     assert outcome.exit_error == {"type": "exit_error", "code": 12, "message": "the key is wrong", "hint": "check it"}
@@ -110,7 +110,7 @@ def test_a_fault_of_ours_has_its_traceback_and_the_line(output: Path) -> None:
     """The traceback helps us, the last line the program that called."""
     prelude = (
         "import safepoint.cli.commands.checkpoints as c\n"
-        "def fail(text): raise ZeroDivisionError('by zero')\nc._open = fail"
+        "def fail(text): raise ZeroDivisionError('by zero')\nc.open_place = fail"
     )
     done = run("checkpoints", "list", str(output), "--json", prelude=prelude)
     assert done.returncode == 1
@@ -125,7 +125,7 @@ def test_a_fault_of_ours_has_its_traceback_and_the_line(output: Path) -> None:
 
 def test_an_interrupt_ends_with_130(output: Path) -> None:
     prelude = (
-        "import safepoint.cli.commands.checkpoints as c\ndef fail(text): raise KeyboardInterrupt\nc._open = fail"
+        "import safepoint.cli.commands.checkpoints as c\ndef fail(text): raise KeyboardInterrupt\nc.open_place = fail"
     )
     done = run("checkpoints", "list", str(output), "--json", prelude=prelude)
     assert done.returncode == 130

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from safepoint.checkpoint.foreign.examine import Examination
 from safepoint.checkpoint.foreign.layout import ARGUMENTS
 from safepoint.checkpoint.format.digest import FileDigester, digest_bytes
-from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
-from safepoint.errors import CheckpointError, SafepointError
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, ManifestFacts, Trigger
+from safepoint.errors import CheckpointError, ObjectNotFoundError, SafepointError, StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.store import Store
@@ -29,11 +29,28 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
         progress: called with bytes read so far and bytes in all.
 
     Raises:
-        CheckpointError: the checkpoint changed after it was examined, or has too many files for a manifest.
-        StorageError: it cannot be read.
+        CheckpointError: the checkpoint changed after it was examined; it has too many files for a manifest, or a
+            value that no manifest can have; or a file in a folder cannot be read.
+        StorageError: the object store cannot be read.
     """
-    if found.facts is None:
+    facts = found.facts
+    if facts is None:
         raise ValueError(f"{found.name} has faults, and no manifest")
+    try:
+        return _describe(store, found, facts, progress)
+    except ObjectNotFoundError as error:
+        raise CheckpointError(f"{found.name} changed while it was read: {error.message}") from error
+    except StorageError as error:
+        if not store.location.is_folder:  # all of an object store may be out of reach; so no checkpoint is to blame
+            raise
+        raise CheckpointError(f"{found.name} cannot be read: {error.message}") from error
+    except (ValueError, OverflowError) as error:
+        raise CheckpointError(f"no manifest can describe {found.name}: {error}") from error
+
+
+def _describe(
+    store: Store, found: Examination, facts: ManifestFacts, progress: Callable[[int, int], None] | None
+) -> Manifest:
     counter, lock = ByteCounter(progress, sum(found.files.values())), threading.Lock()
 
     def entry_of(path: str) -> FileEntry:
@@ -54,7 +71,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
     # All checkpoints of one run of the Trainer have the same arguments.
     of_run = [entry for entry in entries if entry.path == ARGUMENTS] or entries
     run_id = digest_bytes("".join(entry.digest for entry in of_run).encode()).rpartition(":")[2]
-    facts = dataclasses.replace(found.facts, run_id=run_id)
+    facts = dataclasses.replace(facts, run_id=run_id)
     manifest = facts.to_manifest(trigger=Trigger.PERIODIC, files=entries)
     manifest = dataclasses.replace(manifest, created=clock.as_utc(found.modified_s))
     try:

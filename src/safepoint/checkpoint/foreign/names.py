@@ -2,7 +2,8 @@
 
 They are those that `weights_only=True` of torch allows, and those that Safepoint allows in addition for frameworks
 (`training/state/data_only.py`, which checks the names once more before a file is loaded). Each of them only makes
-data: a call of it runs no other code.
+data: a call of it runs no other code. Types of tensors such as `torch.FloatTensor` are not among them: `torch.save`
+does not write them, and a call of one with a size returns memory that is not initialised.
 """
 
 import re
@@ -11,7 +12,7 @@ from collections.abc import Collection
 from safepoint.errors import CheckpointError, printable
 
 _TORCH = re.compile(
-    r"torch(\.cuda|\.sparse|\.cuda\.sparse)?\.\w+(Storage|Tensor)|torch\.(Size|Tensor|device)"
+    r"torch(\.cuda|\.sparse|\.cuda\.sparse)?\.\w+Storage|torch\.(Size|Tensor|device)"
     r"|torch\.(bfloat16|bool|(complex|float|int|uint|bits|q?u?int)\w+|per_(tensor|channel)_\w+)"
     r"|torch\._utils\._rebuild_(tensor(_v[23])?|parameter(_with_state)?|qtensor|sparse_tensor|nested_tensor"
     r"|meta_tensor_no_storage|wrapper_subclass|device_tensor_from_(cpu_tensor|numpy))"

@@ -7,14 +7,16 @@ true, a run that resumes from an older checkpoint, or from none, first moves the
 import os
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
-from safepoint.checkpoint.format.verify import Fault, verify
+from safepoint.checkpoint.format.verify import Fault, has_record, verify
 from safepoint.errors import NothingValidError, UsageError
 from safepoint.foundation import clock
+from safepoint.foundation.environment import is_planted
 from safepoint.foundation.files import fsync_folder
 from safepoint.foundation.units import plural
 
@@ -44,18 +46,29 @@ def list_checkpoints(output: Path) -> list[Path]:
 def refuse_inside_checkpoint(folder: Path) -> None:
     """Refuse a folder that must not receive new files, because it belongs to a checkpoint or to Safepoint.
 
+    A file that has the name of a manifest, and is not one, makes no folder a checkpoint. Neither does a manifest that
+    another user may have put into a folder that everyone may write to, such as /tmp: otherwise that user could stop
+    all runs below this folder. But a folder with the name of a checkpoint stays one when its manifest is damaged.
+
     Raises:
         UsageError: `folder` is a committed checkpoint or `.safepoint`, or is inside one of these.
     """
     real = Path(os.path.realpath(folder))
     for place in (real, *real.parents):
-        is_committed = os.path.isfile(place / MANIFEST_NAME) or os.path.isfile(place / PART_NAME)
+        is_committed = _is_committed(place)
         if is_committed or place.name == ".safepoint":
             what = "a checkpoint" if is_committed else "Safepoint's own folder"
             raise UsageError(
                 f"{folder} belongs to {what}, {place}; nothing was written",
                 hint=f"name a folder outside of it; for a run, use --output-dir {place.parent}",
             )
+
+
+def _is_committed(folder: Path) -> bool:
+    found = [path for name in (MANIFEST_NAME, PART_NAME) if os.path.isfile(path := folder / name)]
+    if not any(not is_planted(path) for path in found):
+        return False
+    return step_of(folder) is not None or has_record(folder)
 
 
 def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tuple[Path, Manifest] | None:
@@ -121,19 +134,43 @@ def lacks_record(path: Path) -> bool:
     )
 
 
-def set_aside(output: Path, paths: Sequence[Path]) -> Path | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aside:
+    """What `set_aside` has done.
+
+    Args:
+        place: the new folder; None when nothing was moved.
+        num_moved: how many checkpoints are in it now.
+        left: the checkpoints that could not be moved, each with the reason.
+    """
+
+    place: Path | None = None
+    num_moved: int = 0
+    left: Mapping[Path, str] = field(default_factory=dict[Path, str])
+
+
+def set_aside(output: Path, paths: Sequence[Path]) -> Aside:
     """Move `paths` into a new folder `set-aside-<time>` in `output`. Nothing is deleted.
 
-    Returns:
-        The new folder, or None when there was nothing to move.
+    A path that cannot be moved, such as an immutable folder or a mount point, stays. The others are moved.
+
+    Raises:
+        OSError: the new folder cannot be created, or the moves cannot be made durable.
     """
     if not paths:
-        return None
+        return Aside()
     stamp = re.sub(r"[^0-9TZ]", "", clock.utc_now().split(".")[0]) + "Z"
     place = output / f"set-aside-{stamp}-{uuid.uuid4().hex[:4]}"
     place.mkdir()
+    left: dict[Path, str] = {}
     for path in paths:
-        path.rename(place / path.name)
+        try:
+            path.rename(place / path.name)
+        except OSError as error:
+            left[path] = error.strerror or str(error)
+    if len(left) == len(paths):
+        place.rmdir()
+        return Aside(left=left)
     fsync_folder(place)
     fsync_folder(output)
-    return place
+    return Aside(place=place, num_moved=len(paths) - len(left), left=left)

@@ -87,12 +87,16 @@ def num_parts(size_bytes: int) -> int:
     return 0 if size_bytes <= PART_BYTES else -(-size_bytes // PART_BYTES)
 
 
-def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> FileDigest:
+def digest_file(
+    path: Path, progress: Callable[[int], None] | None = None, *, expected_bytes: int | None = None
+) -> FileDigest:
     """The size and the digests of the file at `path`, which is read once.
 
     Args:
         path: a regular file; links are not followed.
         progress: called with the number of bytes read since the last call.
+        expected_bytes: the size that the file should have. Of a larger file only one more byte is read, so its size
+            in the result is too large by one. None for a file of any size.
 
     Raises:
         OSError: unreadable, a link, or not a regular file.
@@ -100,7 +104,9 @@ def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> Fi
     with os.fdopen(open_file(path), "rb", buffering=0) as file:
         buffer = memoryview(bytearray(_CHUNK_BYTES))
         digester = FileDigester()
-        while count := file.readinto(buffer):
+        left = None if expected_bytes is None else expected_bytes + 1
+        while count := file.readinto(buffer if left is None else buffer[:left]):
+            left = None if left is None else left - count
             digester.update(buffer[:count])
             if progress is not None:
                 progress(count)

@@ -107,6 +107,15 @@ def is_newer_format(folder: Path) -> bool:
     return False
 
 
+def has_record(folder: Path) -> bool:
+    """Whether `folder` has a manifest, or a record of a part, that this or a later release can read."""
+    for read in (read_manifest, read_part):
+        with contextlib.suppress(ManifestError):
+            read(folder)
+            return True
+    return is_newer_format(folder)
+
+
 def _read_record(path: Path) -> bytes:
     """The bytes of a manifest, or of the record of a part; links are not followed."""
     try:
@@ -227,7 +236,7 @@ def compare_content(
     faults: list[Fault] = []
     for entry in entries:
         try:
-            found = digest_file(folder / entry.path, counter.add)
+            found = digest_file(folder / entry.path, counter.add, expected_bytes=entry.size_bytes)
         except OSError as error:
             faults.append(Fault(file=entry.path, reason=f"it cannot be read: {error.strerror or error}"))
             continue

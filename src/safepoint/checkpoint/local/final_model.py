@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safepoint.checkpoint.commit import FolderDestination, commit
+from safepoint.checkpoint.commit import FolderDestination, commit, link_or_copy
 from safepoint.checkpoint.format.digest import digest_file
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry
 from safepoint.checkpoint.format.verify import list_files
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.foundation import files
 
 FINAL = "final"
 _MODEL_FILES = (
@@ -75,7 +74,7 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
     for path in paths:
         target = working / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        files.link_or_copy(source / path, target)
+        link_or_copy(source / path, target)
         entries.append(FileEntry.of(path, digest_file(target)))
     destination = FolderDestination(working, final_folder(output), trash=output.trash, is_durable=False)
     commit(destination, end.describe(tuple(entries)))

@@ -6,17 +6,20 @@ import json
 import os
 import stat
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import (
+    Aside,
     checkpoint_name,
     list_checkpoints,
     refuse_inside_checkpoint,
+    set_aside,
     step_of,
 )
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_ATTEMPT, PART_NAME, Manifest
 from safepoint.checkpoint.format.verify import has_all_files, is_newer_format, read_manifest_of_any
+from safepoint.checkpoint.local.passed_over import add_notes, is_noted, read_notes
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
 from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError, printable
 from safepoint.foundation import clock, files
@@ -243,18 +246,43 @@ class OutputFolder:
         """Create the working folder of an attempt."""
         (self.work / attempt_id).mkdir()
 
+    def set_aside(self, paths: Sequence[Path]) -> Aside:
+        """Move checkpoints aside; see `catalog.set_aside`. Requires `claim`.
+
+        Those that cannot be moved are passed over from now on; see `passed_over`.
+        """
+        aside = set_aside(self.root, paths)
+        if aside.left or (aside.num_moved and read_notes(self.control)):  # of what was moved no note stays
+            self.pass_over(aside.left)
+        return aside
+
+    def pass_over(self, paths: Iterable[Path]) -> None:
+        """Note that the checkpoints at `paths` do not count any more; see `passed_over`. Requires `claim`."""
+        add_notes(self.control, paths)
+
+    def passed_over(self) -> list[Path]:
+        """The checkpoints that a run has passed over and could not move aside."""
+        notes = read_notes(self.control)
+        return [path for path in list_checkpoints(self.root) if is_noted(path, notes)]
+
+    def checkpoints(self) -> list[Path]:
+        """Everything that is named like a checkpoint, newest first, without those that were passed over."""
+        notes = read_notes(self.control)
+        return [path for path in list_checkpoints(self.root) if not is_noted(path, notes)]
+
     def committed(self) -> list[Path]:
         """The checkpoints and parts whose manifest can be read, newest first; not verified."""
         return [path for path, _ in self.manifests()]
 
-    def manifests(self) -> list[tuple[Path, Manifest]]:
-        """The checkpoints of `committed`, each with its manifest."""
-        found: list[tuple[Path, Manifest]] = []
-        for path in list_checkpoints(self.root):
+    def manifests(self) -> Iterator[tuple[Path, Manifest]]:
+        """The checkpoints of `committed`, each with its manifest.
+
+        Manifests can be large. They are read one after the other, so that a caller need not hold all of them.
+        """
+        for path in self.checkpoints():
             with contextlib.suppress(ManifestError):
                 if not path.is_symlink():
-                    found.append((path, read_manifest_of_any(path)))
-        return found
+                    yield path, read_manifest_of_any(path)
 
     # ---- see `retention.CheckpointFolder`; deadlines are ignored: a file system call cannot be cancelled -------
 
@@ -266,7 +294,9 @@ class OutputFolder:
         self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
     ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
-        candidates = [Candidate.of(manifest) for path, manifest in self.manifests() if step_of(path) == manifest.step]
+        candidates = [
+            Candidate.of(manifest, policies) for path, manifest in self.manifests() if step_of(path) == manifest.step
+        ]
         return select_superseded(
             candidates,
             policies,

@@ -7,20 +7,32 @@ stay: the newest checkpoint, the newest valid one, those that a process reads or
 protects. A checkpoint that is known to be damaged does not count as one of the N of a policy, and is not deleted.
 """
 
-import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from safepoint.errors import AccessDeniedError
 from safepoint.foundation import clock
 from safepoint.foundation.quantities import parse_duration
 
 if TYPE_CHECKING:  # every command imports this module, and few need manifests or events
-    from safepoint.checkpoint.format.manifest import Manifest
     from safepoint.foundation.events.stream import Event
 
 
+_reported: dict[str, str] = {}
+"""The checkpoints that this process has reported as not deleted, each with the reason. Only `prune` changes it."""
 _FORMS = "newest=N, every=STEPS, best=N:METRIC[:max], younger=2h (s, m, h, d), separated by commas"
+
+
+class _Stated(Protocol):
+    """The part of a manifest that policies use."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def created(self) -> str: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +54,23 @@ class Candidate:
     is_in_use: bool = False
 
     @classmethod
-    def of(cls, manifest: "Manifest", *, is_valid: bool = True, is_in_use: bool = False) -> "Candidate":
-        """Make a candidate from a checkpoint's manifest."""
+    def of(cls, manifest: "_Stated", policies: "Sequence[Policy] | None" = None) -> "Candidate":
+        """Make a candidate from a checkpoint's manifest.
+
+        Args:
+            manifest: of the checkpoint.
+            policies: if they are given, only the metrics that they use are kept. A manifest can have any number of
+                metrics, and there can be any number of manifests.
+        """
         try:
             created_s = clock.parse_utc(manifest.created)
         except (ValueError, OverflowError):
             created_s = float("inf")
-        return cls(
-            step=manifest.step,
-            created_s=created_s,
-            metrics=manifest.metrics,
-            is_valid=is_valid,
-            is_in_use=is_in_use,
-        )
+        metrics = manifest.metrics
+        if policies is not None:
+            used = {policy.metric for policy in policies if isinstance(policy, KeepBest)}
+            metrics = {name: metrics[name] for name in used if name in metrics}
+        return cls(step=manifest.step, created_s=created_s, metrics=metrics)
 
 
 class Policy(Protocol):
@@ -234,7 +250,8 @@ def prune(
 ) -> None:
     """Delete the checkpoints that no policy keeps, and report each deletion.
 
-    An OSError is reported as an event, and the next save tries again.
+    A checkpoint that cannot be deleted stays, and the others are deleted. The next save tries again. The failure is
+    reported as an event, once for each checkpoint and reason, because the reason is often permanent.
 
     Args:
         folder: the checkpoints.
@@ -248,17 +265,25 @@ def prune(
         StorageError: the store cannot be used.
     """
     from safepoint.checkpoint.format.catalog import checkpoint_name  # here, because it imports manifests
-    from safepoint.foundation.events.run_events import Pruned, SaveFailed
+    from safepoint.foundation.events.run_events import Pruned, PruneFailed
 
     try:
-        for step in folder.superseded(policies, protected=protected, deadline_s=deadline_s):
-            name = checkpoint_name(step)
-            if folder.delete(name, deadline_s=deadline_s):
-                report(Pruned(step=step, path=folder.where(name)))
+        steps = folder.superseded(policies, protected=protected, deadline_s=deadline_s)
     except OSError as error:
-        reason = f"an older checkpoint could not be deleted: {error}"
-        newest = 0
-        with contextlib.suppress(OSError):  # the disk may refuse this too
-            newest = max(folder.steps(deadline_s=deadline_s), default=0)
-        consequence = "it stays until the next save"
-        report(SaveFailed(step=newest, trigger="retention", reason=reason, consequence=consequence))
+        report(PruneFailed(step=None, path=folder.where(""), reason=str(error)))
+        return
+    for step in steps:
+        name = checkpoint_name(step)
+        where = folder.where(name)
+        try:
+            is_deleted = folder.delete(name, deadline_s=deadline_s)
+        except (OSError, AccessDeniedError) as error:
+            # Not all of an OSError's text: it has the name in the trash, which is new each time.
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            if _reported.get(where) != reason:
+                _reported[where] = reason
+                report(PruneFailed(step=step, path=where, reason=reason))
+        else:
+            _reported.pop(where, None)
+            if is_deleted:
+                report(Pruned(step=step, path=where))

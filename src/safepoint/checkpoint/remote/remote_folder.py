@@ -7,6 +7,7 @@ While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` e
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from safepoint.checkpoint.format.manifest import (
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
 from safepoint.errors import (
+    AccessDeniedError,
     ConditionError,
     ConflictError,
     ManifestError,
@@ -39,6 +41,7 @@ ATTEMPT_KEY = ".safepoint/attempt.json"
 UNFINISHED = ".safepoint/unfinished"
 PARTS = ".safepoint/parts"
 """The marks of nodes that upload their parts; see `safepoint.checkpoint.remote.publish`."""
+_log = logging.getLogger("safepoint")
 _NUM_TRIES = 5
 _PROBE_LIVES_S = 3600.0
 _MAX_ATTEMPT_BYTES = 1 << 16
@@ -336,6 +339,8 @@ class RemoteFolder:
     def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
         """Delete what ended attempts left unfinished; call it after `claim`.
 
+        Objects that the credentials may not delete stay, with a warning.
+
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
             deadline_s: when to give up.
@@ -347,9 +352,18 @@ class RemoteFolder:
         for name in sorted(self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)):
             if name in keep or self.is_newer_format(name, deadline_s=deadline_s):
                 continue
-            num_deleted += self.delete_marked(
-                name, but=self._files_of_manifest(name, deadline_s), deadline_s=deadline_s
-            )
+            try:
+                num_deleted += self.delete_marked(
+                    name, but=self._files_of_manifest(name, deadline_s), deadline_s=deadline_s
+                )
+            except AccessDeniedError as error:
+                # No reader uses these objects: the checkpoint has no manifest, or its manifest does not list them.
+                _log.warning(
+                    "objects that an earlier attempt left unfinished in %s stay in the store, because you have no "
+                    "permission to delete them: %s",
+                    name,
+                    error,
+                )
         for item in list(self.store.list(".safepoint", deadline_s=deadline_s)):
             if is_probe(item.key) and clock.wall_s() - item.modified_s > _PROBE_LIVES_S:
                 self.store.delete(item.key, deadline_s=deadline_s)

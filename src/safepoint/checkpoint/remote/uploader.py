@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from safepoint.checkpoint.commit import Record, manifest_of
-from safepoint.checkpoint.format.catalog import list_checkpoints, step_of
+from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest, Trigger
 from safepoint.checkpoint.format.verify import read_manifest, read_part
 from safepoint.checkpoint.local.final_model import FINAL, final_folder
@@ -269,7 +269,7 @@ class Uploader:
 
     def _committed(self) -> Iterator[tuple[Path, Record]]:
         """The committed checkpoints of the folder, newest first."""
-        for folder in list_checkpoints(self._output.root):
+        for folder in self._output.checkpoints():
             record = self._record_of(folder)
             if record is not None:
                 yield folder, record

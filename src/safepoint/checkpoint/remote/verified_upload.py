@@ -110,7 +110,7 @@ def _upload(
     progress: Progress,
     deadline_s: float | None,
 ) -> FileEntry:
-    with _digesting(file.source) as (passing, result):
+    with _digesting(file) as (passing, result):
 
         def check() -> None:
             if file.expected is not None and FileEntry.of(file.path, result()) != file.expected:
@@ -129,11 +129,12 @@ def _upload(
 
 
 @contextlib.contextmanager
-def _digesting(source: Path | Content) -> Generator[tuple[Path | Content, _Result]]:
+def _digesting(file: SourceFile) -> Generator[tuple[Path | Content, _Result]]:
     """Yield the source to upload in place of `source`, and a function that returns its digest.
 
     A file is read a second time, in parallel with its upload; a stream is digested while it is sent.
     """
+    source = file.source
     if isinstance(source, Content):
         yield _passing(source)
         return
@@ -143,9 +144,12 @@ def _digesting(source: Path | Content) -> Generator[tuple[Path | Content, _Resul
         if has_ended.is_set():
             raise OSError(f"{source} is no longer read")
 
+    def digest() -> FileDigest:
+        return digest_file(source, check_running, expected_bytes=file.size_bytes)
+
     with ThreadPoolExecutor(1, thread_name_prefix="safepoint-digest") as thread:
         try:
-            yield source, thread.submit(digest_file, source, check_running).result
+            yield source, thread.submit(digest).result
         finally:
             has_ended.set()
 

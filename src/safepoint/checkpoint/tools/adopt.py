@@ -13,6 +13,7 @@ from safepoint.checkpoint.commit import Destination, Record, commit, fsync_paren
 from safepoint.checkpoint.foreign.describe import describe
 from safepoint.checkpoint.foreign.examine import examine
 from safepoint.checkpoint.foreign.layout import ARGUMENTS
+from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import Fault, compare_listing, list_files
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
@@ -98,7 +99,15 @@ def _adopt(
         destination = _InPlace(inventory.folder / item.name)
     else:
         destination = StoreDestination(RemoteFolder.as_guest(inventory.store), item.name)
-    commit(destination, manifest)
+    return _commit(destination, manifest)
+
+
+def _commit(destination: Destination, manifest: Manifest) -> tuple[Fault, ...]:
+    """Commit a checkpoint. The faults are why it cannot be committed; the next one is adopted nevertheless."""
+    try:
+        commit(destination, manifest)
+    except (SaveError, OSError) as error:  # such as a folder that may not be written
+        return (Fault(file=".", reason=str(error)),)
     return ()
 
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from safepoint.checkpoint.commit import FolderDestination, Record, commit, discarding
 from safepoint.checkpoint.format.catalog import refuse_inside_checkpoint
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry
+from safepoint.checkpoint.format.manifest import Describe, FileEntry
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder, is_name
@@ -28,6 +28,7 @@ from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verif
 from safepoint.errors import (
     ConditionError,
     ConflictError,
+    ManifestError,
     ObjectNotFoundError,
     SafepointError,
     StorageError,
@@ -89,7 +90,7 @@ def _refuse_inside(target: Location) -> None:
         if place != target or place.name != FINAL:
             remote = RemoteFolder(open_store(parent))
             is_own = is_own or (is_name(place.name) and place.name in remote.unfinished())
-            is_own = is_own or _has(open_store(place), MANIFEST_NAME)
+            is_own = is_own or _holds_checkpoint(remote, place.name)
         if is_own:
             raise UsageError(
                 f"{target} is inside {place}, which Safepoint writes; nothing was exported",
@@ -98,11 +99,20 @@ def _refuse_inside(target: Location) -> None:
         place = parent
 
 
-def _has(store: Store, key: str) -> bool:
-    with contextlib.suppress(ObjectNotFoundError):
-        store.stat(key)
-        return True
-    return False
+def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
+    """Whether `name` is a checkpoint or a model of Safepoint. An object that only has the name of a manifest is none,
+    but a name that Safepoint gives counts even if its manifest is damaged."""
+    try:
+        remote.manifest_of(name)
+    except ManifestError:
+        return remote.is_newer_format(name) or (is_name(name) and _has_manifest(remote, name))
+    return True
+
+
+def _has_manifest(remote: RemoteFolder, name: str) -> bool:
+    with contextlib.suppress(ManifestError):
+        return remote.bytes_of_manifest(name) is not None
+    return True  # it is too large to be read
 
 
 def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:

@@ -6,6 +6,7 @@ replaced.
 
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 import uuid
@@ -21,9 +22,9 @@ from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.errors import CheckpointError, ConflictError, StorageError
+from safepoint.errors import CheckpointError, ConflictError, StorageError, printable
 from safepoint.foundation import clock, files
-from safepoint.foundation.units import ByteCounter
+from safepoint.foundation.units import ByteCounter, plural
 from safepoint.storage.browsing import browse
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
@@ -39,6 +40,9 @@ _TRAINING_ONLY = re.compile(
     r"|custom_checkpoint_\d+\.pkl|rank_\d+\.pt|sharded/.*"
 )
 _WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
+
+
+_log = logging.getLogger("safepoint")
 
 
 def is_whole(name: str) -> bool:
@@ -63,9 +67,9 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
         ConflictError: another checkpoint has this name at the target, or a run is using the target.
         StorageError: a store cannot be used, or the disk has too little room.
     """
-    manifest = item.complete_manifest()
+    manifest = source.complete_manifest(item)
     store = open_store(target)
-    if is_there(item, target):
+    if is_there(source, item, target):
         return False
     if target.is_folder:
         _into_folder(source, item, manifest, target.folder, progress)
@@ -74,7 +78,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
     return True
 
 
-def is_there(item: Item, target: Location) -> bool:
+def is_there(source: Inventory, item: Item, target: Location) -> bool:
     """Whether the same checkpoint is at the target already.
 
     Raises:
@@ -82,7 +86,7 @@ def is_there(item: Item, target: Location) -> bool:
         ConflictError: something else at the target has the checkpoint's name.
         StorageError: the target cannot be read.
     """
-    manifest = item.complete_manifest()
+    manifest = source.complete_manifest(item)
     present = RemoteFolder(open_store(target)).bytes_of_manifest(item.name)
     if present == manifest.to_bytes():
         return True
@@ -125,6 +129,9 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
     """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
 
+    Files and folders whose name begins with a dot are left out, with a warning: no part of a model has such a name,
+    and at the target it might be a program's settings, such as `.git/hooks`, or the mark of an export.
+
     An export to an object store writes nothing to a disk of this machine.
 
     Args:
@@ -142,12 +149,22 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
         StorageError: a store cannot be used, or the disk has too little room.
         UsageError: the target is inside a checkpoint.
     """
-    manifest = item.complete_manifest()
-    entries = tuple(entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path))
+    manifest = source.complete_manifest(item)
+    chosen = [entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path)]
+    entries = tuple(entry for entry in chosen if not _is_hidden(entry.path))
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no model in a known format (strategy {manifest.strategy}); nothing was exported",
             hint="resume from it and save the model in the script",
+        )
+    left_out = [entry.path for entry in chosen if _is_hidden(entry.path)]
+    if left_out:
+        _log.warning(
+            "the export leaves out %s of %s, such as %s: files and folders whose names begin with a dot are not part "
+            "of a model",
+            plural(len(left_out), "file"),
+            item.where,
+            printable(left_out[0]),
         )
     counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
     check_empty(target, has_manifest=True)
@@ -158,6 +175,10 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
             model = _source_files(source, item, entries)
             export_to_store(target, model, describe=as_final(manifest), progress=counter.add)
     return [entry.path for entry in entries]
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
 
 
 def as_final(manifest: Manifest) -> Describe:

@@ -90,7 +90,7 @@ def compare(
         CheckpointError: one of the checkpoints is not complete, or a file is not a valid safetensors file.
         StorageError: a store cannot be read.
     """
-    old, new = before[1].complete_manifest(), after[1].complete_manifest()
+    old, new = (inventory.complete_manifest(item) for inventory, item in (before, after))
     old_files = {entry.path: entry for entry in old.files}
     new_files = {entry.path: entry for entry in new.files}
     paths = sorted(old_files.keys() | new_files.keys())

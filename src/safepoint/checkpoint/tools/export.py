@@ -36,7 +36,7 @@ from safepoint.storage.store import Store
 _DCP_FOLDERS = (".", "pytorch_model_fsdp_0", "sharded", "model")
 _BESIDE = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|vocab\..*|merges\.txt|chat_template\..*"
-    r"|preprocessor_config\.json|processor_config\.json|.*\.model"
+    r"|preprocessor_config\.json|processor_config\.json|[^.].*\.model"
 )
 """Small files that belong to a model."""
 _ROOM = 64 << 20

@@ -2,21 +2,23 @@
 
 Promises: listing changes nothing. A hostile name or manifest is reported and never used as a path. A checkpoint is
 complete if all files of its manifest exist and have the sizes in it; only `verify` also compares their contents.
+One manifest is in memory at a time: an item keeps a few facts of it, and the first of its faults.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from safepoint.checkpoint.foreign.examine import examine
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest, Trigger
 from safepoint.checkpoint.format.verify import (
     Fault,
     Verdict,
     compare_listing,
     is_newer_format,
+    read_manifest_of_any,
     read_part,
     verify,
     verify_part,
@@ -46,6 +48,12 @@ _FINAL_IN_FOLDER = final_folder(OutputFolder(Path())).as_posix()
 """Where a run keeps the final model that waits for the store."""
 
 
+_MAX_FAULTS = 1000
+"""Each item keeps this many faults. A manifest of 64 MiB can name half a million files that are missing."""
+_MAX_NAME_CHARS = 1 << 16
+"""The metrics of a checkpoint are ignored if their names are longer, all together."""
+
+
 class Kind(StrEnum):
     """The kinds of folders and prefixes that have the name of a checkpoint."""
 
@@ -60,6 +68,27 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """What a manifest states about a checkpoint, without its files; see `Manifest`."""
+
+    step: int
+    trigger: Trigger
+    created: str
+    metrics: Mapping[str, float]
+
+    @classmethod
+    def by(cls, manifest: Manifest) -> "Stated":
+        """The facts of a manifest. Of a time that is far too long only the beginning is kept."""
+        is_short = sum(map(len, manifest.metrics)) <= _MAX_NAME_CHARS
+        return cls(
+            step=manifest.step,
+            trigger=manifest.trigger,
+            created=manifest.created[:_MAX_NAME_CHARS],
+            metrics=manifest.metrics if is_short else {},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """A folder or prefix that is named like a checkpoint.
 
@@ -67,8 +96,8 @@ class Item:
         name: `checkpoint-<step>` or `final`.
         prefix: its key in the store.
         where: its location, for messages.
-        manifest: its manifest; None when it cannot be read.
-        faults: what is wrong with it; contents are not compared.
+        stated: what its manifest states; None when it cannot be read.
+        faults: what is wrong with it; contents are not compared. If there are many, the first ones, and their number.
         kind: whether it is a checkpoint, or what else.
         num_files: the number of files, without the manifest.
         size_bytes: the size of these files.
@@ -81,7 +110,7 @@ class Item:
     name: str
     prefix: str
     where: str
-    manifest: Manifest | None
+    stated: Stated | None
     faults: tuple[Fault, ...]
     kind: Kind
     num_files: int
@@ -94,25 +123,7 @@ class Item:
     @property
     def is_complete(self) -> bool:
         """Whether all files of the manifest exist and have the sizes in it."""
-        return self.kind is Kind.CHECKPOINT and self.manifest is not None and not self.faults
-
-    def complete_manifest(self) -> Manifest:
-        """The manifest of a complete checkpoint.
-
-        Raises:
-            CheckpointError: the checkpoint is not complete.
-        """
-        if self.kind is Kind.PART:
-            raise CheckpointError(
-                f"{self.where} is only one node's part of a checkpoint; nothing was read",
-                hint="the complete checkpoint is in the run's object store, and on every node that resumed from it",
-            )
-        if self.manifest is None or self.faults:
-            raise CheckpointError(
-                f"{self.where} is not a complete checkpoint: {self.faults[0]}; nothing was read",
-                hint="see `safepoint checkpoints verify`",
-            )
-        return self.manifest
+        return self.kind is Kind.CHECKPOINT and self.stated is not None and not self.faults
 
 
 class Inventory:
@@ -151,7 +162,16 @@ class Inventory:
             is_ours = any(item.key == f"{prefix}/{MANIFEST_NAME}" for item in found.get(prefix, []))
             if is_ours or (prefix in unfinished and prefix in found):
                 prefixes.append(prefix)
-        return [self._item(prefix, found[prefix], is_unfinished=prefix in unfinished) for prefix in prefixes]
+        passed_over = {path.name for path in OutputFolder(self.folder).passed_over()} if self.folder else set[str]()
+        return [
+            self._item(
+                prefix,
+                found[prefix],
+                is_unfinished=prefix in unfinished,
+                is_passed_over=prefix in passed_over,
+            )
+            for prefix in prefixes
+        ]
 
     def item(self, name: str | None = None) -> Item:
         """The item called `name`; for None, the newest complete checkpoint.
@@ -171,7 +191,40 @@ class Inventory:
             raise missing
         return found[0]
 
-    def _item(self, prefix: str, objects: Sequence[StoredObject], *, is_unfinished: bool) -> Item:
+    def read_manifest(self, item: Item) -> Manifest:
+        """The manifest of an item; of a part, that of the whole checkpoint.
+
+        Raises:
+            ManifestError: there is no valid manifest any more.
+        """
+        if self.folder is None:
+            return RemoteFolder(self.store).manifest_of(item.prefix)
+        return read_manifest_of_any(self.folder / item.prefix)
+
+    def complete_manifest(self, item: Item) -> Manifest:
+        """The manifest of a complete checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is not complete, or was replaced since it was listed.
+        """
+        if item.kind is Kind.PART:
+            raise CheckpointError(
+                f"{item.where} is only one node's part of a checkpoint; nothing was read",
+                hint="the complete checkpoint is in the run's object store, and on every node that resumed from it",
+            )
+        if item.stated is None or item.faults:
+            raise CheckpointError(
+                f"{item.where} is not a complete checkpoint: {item.faults[0]}; nothing was read",
+                hint="see `safepoint checkpoints verify`",
+            )
+        manifest = self.read_manifest(item)
+        if Stated.by(manifest) != item.stated:
+            raise CheckpointError(f"{item.where} was replaced while it was read", hint="run the command again")
+        return manifest
+
+    def _item(
+        self, prefix: str, objects: Sequence[StoredObject], *, is_unfinished: bool, is_passed_over: bool
+    ) -> Item:
         contents = {item.key.removeprefix(f"{prefix}/"): item.size_bytes for item in objects}
         kind = Kind.CHECKPOINT
         if contents.pop(MANIFEST_NAME, None) is None:
@@ -182,14 +235,17 @@ class Inventory:
         name = FINAL if prefix == _FINAL_IN_FOLDER else prefix
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
             faults = (Fault(file=MANIFEST_NAME, reason=f"its step is {manifest.step}"), *faults)
+        if is_passed_over:
+            reason = "its run did not use it, and could not move it aside: move it away, or see --drop-damaged"
+            faults = (Fault(file="the folder", reason=reason), *faults)
         modified_s = max(item.modified_s for item in objects)
-        created_s = Candidate.of(manifest).created_s if manifest is not None else modified_s
+        created_s = Candidate.of(manifest, ()).created_s if manifest is not None else modified_s
         return Item(
             name=name,
             prefix=prefix,
             where=str(self.store.location.child(prefix)),
-            manifest=manifest,
-            faults=faults,
+            stated=Stated.by(manifest) if manifest is not None else None,
+            faults=_first(faults),
             kind=kind,
             num_files=len(contents),
             size_bytes=sum(contents.values()),
@@ -241,15 +297,22 @@ class Inventory:
         if item.kind is Kind.FOREIGN:
             return examine(self.store, item.prefix).faults
         if self.folder is not None:
-            faults = self._compare(item.prefix, item.kind, {}, deep=True, progress=progress).faults
-            return (*[fault for fault in item.faults if fault not in faults], *faults)
-        if item.manifest is None:
+            faults = _first(self._compare(item.prefix, item.kind, {}, deep=True, progress=progress).faults)
+            known = set(faults)
+            return _first((*[fault for fault in item.faults if fault not in known], *faults))
+        if item.stated is None:
             return item.faults
-        missing = {fault.file for fault in item.faults}
-        parts = [part for part in windows_of(item.manifest.files) if part.path not in missing]
+        found = self.store.list(item.prefix)
+        contents = {one.key.removeprefix(f"{item.prefix}/"): one.size_bytes for one in found}
+        try:
+            manifest = self.read_manifest(item)
+        except ManifestError as error:  # it was deleted or replaced since it was listed
+            return _first((*item.faults, Fault(file=MANIFEST_NAME, reason=str(error))))
+        missing = {fault.file for fault in compare_listing(manifest.files, contents)}
+        parts = [part for part in windows_of(manifest.files) if part.path not in missing]
         counter = ByteCounter(progress, sum(part.size_bytes for part in parts))
         wrong = check(self.store, item.prefix, parts, progress=counter.add)
-        return (*item.faults, *(Fault(file=path, reason=reason) for path, reason in sorted(wrong.items())))
+        return _first((*item.faults, *(Fault(file=path, reason=reason) for path, reason in sorted(wrong.items()))))
 
     # ---- deleting -------------------------------------------------------------------------------------------
 
@@ -265,14 +328,14 @@ class Inventory:
         newest complete checkpoint are read. If it is damaged, the files of the next older one are read, and so on.
         """
         by_step = {
-            item.manifest.step: item
+            item.stated.step: item
             for item in self.items()
-            if item.manifest is not None and item.kind is Kind.CHECKPOINT and item.name != FINAL
+            if item.stated is not None and item.kind is Kind.CHECKPOINT and item.name != FINAL
         }
         candidates = [
-            Candidate.of(item.manifest, is_valid=item.is_complete, is_in_use=self.is_in_use(item))
+            replace(Candidate.of(item.stated), is_valid=item.is_complete, is_in_use=self.is_in_use(item))
             for item in by_step.values()
-            if item.manifest is not None
+            if item.stated is not None
         ]
 
         def is_good(step: int) -> bool:
@@ -300,6 +363,15 @@ class Inventory:
         output = OutputFolder(self.folder)
         output.create()
         return output.delete(item.prefix)
+
+
+def _first(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """The faults, or the first of them and the number of the others."""
+    num_left = len(faults) - _MAX_FAULTS
+    if num_left <= 0:
+        return faults
+    others = Fault(file=".", reason=f"there are {num_left} more faults")
+    return (*(fault for fault in faults[:_MAX_FAULTS] if fault != others), others)
 
 
 def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[Inventory, str | None]:

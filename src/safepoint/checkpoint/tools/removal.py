@@ -1,12 +1,49 @@
 """Deletes all checkpoints of a run, and its final model."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from safepoint.checkpoint.tools.inventory import Inventory, Kind
-from safepoint.errors import ConflictError
+from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
+from safepoint.errors import AccessDeniedError, ConflictError, StorageError
+from safepoint.foundation.units import plural
 
 COMMAND = "remove-checkpoints"
 """The name by which a command outside of the cluster calls `remove_all` in a pod."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What `remove` has done.
+
+    Args:
+        deleted: the items that are gone.
+        kept: those that a process reads, or that a later release wrote.
+        failed: those that could not be deleted, each with the reason.
+    """
+
+    deleted: tuple[Item, ...] = ()
+    kept: tuple[Item, ...] = ()
+    failed: tuple[tuple[Item, str], ...] = ()
+
+
+def remove(inventory: Inventory, items: Iterable[Item]) -> Removal:
+    """Delete items. One that cannot be deleted, such as an immutable folder, does not keep the others.
+
+    Raises:
+        ConflictError: a run has begun to use the object store meanwhile.
+        StorageError: the location cannot be reached.
+    """
+    deleted: list[Item] = []
+    kept: list[Item] = []
+    failed: list[tuple[Item, str]] = []
+    for item in items:
+        try:
+            (deleted if inventory.delete(item) else kept).append(item)
+        except OSError as error:
+            failed.append((item, error.strerror or str(error)))
+        except AccessDeniedError as error:
+            failed.append((item, error.message))
+    return Removal(deleted=tuple(deleted), kept=tuple(kept), failed=tuple(failed))
 
 
 def remove_all(inventories: Iterable[Inventory], output: str) -> int:
@@ -21,15 +58,23 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
 
     Raises:
         ConflictError: a process reads a checkpoint, or a later release wrote it; the others are deleted.
-        StorageError: a location cannot be reached.
+        StorageError: a location cannot be reached; or a checkpoint cannot be deleted, and the others are.
     """
     deleted: set[str] = set()
     kept: set[str] = set()
+    failed: dict[str, str] = {}
     for inventory in inventories:
-        for item in inventory.items():
-            if item.kind is not Kind.FOREIGN:
-                names = deleted if inventory.delete(item) else kept
-                names.add(item.name)
+        found = remove(inventory, (item for item in inventory.items() if item.kind is not Kind.FOREIGN))
+        deleted |= {item.name for item in found.deleted}
+        kept |= {item.name for item in found.kept}
+        failed |= {item.where: reason for item, reason in found.failed}
+    if failed:
+        where, reason = next(iter(failed.items()))
+        others = f", and {plural(len(failed) - 1, 'other')}" if len(failed) > 1 else ""
+        raise StorageError(
+            f"{where}{others} cannot be deleted ({reason}); the others were deleted",
+            hint="the job still exists; correct the owner or the attributes of the folder, then delete the job again",
+        )
     if kept:
         raise ConflictError(
             f"{', '.join(sorted(kept))} in {output} is being read, or was written by a later release: it was not "

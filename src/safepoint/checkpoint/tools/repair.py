@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from safepoint.checkpoint.format.catalog import set_aside
+from safepoint.checkpoint.format.catalog import Aside
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder, is_name
 from safepoint.checkpoint.tools.atomic_export import clean_export
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
+from safepoint.checkpoint.tools.removal import remove
 from safepoint.foundation import clock
 
 Progress = Callable[[str, int, int], None]
@@ -35,6 +36,7 @@ class Repair:
             deleted.
         newer: checkpoints that a later release wrote; they are never changed.
         strays: files in the folder of a checkpoint that its manifest does not list; they are never changed.
+        failed: the checkpoints that could not be removed, each with the reason.
     """
 
     unfinished: tuple[Item, ...]
@@ -45,6 +47,7 @@ class Repair:
     num_leftovers: int = 0
     newer: tuple[Item, ...] = ()
     strays: tuple[str, ...] = ()
+    failed: tuple[tuple[Item, str], ...] = ()
 
 
 def repair(
@@ -84,13 +87,17 @@ def repair(
     unfinished = tuple(item for item in pending if item not in recent)
     doomed = damaged if drop_damaged else []
     moved_to, num_leftovers = None, 0
+    failed: tuple[tuple[Item, str], ...] = ()
     if not dry_run and inventory.folder is not None:
-        moved_to, num_leftovers = _clean_folder(OutputFolder(inventory.folder), doomed)
+        aside, num_leftovers = _clean_folder(OutputFolder(inventory.folder), doomed)
+        moved_to = str(aside.place) if aside.place is not None else None
+        of_path = {inventory.folder / item.prefix: item for item in doomed}
+        failed = tuple((of_path[path], reason) for path, reason in aside.left.items())
     elif not dry_run:
         # The sweep comes first, because it reads the marks, which are deleted below.
         num_leftovers = RemoteFolder(inventory.store).sweep(begun_before_s=before_s)
-        for item in [*unfinished, *doomed]:
-            inventory.delete(item)
+        failed = remove(inventory, [*unfinished, *doomed]).failed
+        unfinished = tuple(item for item in unfinished if item not in [one for one, _ in failed])
         num_leftovers += clean_export(inventory.store, before_s=before_s)
         num_leftovers += _drop_marks(inventory, before_s, keep={item.name for item in items})
     return Repair(
@@ -102,6 +109,7 @@ def repair(
         newer=tuple(item for item in items if item.is_newer_format),
         strays=tuple(f"{item.where}/{path}" for item in items for path in item.strays),
         num_leftovers=num_leftovers,
+        failed=failed,
     )
 
 
@@ -115,19 +123,18 @@ def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str])
     return len(doomed)
 
 
-def _clean_folder(output: OutputFolder, damaged: Sequence[Item]) -> tuple[str | None, int]:
+def _clean_folder(output: OutputFolder, damaged: Sequence[Item]) -> tuple[Aside, int]:
     """Move `damaged` aside and delete leftovers of ended runs.
 
     Returns:
-        The folder to which the damaged checkpoints were moved, or None; and the number of leftovers.
+        Where the damaged checkpoints are now; and the number of leftovers.
     """
     if not os.path.lexists(output.control):  # Safepoint never wrote here, so it creates no files here
-        return None, 0
+        return Aside(), 0
     output.check_control()  # neither `create` nor `prepare`: they write, and the disk may be full
     has_locks = output.claim(wait_s=0, waiting=lambda who: None)
     try:
         num_deleted = output.clean() if has_locks else 0
-        moved_to = set_aside(output.root, [output.root / item.prefix for item in damaged])
-        return str(moved_to) if moved_to else None, num_deleted
+        return output.set_aside([output.root / item.prefix for item in damaged]), num_deleted
     finally:
         output.release()

@@ -8,7 +8,6 @@ nothing.
 import io
 import itertools
 import math
-import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from safepoint.checkpoint.format.safetensors_layout import KINDS, SIZES
+from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
 from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.stored_weight import Run
 from safepoint.errors import CheckpointError
@@ -23,24 +23,14 @@ from safepoint.storage.browsing import RawReader, ReadablePath
 
 _LOCAL_HEADER_BYTES = 30
 MAX_PICKLE_BYTES = 256 << 20
-_MAX_INSTRUCTIONS = 50_000_000
 _MAX_TUPLE_KEYS = 10_000
 _MAX_NAMES = 4096
-_MAX_KEY_PARTS = 64
 _MAX_DIMENSIONS = 64
-_MAX_SETS = 100_000
+_NUMBER_BITS = 63
 _MAX_DIRECTORY_BYTES = 32 << 20
 """The largest directory of an archive that is read. It lists about 400,000 records."""
 _STEPS_PER_ARCHIVE = 100
 """An archive takes as long to open as this many instructions of a pickle."""
-_NUMBER_BITS = 63
-_PLAIN_KEYS = {str, bytes, float, bool, type(None)}
-_PYTHON_PICKLE: Any = pickle
-_BASE: Any = _PYTHON_PICKLE._Unpickler
-"""The unpickler in Python. With the one in C, keys cannot be checked before they are hashed."""
-_INSTRUCTIONS: dict[int, Any] = _PYTHON_PICKLE._Unpickler.dispatch
-_REFUSED = {code[0] for code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.BYTEARRAY8, pickle.NEXT_BUFFER)}
-"""Instructions that refer to objects outside the file, or that allocate memory before the bytes are read."""
 _MOST_RUNS = 1 << 20
 ITEM_BYTES = {dtype: SIZES[kind] for dtype, kind in KINDS.items()}
 """Torch's names of types → the size of an element."""
@@ -116,17 +106,17 @@ class Inert:
         return default[0]
 
 
-class _Unpickler(_BASE):
-    """Uses an `Inert` in place of each class that is not in `known`; limits the numbers of instructions and names."""
+class _Unpickler(BoundedUnpickler):
+    """Uses an `Inert` in place of each class that is not in `known`; limits the number of names."""
 
     def __init__(
         self, data: bytes, known: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any], check_name: CheckName
     ) -> None:
-        super().__init__(io.BytesIO(data))  # pyright: ignore[reportUnknownMemberType]
+        keys = KeyLimits(most_tuples=_MAX_TUPLE_KEYS, is_plain=lambda key: isinstance(key, Inert))
+        super().__init__(io.BytesIO(data), keys=keys, has_state=_has_state)
         self._known = {("collections", "OrderedDict"): _ordered_dict, **known}
         self._storage = storage
         self._check_name = check_name
-        self.dispatch = _Instructions(self)
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         key = module_name, global_name
@@ -141,54 +131,8 @@ class _Unpickler(_BASE):
         return self._storage(pid)
 
 
-class _Instructions:
-    """The table of `pickle`'s instructions. It counts the instructions, and checks keys before pickle hashes them."""
-
-    def __init__(self, unpickler: Any) -> None:
-        self._unpickler = unpickler
-        self._left, self._num_tuples, self._num_sets = _MAX_INSTRUCTIONS, 0, 0
-        self._keys: dict[int, Callable[[], Iterable[Any]]] = {
-            pickle.SETITEM[0]: lambda: unpickler.stack[-2:-1],
-            pickle.SETITEMS[0]: lambda: unpickler.stack[::2],
-            pickle.DICT[0]: lambda: unpickler.stack[::2],
-            pickle.ADDITEMS[0]: lambda: unpickler.stack,
-            pickle.FROZENSET[0]: lambda: unpickler.stack,
-        }
-
-    def __getitem__(self, code: int) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise CheckpointError(f"a pickle has more than {_MAX_INSTRUCTIONS} instructions")
-        if code in _REFUSED:
-            raise CheckpointError("a pickle has an instruction that torch does not write")
-        if code == pickle.EMPTY_SET[0]:
-            self._num_sets += 1  # each takes as much memory as a hundred instructions
-            if self._num_sets > _MAX_SETS:
-                raise CheckpointError(f"a pickle has more than {_MAX_SETS} sets")
-        if code in self._keys:
-            for key in self._keys[code]():
-                if type(key) is not str:
-                    self._check_key(key)
-        elif code == pickle.BUILD[0] and not isinstance(self._unpickler.stack[-2], Inert | OrderedDict):
-            raise CheckpointError("a pickle sets the state of an object that has no state")
-        return _INSTRUCTIONS[code]
-
-    def _check_key(self, key: Any) -> None:
-        """Raise CheckpointError for a key that takes long to hash, to compare or to print."""
-        parts = [key]
-        for number, part in enumerate(parts):
-            is_large = number >= _MAX_KEY_PARTS
-            if type(part) is tuple:
-                self._num_tuples += 1
-                parts += part[: _MAX_KEY_PARTS + 1]
-            elif type(part) is int:
-                is_large |= not -1 << _NUMBER_BITS <= part < 1 << _NUMBER_BITS
-            elif type(part) not in _PLAIN_KEYS and not isinstance(part, Inert):
-                raise CheckpointError("a dictionary or a set has a key that is no plain value")
-            if is_large or self._num_tuples > _MAX_TUPLE_KEYS:
-                raise CheckpointError(
-                    "a dictionary or a set has a key that is too large, or too many keys are tuples"
-                )
+def _has_state(target: Any, state: Any) -> bool:
+    return isinstance(target, Inert | OrderedDict)
 
 
 def _ordered_dict() -> OrderedDict[Any, Any]:
@@ -218,7 +162,7 @@ def read_inert(
     if len(data) > MAX_PICKLE_BYTES:
         raise CheckpointError(f"a pickle has more than {MAX_PICKLE_BYTES} bytes")
     unpickler = _Unpickler(data, known or {}, storage, check_name)
-    most = min(len(data), _MAX_INSTRUCTIONS)  # an instruction has at least one byte
+    most = min(len(data), unpickler.max_instructions)  # an instruction has at least one byte
     if budget is not None:
         budget.spend(Cost.STEPS, most)
     try:
@@ -229,8 +173,7 @@ def read_inert(
         raise CheckpointError(f"a pickle cannot be read: {type(error).__name__}: {error}") from error
     finally:
         if budget is not None:
-            num_left: int = unpickler.dispatch._left  # pyright: ignore[reportPrivateUsage]
-            budget.return_unused(Cost.STEPS, most - (_MAX_INSTRUCTIONS - num_left))
+            budget.return_unused(Cost.STEPS, most - unpickler.num_instructions)
 
 
 @dataclass(frozen=True, slots=True)

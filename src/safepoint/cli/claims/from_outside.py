@@ -25,8 +25,14 @@ from safepoint.storage.location import Location, parse_location, resolve_claim
 
 _LOCAL = "local"
 _LOCATIONS = ("location", "source", "target", "before", "after")
-_WRITTEN = {"prune": "location", "repair": "location", "copy": "target", "export": "target"}
-"""The command → the argument that names the location to which the command writes."""
+_WRITTEN = {
+    "adopt": "location",
+    "prune": "location",
+    "repair": "location",
+    "copy": "target",
+    "export": "target",
+}
+"""The command → the argument that names the location to which the command writes; for others a claim is read-only."""
 _OURS = ("on", "namespace", "image", "memory")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
 
@@ -51,7 +57,8 @@ _Image = Annotated[
     typer.Option(
         metavar="IMAGE",
         help="With a claim of a cluster: the image of the pod that mounts it.",
-        show_default="that of the newest job that uses the claim, or else of a runtime",
+        show_default="that of the newest job that uses the claim; if no job does, that of the runtime "
+        "torch-distributed or, if there is none, of another runtime",
     ),
 ]
 _Memory = Annotated[

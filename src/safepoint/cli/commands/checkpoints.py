@@ -4,7 +4,6 @@ The answer goes to stdout: lines, or one JSON document with `--json`. Progress g
 """
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,15 +16,18 @@ from safepoint.checkpoint.tools import adopt as adopting
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools import export as exporting
 from safepoint.checkpoint.tools.difference import compare
-from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, open_inventory
+from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
+from safepoint.checkpoint.tools.removal import Removal, remove
 from safepoint.checkpoint.tools.repair import repair
 from safepoint.cli.checkpoint_answers import (
     OURS,
     Accumulation,
     adoption_answers,
     check_adopted,
+    check_removed,
     document_of,
-    fault_documents,
+    removal_answers,
+    repair_answers,
     sentence_of,
     show_reading,
     state_of,
@@ -33,15 +35,15 @@ from safepoint.cli.checkpoint_answers import (
     text_of,
 )
 from safepoint.cli.claims.from_outside import with_clusters
+from safepoint.cli.location_argument import CheckpointPlace, OutputPlace, location_of, open_place, pick
 from safepoint.cli.output import print_answer, table
 from safepoint.cli.place import ConnectionOrSecret, find_place
 from safepoint.errors import CheckpointError, NothingValidError, PartlyDoneError, UsageError, printable
 from safepoint.foundation import clock
-from safepoint.foundation.events import console
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.units import format_age, format_bytes, plural
 from safepoint.storage.browsing import browse
-from safepoint.storage.location import Location, parse_location, resolve_claim
+from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 
 app = typer.Typer(
@@ -51,23 +53,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_Place = Annotated[
-    str,
-    typer.Argument(
-        metavar="LOCATION",
-        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME. Append /checkpoint-20 for "
-        "one checkpoint or, in an object store, /final for the final model.",
-        callback=find_place,
-    ),
-]
-_OutputPlace = Annotated[
-    str,
-    typer.Argument(
-        metavar="LOCATION",
-        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME.",
-        callback=find_place,
-    ),
-]
 _NEWEST = "A checkpoint, or an output location, which stands for its newest complete checkpoint."
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
@@ -77,13 +62,13 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command
 @app.command("list")
 @with_clusters
 def list_(
-    location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
+    location: CheckpointPlace, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
 ) -> None:
     """List the checkpoints of a location, newest first.
 
     For each checkpoint the list shows the age, trigger, size, number of files and state, such as complete or damaged.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     items = inventory.items() if name is None else [inventory.item(name)]
     rows: list[list[str]] = []
     documents: list[dict[str, Any]] = []
@@ -95,7 +80,7 @@ def list_(
             [
                 item.name,
                 format_age(clock.wall_s() - item.created_s),
-                str(item.manifest.trigger) if item.manifest else "-",
+                str(item.stated.trigger) if item.stated else "-",
                 format_bytes(item.size_bytes),
                 plural(item.num_files, "file"),
                 state,
@@ -107,17 +92,18 @@ def list_(
 
 @app.command()
 @with_clusters
-def show(location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False) -> None:
+def show(location: CheckpointPlace, connection: ConnectionOrSecret = None, as_json: _Json = False) -> None:
     """Show the manifest and the files of a checkpoint.
 
     Given an output location, the command shows its newest complete checkpoint.
     """
-    inventory, name = _open(location)
-    item = _pick(inventory, name)
+    inventory, name = open_place(location)
+    item = pick(inventory, name)
     document = document_of(item, item.faults)
     lines = [f"{item.where}: {state_of(item, item.faults, deep=False)}"]
-    if item.manifest is not None:
-        record = json.loads(item.manifest.to_bytes())
+    if item.stated is not None:
+        manifest = inventory.read_manifest(item)
+        record = json.loads(manifest.to_bytes())
         document["manifest"] = record
         lines += [
             f"  {field}: {printable(text_of(value))}"
@@ -126,7 +112,7 @@ def show(location: _Place, connection: ConnectionOrSecret = None, as_json: _Json
         ]
         lines += table(
             ["  FILE", "SIZE", "DIGEST"],
-            [[f"  {entry.path}", format_bytes(entry.size_bytes), entry.digest] for entry in item.manifest.files],
+            [[f"  {entry.path}", format_bytes(entry.size_bytes), entry.digest] for entry in manifest.files],
         )
     lines += [f"  fault: {fault}" for fault in item.faults] + stray_lines(item)
     print_answer(as_json, document, lines)
@@ -135,13 +121,13 @@ def show(location: _Place, connection: ConnectionOrSecret = None, as_json: _Json
 @app.command()
 @with_clusters
 def verify(
-    location: _Place, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
+    location: CheckpointPlace, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
 ) -> None:
     """Check one checkpoint, or all checkpoints of a location, and report faults.
 
     Without --deep, only the sizes of files are checked. Exit code 14: a checkpoint is damaged, or none exists.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     # A folder without a manifest counts as damaged only if the user names this folder.
     everything = [inventory.item(name)] if name else inventory.items()
     items = [item for item in everything if name or item.kind in OURS]
@@ -173,7 +159,7 @@ def verify(
 @app.command()
 @with_clusters
 def adopt(
-    location: _Place,
+    location: CheckpointPlace,
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
     dry_run: _DryRun = False,
@@ -184,7 +170,7 @@ def adopt(
     A checkpoint with a fault is not adopted. From then on, retention counts the adopted checkpoints and may delete
     them. Exit codes: 3 some checkpoints have faults; 11 a run uses the folder; 14 all checkpoints have faults.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     items = [item for item in ([inventory.item(name)] if name else inventory.items()) if item.kind is Kind.FOREIGN]
     found = adopting.adopt(inventory, items, accumulation=accumulation, dry_run=dry_run, progress=show_reading)
     documents, lines = adoption_answers(found, dry_run=dry_run)
@@ -195,7 +181,7 @@ def adopt(
 @app.command()
 @with_clusters
 def prune(
-    location: _OutputPlace,
+    location: OutputPlace,
     keep: Annotated[
         str,
         typer.Option(
@@ -211,9 +197,10 @@ def prune(
     """Delete the checkpoints that --keep does not select.
 
     The newest valid checkpoint, damaged checkpoints and checkpoints that are being read always stay. Before the
-    command deletes anything, it reads checkpoints, newest first, until it has found one that is valid.
+    command deletes anything, it reads checkpoints, newest first, until it has found one that is valid. Exit code 13:
+    a checkpoint could not be deleted; the others were.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     if name is not None:
         raise UsageError(
             f"{location} is a single checkpoint, and this command needs an output location",
@@ -225,7 +212,7 @@ def prune(
         raise UsageError(f"--keep: {error}") from error
     if not any(policy.is_limit for policy in policies):
         raise UsageError(f"--keep {keep!r} would delete nothing", hint="add newest=N, every=STEPS or best=N:METRIC")
-    known = {metric for item in inventory.items() if item.manifest is not None for metric in item.manifest.metrics}
+    known = {metric for item in inventory.items() if item.stated is not None for metric in item.stated.metrics}
     for policy in policies:
         if isinstance(policy, KeepBest) and policy.metric not in known:
             there = f"the metrics are {', '.join(sorted(known))}" if known else "no checkpoint has a metric"
@@ -233,13 +220,9 @@ def prune(
                 f"--keep {keep!r}: no checkpoint has the metric {policy.metric!r}; nothing was deleted", hint=there
             )
     doomed = inventory.superseded(policies, progress=show_reading)
-    gone = doomed if dry_run else [item for item in doomed if inventory.delete(item)]
-    size_bytes = sum(item.size_bytes for item in gone)
-    document = {"deleted": [item.where for item in gone], "bytes": size_bytes, "dry_run": dry_run}
-    did = "would delete" if dry_run else "deleted"
-    lines = [f"{did} {item.where} ({format_bytes(item.size_bytes)})" for item in gone]
-    lines.append(f"{did} {plural(len(gone), 'checkpoint')}, {format_bytes(size_bytes)}")
-    print_answer(as_json, document, lines)
+    found = Removal(deleted=tuple(doomed)) if dry_run else remove(inventory, doomed)
+    print_answer(as_json, *removal_answers(found, dry_run=dry_run))
+    check_removed(found, location)
 
 
 @app.command("copy")
@@ -250,7 +233,7 @@ def copy(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location, whose complete checkpoints are all copied.",
+            help="A checkpoint, or an output location; of a location, all complete checkpoints are copied.",
         ),
     ],
     target: Annotated[
@@ -263,13 +246,13 @@ def copy(
 
     Copies between folders, object stores and claims.
     """
-    inventory, name = _open(source)
+    inventory, name = open_place(source)
     place = _place_around(target, name)
     items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
     if not items:
         raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
     for item in items:  # raises an error before any copy begins
-        copying.is_there(item, place)
+        copying.is_there(inventory, item, place)
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     num_damaged = 0
@@ -321,9 +304,9 @@ def export(
     if location is not None:
         where, paths = str(location), exporting.export_pieces(open_store(location), "", place, progress=progress)
     else:
-        inventory, name = _open(source)
+        inventory, name = open_place(source)
         finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
-        item = finals[0] if finals and name is None else _pick(inventory, name)
+        item = finals[0] if finals and name is None else pick(inventory, name)
         where, paths = item.where, _export_item(inventory, item, place, progress)
     document = {"from": where, "to": str(place), "files": paths}
     lines = [f"exported {where} to {place}:", *(f"  {path}" for path in paths)]
@@ -347,8 +330,8 @@ def diff(
 
     Compares the settings and the files; with --deep, also the tensors.
     """
-    places = [_open(text) for text in (before, after)]
-    old, new = ((inventory, _pick(inventory, name)) for inventory, name in places)
+    places = [open_place(text) for text in (before, after)]
+    old, new = ((inventory, pick(inventory, name)) for inventory, name in places)
     found = compare(old, new, deep=deep, progress=ProgressLine("comparing").update)
     document = {"before": old[1].where, "after": new[1].where, **dataclasses.asdict(found)}
     lines = [f"from {old[1].where}", f"to   {new[1].where}"]
@@ -363,7 +346,7 @@ def diff(
 @app.command("repair")
 @with_clusters
 def repair_(
-    location: _OutputPlace,
+    location: OutputPlace,
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
     deep: _Deep = False,
@@ -387,9 +370,10 @@ def repair_(
 ) -> None:
     """Remove unfinished checkpoints, and report damaged ones.
 
-    Exit codes: 11 a run uses the folder, and nothing was changed; 14 a damaged checkpoint was not removed.
+    Exit codes: 11 a run uses the folder, and nothing was changed; 13 a checkpoint cannot be removed; 14 a damaged
+    checkpoint was not removed.
     """
-    inventory, name = _open(location)
+    inventory, name = open_place(location)
     if name is not None:
         raise UsageError(
             f"{location} is a single checkpoint, and this command needs an output location",
@@ -399,49 +383,14 @@ def repair_(
         inventory, deep=deep, drop_damaged=drop_damaged, dry_run=dry_run, idle_s=idle, progress=show_reading
     )
     is_gone = drop_damaged and not dry_run
-    document = {
-        "dropped": [item.where for item in found.unfinished],
-        "recent": [item.where for item in found.recent],
-        "foreign": [item.where for item in found.foreign],
-        "newer": [item.where for item in found.newer],
-        "strays": list(found.strays),
-        "damaged": [{"where": item.where, "faults": fault_documents(item.faults)} for item in found.damaged],
-        "moved_to": found.moved_to,
-        "leftovers": found.num_leftovers,
-        "dry_run": dry_run,
-    }
-    did = "would drop" if dry_run else "dropped"
-    lines = [f"{did} {item.where}: it was not committed" for item in found.unfinished]
-    lines += [f"left {item.where}: it is unfinished, and a run may be writing it" for item in found.recent]
-    lines += [f"left {item.where}: Safepoint did not write it" for item in found.foreign]
-    lines += [f"left {item.where}: a later release wrote it" for item in found.newer]
-    lines += [f"left {printable(path)}: it is not in the manifest" for path in found.strays]
-    fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
-    if not is_gone:
-        fate = "would be removed" if drop_damaged else "left; see --drop-damaged"
-    for item in found.damaged:
-        lines.append(f"{item.where} is damaged ({fate}):")
-        lines += [f"  {fault}" for fault in item.faults]
-    if found.num_leftovers:
-        lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of ended runs")
-    print_answer(as_json, document, lines or ["nothing to repair"])
+    print_answer(as_json, *repair_answers(found, drop_damaged=drop_damaged, dry_run=dry_run))
+    check_removed(Removal(failed=found.failed), location)
     if found.damaged and not is_gone:
         raise CheckpointError(
             f"{plural(len(found.damaged), 'checkpoint')} in {location} "
             f"{'is' if len(found.damaged) == 1 else 'are'} damaged and not removed",
             hint="--drop-damaged removes them",
         )
-
-
-def _pick(inventory: Inventory, name: str | None) -> Item:
-    """The checkpoint of this name; without a name, the newest complete one, with a warning that lists newer ones."""
-    item = inventory.item(name)
-    if name is None:
-        newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())
-        incomplete = [f"{other.name} ({state_of(other, other.faults, deep=False)})" for other in newer]
-        if incomplete:
-            console.set_up(0).warning("using %s; newer ones are not complete: %s", item.name, ", ".join(incomplete))
-    return item
 
 
 def _place_around(text: str, name: str | None) -> Location:
@@ -466,30 +415,15 @@ def _export_item(inventory: Inventory, item: Item, place: Location, progress: co
 
 def _sharded_model(text: str) -> Location | None:
     """The location, if it contains a sharded model and, in an object store, is no checkpoint; otherwise None."""
-    location = _location(text)
+    location = location_of(text)
     if location.is_folder:
         return location if exporting.is_in_pieces(browse(open_store(location))) else None
-    inventory, name = _open(text)
+    inventory, name = open_place(text)
     return location if name is None and exporting.is_in_pieces(browse(inventory.store)) else None
 
 
-def _open(text: str) -> tuple[Inventory, str | None]:
-    console.set_up(0)
-    try:
-        return open_inventory(text)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _location(text: str) -> Location:
-    try:
-        return resolve_claim(parse_location(text))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def _place(text: str) -> Location:
-    location = _location(text)
+    location = location_of(text)
     if any(step_of(Path(part)) is not None for part in location.path.split("/")[:-1]):
         raise UsageError(
             f"{text} is inside a checkpoint, and writing there would damage it", hint="use another location"

@@ -108,7 +108,7 @@ class RunOptions:
         typer.Option(
             "--verify-access/--no-verify-access",
             envvar="SAFEPOINT_VERIFY_ACCESS",
-            help="Check that the object store can be read and written before the model is loaded.",
+            help="Before the model is loaded, check that the object store can be read and written.",
         ),
     ] = True
     snapshot_steps: Annotated[
@@ -161,8 +161,9 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="auto: start from the newest valid checkpoint. never: start at step 0, even when the ranks are "
-            "restarted; a job of `submit` starts at step 0 only the first time. PATH: start from this checkpoint.",
+            help="auto: start from the newest valid checkpoint. never: start at step 0. For `safepoint run`, this "
+            "also applies when the ranks are restarted; for a submitted job, only to its first start. PATH: start "
+            "from this checkpoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[

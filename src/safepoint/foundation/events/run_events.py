@@ -315,6 +315,18 @@ class Pruned(Event, cause="reason"):
         return f"pruned {self.path}"
 
 
+class PruneFailed(Event, is_warning=True, cause="reason"):
+    """A checkpoint that no policy keeps could not be deleted; `step` is None if none could be listed."""
+
+    step: int | None
+    path: str
+    reason: str
+
+    def _sentence(self) -> str:
+        did = "it stays, and later saves try again; to free its space, correct its owner or attributes, or delete it"
+        return f"{self.path} could not be pruned: {self.reason}; {did if self.step is not None else 'nothing is'}"
+
+
 class Failed(Event, is_quiet=True, cause="reason"):
     """A rank, or all of a launcher's ranks, ended with an error; `rank` is None if no rank caused the error.
 

@@ -27,7 +27,7 @@ from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
 from safepoint.jobs.cluster.manifests import Manifests
-from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, texts, uid_of
+from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
 from safepoint.jobs.cluster.state import (
@@ -198,7 +198,8 @@ class ClusterJobs:
         job = self._api.find("trainjobs", name)
         if job is None or is_plan(job):
             raise self._unknown(name)
-        workloads = self._workloads(f"{UID_LABEL}={uid_of(job)}")
+        listed = self._workloads(f"{UID_LABEL}={uid_of(job)}")
+        workloads = [item for item in listed if uid_of(job) in owners_of(item)]
         pods = self._pods(name)
         return Observed(
             trainjob=job,

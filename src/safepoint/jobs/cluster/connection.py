@@ -5,13 +5,13 @@ Both come from a context of the kubeconfig, from a pod's service account, or fro
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from safepoint.errors import NotFoundError, UnsupportedError, UsageError
-from safepoint.foundation.environment import PlantedError, open_trusted
+from safepoint.foundation.environment import PlantedError, expand_home, open_trusted
 from safepoint.jobs.cluster.objects import at, items, texts
 
 try:
@@ -52,12 +52,12 @@ class Connection:
 
     Args:
         name: the cluster's name in messages: the context, `in-cluster`, or the address.
-        config: address, certificates and identity.
+        config: address, certificates and identity. It is in no `repr`.
         namespace: the namespace of the jobs.
     """
 
     name: str
-    config: SingleConfig
+    config: SingleConfig = field(repr=False)
     namespace: str
 
 
@@ -161,11 +161,11 @@ def missing_files(config: SingleConfig) -> list[str]:
 
 def _files(file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> list[Path]:
     if file is not None:
-        return [Path(file).expanduser()]
+        return [expand_home(os.fspath(file), environ)]
     named = environ.get("KUBECONFIG", "")
     if named:
-        return [Path(part).expanduser() for part in named.split(os.pathsep) if part]
-    return [Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"]
+        return [expand_home(part, environ) for part in named.split(os.pathsep) if part]
+    return [expand_home("~/.kube/config", environ)]
 
 
 def _read(files: list[Path]) -> KubeConfig:

@@ -5,14 +5,14 @@ import copy
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster import large_code, pod_archive
 from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
-from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, QUEUE_LABEL, RECORD, ClusterSpec
+from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, QUEUE_LABEL, RECORD, SECRET_TYPE, ClusterSpec
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import CLAIMS, parse_location
 
@@ -54,7 +54,8 @@ class Runtime:
         trains = trains or [job for job in jobs if at(job, "name") == "node"]
         if not trains:
             raise UsageError(
-                f"runtime {name_of(self.document)} has no part that trains PyTorch",
+                f"runtime {name_of(self.document)} has no replicated job that trains: none has the name node or the "
+                f"label {_STEP}=trainer",
                 hint="`kubectl get clustertrainingruntimes` lists the runtimes",
             )
         return trains[0]
@@ -122,7 +123,7 @@ class Manifests:
     """
 
     trainjob: Object
-    before: tuple[tuple[str, Object], ...]
+    before: tuple[tuple[str, Object], ...] = field(repr=False)
     code: LargeCode | None = None
 
     @property
@@ -280,10 +281,20 @@ def _shipped(job: str, files: Mapping[str, bytes]) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": f"{job[:40].rstrip('-')}-{digest[:12]}", "labels": {JOB_LABEL: job}},
+        "metadata": {"name": config_map_name(job, digest), "labels": {JOB_LABEL: job}},
         "immutable": True,
         "binaryData": {name: base64.b64encode(data).decode() for name, data in sorted(files.items())},
     }
+
+
+def config_map_name(job: str, digest: str) -> str:
+    """The name of a job's config map.
+
+    Args:
+        job: the name of the job.
+        digest: of the content of the config map.
+    """
+    return f"{job[:40].rstrip('-')}-{digest[:12]}"
 
 
 def _secret(job: str) -> Object:
@@ -292,6 +303,7 @@ def _secret(job: str) -> Object:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": f"{job}-nodes-{secrets.token_hex(4)}", "labels": {JOB_LABEL: job}},
+        "type": SECRET_TYPE,
         "immutable": True,
         "stringData": {_SECRET_KEY: secrets.token_hex(32)},
     }
@@ -321,6 +333,7 @@ def _initializer_secret(spec: ClusterSpec, what: str) -> Object:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": f"{spec.name}-{what}", "labels": {JOB_LABEL: spec.name}},
+        "type": SECRET_TYPE,
         "immutable": True,
         "stringData": dict(spec.initializer_secrets[what]),
     }

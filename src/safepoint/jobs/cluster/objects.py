@@ -48,6 +48,11 @@ def uid_of(value: Any) -> str:
     return str(at(value, "metadata", "uid") or "")
 
 
+def owners_of(value: Any) -> set[str]:
+    """The uids of the owners of an object."""
+    return {str(at(one, "uid")) for one in items(value, "metadata", "ownerReferences")}
+
+
 def size_of(value: Object) -> int:
     """About how many bytes an object has in an answer."""
     return len(json.dumps(value))

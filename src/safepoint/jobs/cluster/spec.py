@@ -20,6 +20,8 @@ RECORD = f"{DOMAIN}/job"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The label with the name of Kueue's queue that a TrainJob waits in."""
 JOB_LABEL = f"{DOMAIN}/job"
+SECRET_TYPE = f"{DOMAIN}/job"
+"""The type of the Secrets that Safepoint makes. Kubernetes refuses to change the type of a Secret."""
 """The label of a job's objects, with the name of the job."""
 REMOVAL = f"{DOMAIN}/checkpoints-are-deleted"
 """The annotation of a job whose checkpoints are being deleted."""
@@ -78,7 +80,7 @@ class ClusterSpec:
     resources: Mapping[str, str] = field(default_factory=dict[str, str])
     settings: RunSettings = field(default_factory=RunSettings)
     given: frozenset[str] = frozenset()
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     connection: str | None = None
     runtime: str = DEFAULT_RUNTIME
     image: str | None = None

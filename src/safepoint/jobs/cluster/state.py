@@ -31,7 +31,7 @@ before this TrainJob, and the step of the newest checkpoint."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 """The label of a job's pods, with the name of the job."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
-"""The label of a Workload, with the uid of its TrainJob."""
+"""The label of a Workload, with the uid of its TrainJob. Only a Workload that the TrainJob owns counts."""
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NODE = "node"
 _STUCK = {

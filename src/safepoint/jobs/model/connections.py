@@ -24,15 +24,12 @@ from typing import Any
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation.configuration import user_file
 from safepoint.foundation.environment import PlantedError, open_trusted
-from safepoint.jobs.model.identity import IDENTITY, SECRET_KEYS
+from safepoint.jobs.model.identity import IDENTITY, VariableKind, variables_of
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _POSITION = re.compile(r"line \d+, column \d+|end of document")
 _log = logging.getLogger("safepoint")
 _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-_ENDPOINTS = frozenset({"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_S3_ENDPOINT"})
-_KEYS = SECRET_KEYS | {"AZURE_CLIENT_ID", "AZURE_TENANT_ID"}
-_PLAIN = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION", "AZURE_STORAGE_ACCOUNT_NAME"})
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -41,7 +38,7 @@ def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
     The other variables of the stores are left out: they could make this machine send a file, or send the user's
     credentials to another server or through a proxy.
     """
-    return {name: text for name, text in variables.items() if name in _PLAIN}
+    return {name: text for name, text in variables.items() if name in variables_of(VariableKind.PLACE)}
 
 
 def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
@@ -50,9 +47,9 @@ def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
     The address of the server is used only together with keys. Without this rule, requests that are signed with the
     user's own keys could go to that server.
     """
-    own = _KEYS | _PLAIN
+    own = variables_of(VariableKind.KEY, VariableKind.KEY_OWNER, VariableKind.PLACE)
     if all(variables.get(name) for name in _NEEDED):
-        own |= _ENDPOINTS
+        own |= variables_of(VariableKind.SERVER)
     return {name: text for name, text in variables.items() if name in own}
 
 

@@ -1,25 +1,54 @@
-"""The variables of a job that choose its object store and the keys to it."""
+"""The variables that reach an object store: keys, logins, servers, regions and accounts."""
 
-IDENTITY = frozenset(
-    {
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_PROFILE",
-        "AWS_ROLE_ARN",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_ENDPOINT_URL",
-        "AWS_ENDPOINT_URL_S3",
-        "AWS_S3_ENDPOINT",
-    }
-)
-"""Variables that choose the store and its keys. A connection replaces all of them."""
-SECRET_KEYS = frozenset(
-    {
-        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-        *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
-        *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN"),
-        *("AZURE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET", "GOOGLE_SERVICE_ACCOUNT_KEY"),
-    }
-)
+import enum
+
+
+class VariableKind(enum.Enum):
+    """What a variable of an object store holds; this decides where a job may take it from and who sees it."""
+
+    KEY = "a key; no job shows it"
+    KEY_OWNER = "who owns a key; no secret, but it is taken only from where keys are taken"
+    LOGIN = "how this machine gets keys"
+    SERVER = "the address of the server; another person's object sets it only together with keys"
+    PLACE = "the region or the account; another person's object may set it"
+
+
+VARIABLES = {
+    "AWS_ACCESS_KEY_ID": VariableKind.KEY,
+    "AWS_SECRET_ACCESS_KEY": VariableKind.KEY,
+    "AWS_SESSION_TOKEN": VariableKind.KEY,
+    "AWS_PROFILE": VariableKind.LOGIN,
+    "AWS_ROLE_ARN": VariableKind.LOGIN,
+    "AWS_WEB_IDENTITY_TOKEN_FILE": VariableKind.LOGIN,
+    "AWS_ENDPOINT_URL": VariableKind.SERVER,
+    "AWS_ENDPOINT_URL_S3": VariableKind.SERVER,
+    "AWS_S3_ENDPOINT": VariableKind.SERVER,
+    "AWS_REGION": VariableKind.PLACE,
+    "AWS_DEFAULT_REGION": VariableKind.PLACE,
+    "AZURE_STORAGE_ACCOUNT_KEY": VariableKind.KEY,
+    "AZURE_STORAGE_ACCESS_KEY": VariableKind.KEY,
+    "AZURE_STORAGE_MASTER_KEY": VariableKind.KEY,
+    "AZURE_STORAGE_SAS_KEY": VariableKind.KEY,
+    "AZURE_STORAGE_SAS_TOKEN": VariableKind.KEY,
+    "AZURE_STORAGE_TOKEN": VariableKind.KEY,
+    "AZURE_CLIENT_SECRET": VariableKind.KEY,
+    "AZURE_STORAGE_CLIENT_SECRET": VariableKind.KEY,
+    "AZURE_CLIENT_ID": VariableKind.KEY_OWNER,
+    "AZURE_TENANT_ID": VariableKind.KEY_OWNER,
+    "AZURE_STORAGE_ACCOUNT_NAME": VariableKind.PLACE,
+    "GOOGLE_SERVICE_ACCOUNT_KEY": VariableKind.KEY,
+}
+"""Each variable of the object stores that Safepoint treats differently from a user's other variables."""
+
+
+def variables_of(*kinds: VariableKind) -> frozenset[str]:
+    """The names of the variables of these kinds."""
+    return frozenset(name for name, kind in VARIABLES.items() if kind in kinds)
+
+
+SECRET_KEYS = variables_of(VariableKind.KEY)
 """The variables with the keys of object stores."""
+IDENTITY = frozenset(
+    name for name, kind in VARIABLES.items() if name.startswith("AWS_") and kind is not VariableKind.PLACE
+)
+"""The variables that choose an S3 server and the keys to it. A data connection replaces all of them."""

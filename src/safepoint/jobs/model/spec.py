@@ -73,7 +73,7 @@ class JobSpec:
     gpu_per_node: int = 0
     settings: RunSettings = field(default_factory=RunSettings)
     max_restarts: int = 3
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     data_connection: str | None = None
     priority: int = 0
     packages: tuple[str, ...] = ()

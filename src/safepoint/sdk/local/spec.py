@@ -210,7 +210,10 @@ def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> 
         return {CLAIMS: f"{claim}={os.path.abspath(folder)}"}
     if f"{claim}=" in os.environ.get(CLAIMS, ""):
         return {CLAIMS: os.environ[CLAIMS]}
-    configured = Configuration.load(Path(config.folder)).pvc.get(claim)
+    configuration = Configuration.load(Path(config.folder))
+    for warning in configuration.ignored:
+        _log.warning("%s", warning)
+    configured = configuration.pvc.get(claim)
     if configured is not None:
         return {CLAIMS: f"{claim}={configured}"}
     raise UsageError(

@@ -1,5 +1,6 @@
 """The output folder that a keeper writes into, its events and its log lines."""
 
+import contextlib
 import logging
 import os
 import uuid
@@ -85,10 +86,7 @@ class HeldFolder:
             self._lock = FolderLock.acquire(output.keeper_lock, owner)
             try:
                 for attempt in output.work.iterdir():
-                    is_folder = attempt.is_dir() and not attempt.is_symlink()
-                    for unfinished in attempt.iterdir() if is_folder else ():
-                        if unfinished.name.isdecimal():
-                            files.delete_tree(unfinished)
+                    _delete_unfinished(attempt)
             except OSError:
                 self.close()
                 raise
@@ -101,3 +99,13 @@ class HeldFolder:
             self._lock.release()
         self._lock = self.path = None
         self._reporter.write_to(None)
+
+
+def _delete_unfinished(attempt: Path) -> None:
+    """Delete the unfinished saves in the working folder of an attempt. What cannot be deleted stays unused."""
+    with contextlib.suppress(OSError):
+        is_folder = attempt.is_dir() and not attempt.is_symlink()
+        for unfinished in attempt.iterdir() if is_folder else ():
+            if unfinished.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    files.delete_tree(unfinished)

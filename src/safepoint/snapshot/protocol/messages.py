@@ -5,7 +5,7 @@ The keeper closes the connection of a rank that sends anything but these message
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -146,7 +146,7 @@ class KeeperPlan:
         events: a file for the job's events, besides the one in the output folder.
     """
 
-    key: str
+    key: str = field(repr=False)
     listening: int = -1
     owner_pid: int | None = None
     verbosity: int = 0

@@ -5,7 +5,7 @@ token file (web identity), a shared credentials file, a container's endpoint, th
 """
 
 import configparser
-import contextlib
+import os
 import re
 import threading
 import urllib.request
@@ -19,12 +19,14 @@ from safepoint.errors import AccessDeniedError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.closed_requests import exchange
+from safepoint.foundation.environment import UntrustedFileError, expand_home, read_trusted
 from safepoint.storage.failures import RefusedKeysError
 from safepoint.storage.options import StorageOptions
 
 _EARLY_S = 300.0
 _REQUEST_S = 10.0
 _MAX_BYTES = 1 << 16
+_MAX_FILE_BYTES = 4 << 20
 _HEADER_TEXT = re.compile("[!-~]*")
 """The ASCII characters of a header, without blanks."""
 _T = TypeVar("_T")
@@ -107,7 +109,7 @@ class KeySource:
     def _fetch_keys(self) -> Keys:
         try:
             return self._fetch()
-        except (FileNotFoundError, PermissionError) as error:
+        except (FileNotFoundError, PermissionError, UntrustedFileError) as error:
             raise self._no_keys(AccessDeniedError, error.strerror or str(error)) from error
         except OSError as error:
             raise self._no_keys(TransientError, error.strerror or str(error)) from error
@@ -125,7 +127,7 @@ def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource:
     """The source of the keys.
 
     Args:
-        options: contain the keys, if the environment does.
+        options: with the keys, if the environment sets them.
         environ: the variables of AWS's tools.
     """
     if options.access_key_id and options.secret_access_key:
@@ -138,7 +140,7 @@ def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource:
     if environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") and environ.get("AWS_ROLE_ARN"):
         return KeySource(lambda: _of_web_identity(options, environ), "the role AWS_ROLE_ARN")
     named = environ.get("AWS_SHARED_CREDENTIALS_FILE")
-    path = Path(named or "~/.aws/credentials").expanduser()
+    path = expand_home(named or "~/.aws/credentials")
     profile = environ.get("AWS_PROFILE") or "default"
     if named or _has_profile(path, profile):
         return KeySource(lambda: _of_file(path, profile), f"{path}, profile {profile}")
@@ -148,7 +150,7 @@ def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource:
 
 
 def _of_web_identity(options: StorageOptions, environ: Mapping[str, str]) -> Keys:
-    token = Path(environ["AWS_WEB_IDENTITY_TOKEN_FILE"]).read_text(encoding="utf-8").strip()
+    token = _text_of(environ["AWS_WEB_IDENTITY_TOKEN_FILE"]).strip()
     query = {
         "Action": "AssumeRoleWithWebIdentity",
         "Version": "2011-06-15",
@@ -171,14 +173,29 @@ def _elements(data: bytes) -> dict[str, str]:
 
 
 def _has_profile(path: Path, profile: str) -> bool:
-    with contextlib.suppress(OSError, ValueError, configparser.Error, KeyError):
+    """Whether the file has keys for this profile; True also if it cannot be trusted, so that its use is refused."""
+    try:
         return bool(_of_file(path, profile))
-    return False
+    except UntrustedFileError:
+        return True
+    except (OSError, ValueError, configparser.Error, KeyError):
+        return False
+
+
+def _text_of(path: str | os.PathLike[str]) -> str:
+    """The text of a file with keys.
+
+    Raises:
+        UntrustedFileError: another user may have put it there, it is not a file, or it is too large.
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8.
+    """
+    return read_trusted(path, _MAX_FILE_BYTES).decode("utf-8")
 
 
 def _of_file(path: Path, profile: str) -> Keys:
     parser = configparser.RawConfigParser()
-    parser.read_string(path.read_text(encoding="utf-8"))
+    parser.read_string(_text_of(path))
     if not parser.has_section(profile):
         raise ValueError(f"there is no profile {profile}")
     section = dict(parser.items(profile))
@@ -199,7 +216,7 @@ def _of_container(environ: Mapping[str, str]) -> Keys:
         raise ValueError("the address is not https")
     token = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
     if named := environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
-        token = Path(named).read_text(encoding="utf-8").strip()
+        token = _text_of(named).strip()
     request = urllib.request.Request(url, headers={"Authorization": token} if token else {})
     data = exchange(request, to="its endpoint", timeout_s=_REQUEST_S, max_bytes=_MAX_BYTES)
     return _keys_of(parse_object(data), token="Token")
@@ -208,7 +225,7 @@ def _of_container(environ: Mapping[str, str]) -> Keys:
 def _of_instance(environ: Mapping[str, str]) -> Keys:
     """The keys of the role of an EC2 instance.
 
-    Source: "Use the Instance Metadata Service to access instance metadata" in the Amazon EC2 user guide, version 2.
+    Source: "Use the Instance Metadata Service to access instance metadata" in the Amazon EC2 user guide; IMDSv2.
     """
     root = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _INSTANCE
     if urlsplit(root).hostname not in _INSTANCE_HOSTS:

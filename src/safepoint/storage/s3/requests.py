@@ -428,7 +428,7 @@ class Request:
     method: str
     key: str
     query: Mapping[str, str]
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     body: bytes | memoryview | FilePart = b""
     md5: str = ""
     answer_bytes: int = 0

@@ -6,6 +6,7 @@ context, or only the service that it needs.
 
 import functools
 import logging
+from pathlib import Path
 from typing import Final
 
 from safepoint.foundation.environment import Place, forget_service_links, is_launched
@@ -19,6 +20,7 @@ from safepoint.training.context.outputs import Outputs
 from safepoint.training.context.reporter import Reporter
 from safepoint.training.context.termination import Termination
 from safepoint.training.context.uploads import Uploads
+from safepoint.training.outcome.launcher_folder import stop_signal_of
 from safepoint.training.outcome.rank_record import RankRecordWriter
 
 
@@ -47,7 +49,10 @@ class RankContext:
         """How far the training is."""
         self.record: Final = RankRecordWriter(settings.record_folder, place)
         """Reports to the launcher how this rank ends."""
-        self.termination: Final = Termination(within_s=settings.grace_s - settings.margin_s)
+        folder = None if settings.record_folder is None else Path(settings.record_folder)
+        self.termination: Final = Termination(
+            within_s=settings.grace_s - settings.margin_s, original=functools.partial(stop_signal_of, folder)
+        )
         """Signals and the deadline."""
         self.uploads: Final = Uploads(settings, self.reporter, self.termination)
         """The uploads to the object store."""

@@ -29,10 +29,12 @@ class Termination:
 
     Args:
         within_s: seconds from a stop request until the process must have ended.
+        original: returns the signal behind a signal. The launcher answers Ctrl-C with SIGTERM to its ranks.
     """
 
-    def __init__(self, *, within_s: float) -> None:
+    def __init__(self, *, within_s: float, original: Callable[[int], int] = lambda number: number) -> None:
         self._within_s = within_s
+        self._original = original
         self._on_signal: Callable[[int], object] = lambda _: None
         self._on_stop_outside_training: Callable[[], object] = lambda: None
         self._on_deadline: Callable[[], object] = lambda: None
@@ -46,7 +48,7 @@ class Termination:
         self._is_save_requested = False
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.stop_signal = 0
-        """The signal that asked this process to stop, or 0."""
+        """The signal that asked this process or its launcher to stop, or 0."""
 
     def install(
         self,
@@ -138,7 +140,7 @@ class Termination:
         elif number == signal.SIGINT:
             self._interrupt(frame)
         else:
-            self.stop_signal = self.stop_signal or number
+            self.stop_signal = self.stop_signal or self._original(number)
         chained = self._chained.get(number, self._previous.get(number))
         if callable(chained) and chained is not signal.default_int_handler:
             chained(number, frame)
@@ -174,7 +176,7 @@ class Termination:
     def _answer(self, number: int) -> None:
         if self._in_training:
             # The main thread may be inside a long C call, in which no Python handler runs.
-            self.stop_signal = self.stop_signal or number
+            self.stop_signal = self.stop_signal or self._original(number)
             self.begin_stop()
         elif number == signal.SIGTERM and signal.getsignal(number) == self._handle:
             self._on_stop_outside_training()

@@ -10,7 +10,7 @@ Hook = Callable[[ModuleType], None]
 
 
 class _HookedLoader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, hooks: dict[str, Hook]) -> None:
+    def __init__(self, loader: importlib.abc.Loader, hooks: dict[str, list[Hook]]) -> None:
         self._loader = loader
         self._hooks = hooks
 
@@ -20,15 +20,14 @@ class _HookedLoader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        # The hook is removed only now. So after a mere `find_spec` or a failed import, it runs at the next import.
-        hook = self._hooks.pop(module.__name__, None)
-        if hook is not None:
+        # The hooks are removed only now. So after a mere `find_spec` or a failed import, they run at the next import.
+        for hook in self._hooks.pop(module.__name__, []):
             hook(module)
 
 
 class _HookFinder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
-        self.hooks: dict[str, Hook] = {}
+        self.hooks: dict[str, list[Hook]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -55,4 +54,4 @@ def after_import(name: str, hook: Hook) -> None:
         return
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    _finder.hooks[name] = hook
+    _finder.hooks.setdefault(name, []).append(hook)

@@ -22,6 +22,7 @@ from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
 from safepoint.snapshot.protocol.channel import new_keeper_key
 from safepoint.snapshot.protocol.messages import KeeperPlan
+from safepoint.training.launcher.compile_cache import protect_compile_cache
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
@@ -63,6 +64,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         key = None if keeper is None else keeper.key
         settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
         _prepare_environment(settings)
+        protect_compile_cache(folder)
         # Imported here, because importing torch takes seconds, and by now `relay` handles signals. If this is the
         # only node, a stop signal that arrives before the ranks start ends this process.
         from safepoint.training.launcher.agent import run_agent

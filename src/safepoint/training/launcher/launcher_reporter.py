@@ -15,7 +15,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.verify import read_manifest_of_any
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ExitCode, SafepointError
@@ -210,7 +209,7 @@ class LauncherReporter:
 def _with_newest(progress: Progress) -> Progress:
     """The progress, updated if the keeper has committed a newer checkpoint after the ranks had ended."""
     with contextlib.suppress(OSError, SafepointError, ValueError):
-        for path in list_checkpoints(Path(progress.output_dir))[:1] if progress.output_dir else []:
+        for path in OutputFolder(Path(progress.output_dir)).checkpoints()[:1] if progress.output_dir else []:
             manifest = read_manifest_of_any(path)
             if manifest.run_id == progress.run_id and manifest.step > (progress.safe_step or -1):
                 return dataclasses.replace(progress, safe_step=manifest.step, safe_time=manifest.created)

@@ -16,7 +16,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.processes import ProcessId, identify
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
-from safepoint.training.outcome.launcher_folder import forwarded_mark
+from safepoint.training.outcome.launcher_folder import forwarded_mark, note_stop_signal
 from safepoint.training.outcome.verdict import exit_code_of
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -115,6 +115,7 @@ class SignalRelay:
                 return
             self.signal = number
             self._deadline_s = clock.monotonic_s() + self._kill_after_s
+            note_stop_signal(self._folder, number)
             self._send(signal.SIGTERM)
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b"\0")  # wakes the thread, which has a deadline now

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from safepoint.errors import printable
 from safepoint.foundation import clock
 from safepoint.foundation.closed_requests import exchange
+from safepoint.foundation.environment import read_trusted
 from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 from safepoint.settings.run_settings import STATUS_URL
 
@@ -28,6 +29,8 @@ _INTERVAL_S = 5.0
 _MOST_PAUSE_S = 300.0
 _REQUEST_S = 2.0
 _AGAIN_S = 0.5
+_MOST_BYTES = 1 << 20
+"""The size limit of the files with the token and the certificate."""
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -63,10 +66,12 @@ class StatusTarget:
         parts = urlsplit(self.url)
         if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL):
             raise OSError("the address is not https, and the token must not be sent unencrypted")
-        token = self.token.read_text(encoding="utf-8").strip()
-        if not token or not token.isprintable():
+        token = read_trusted(self.token, _MOST_BYTES).decode("utf-8", errors="replace").strip()
+        if not token or not token.isprintable() or not token.isascii():
             raise OSError("the token file contains no valid token")
-        context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+        # Read here, because OpenSSL would wait for the writer of a pipe. Comments in the file may have any encoding.
+        authority = None if self.ca is None else read_trusted(self.ca, _MOST_BYTES).decode("ascii", errors="ignore")
+        context = ssl.create_default_context(cadata=authority)
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may omit extensions
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")

@@ -7,6 +7,7 @@ too, the next launcher of the same user on this machine does.
 import contextlib
 import os
 import shutil
+import signal
 import stat
 import tempfile
 from collections.abc import Generator
@@ -20,6 +21,7 @@ from safepoint.foundation.files import FolderLock, write_atomic
 _PREFIX = "safepoint-"
 _LOCK = "lock"
 _STREAM = "stream"
+_STOP_SIGNAL = "stop-signal"
 _IN_MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 256 << 20
 
@@ -119,6 +121,22 @@ def shared_event_stream(folder: Path) -> Path | None:
 def forwarded_mark(signal_name: str) -> str:
     """The name of the file that exists once the launcher has sent its ranks this signal."""
     return f"forwarded-{signal_name}"
+
+
+def note_stop_signal(folder: Path, number: int) -> None:
+    """Note, before the launcher sends SIGTERM to its ranks, which signal it has received itself."""
+    with contextlib.suppress(OSError):
+        (folder / _STOP_SIGNAL).write_text(str(number), encoding="utf-8")
+
+
+def stop_signal_of(folder: Path | None, number: int) -> int:
+    """The signal that the launcher has received, if it has sent this process the signal `number`; else `number`."""
+    if folder is None or number != signal.SIGTERM:
+        return number
+    try:
+        return signal.Signals(int((folder / _STOP_SIGNAL).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return number
 
 
 def pending_events(folder: Path) -> Path:

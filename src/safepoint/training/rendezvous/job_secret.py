@@ -11,13 +11,14 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConditionError, StorageError, UsageError
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import open_regular, read_regular
+from safepoint.foundation.bounded_json import open_regular
+from safepoint.foundation.environment import open_trusted
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
@@ -43,11 +44,11 @@ class JobSecret:
     """A job's secret.
 
     Args:
-        value: the bytes of the secret.
+        value: the bytes of the secret. They are in no `repr`.
         is_common: whether it is certain that every node has the same secret.
     """
 
-    value: bytes
+    value: bytes = field(repr=False)
     is_common: bool
 
 
@@ -72,8 +73,8 @@ def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None 
 
 def _from_file(path: Path) -> bytes:
     try:
-        # `resolve`, because Kubernetes mounts the file as a link. A pipe or a device is refused: it may have no end.
-        value = read_regular(path.resolve(), _MAX_BYTES).strip()
+        with open_trusted(path) as file:
+            value = file.read(_MAX_BYTES + 1).strip()
     except OSError as error:
         raise UsageError(
             f"{SECRET_FILE}={path} cannot be read: {error.strerror}; no rank was started",

@@ -8,13 +8,14 @@ and none of them can be used, the run ends with exit code 14. To train from step
 an option such as `--from-scratch` or, with an object store, names another location.
 """
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from safepoint.checkpoint.foreign.examine import is_foreign
-from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, refuse_invalid, set_aside, step_of
+from safepoint.checkpoint.format.catalog import Aside, checkpoint_name, list_checkpoints, refuse_invalid, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -112,8 +113,10 @@ class CheckpointChooser:
         self._first_start = first_start
         self._report = report
         self._transfer = Transfer(peers, output, folders, store)
-        self._foreign = ForeignCheckpoints(peers, output.root, folders, store, self._reject)
+        self._foreign = ForeignCheckpoints(peers, output, folders, store, self._reject)
         self._reads_foreign = reads_foreign
+        self._foreign_copies = output.work / "foreign"
+        """Where a checkpoint of another program is copied to, on every node."""
 
     def choose(self, in_memory: ResumePoint | None = None) -> ResumePoint | None:
         """Choose the checkpoint to resume from, and complete it in every folder.
@@ -225,6 +228,9 @@ class CheckpointChooser:
         return self._from_foreign(found)
 
     def _from_foreign(self, found: ForeignCheckpoint) -> ResumePoint:
+        # A new name each time, because it may be impossible to delete what an earlier start has left.
+        unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
+        self._foreign_copies = self._output.work / f"foreign-{unique}"
         candidate = _Candidate(
             manifest=found.manifest, is_in_store=found.folder is None, named=found.folder, foreign=found.origin
         )
@@ -285,14 +291,13 @@ class CheckpointChooser:
 
     def _target(self, candidate: _Candidate) -> Path:
         """The folder in which the checkpoint is completed, on every node."""
-        root = self._output.root if candidate.foreign is None else self._output.work / "foreign"
-        return root / candidate.name
+        return (self._output.root if candidate.foreign is None else self._foreign_copies) / candidate.name
 
     def _steps_in_folders(self) -> set[int]:
         """The steps of everything in the output folders that is named like a checkpoint, but is not foreign."""
 
         def steps() -> list[int]:
-            found = list_checkpoints(self._output.root) if self._folders.is_owner else []
+            found = self._output.checkpoints() if self._folders.is_owner else []
             return [step for path in found if (step := step_of(path)) is not None and not is_foreign(path)]
 
         return {step for steps in on_all_ranks(self._peers, steps) for step in steps}
@@ -356,7 +361,7 @@ class CheckpointChooser:
         try:
             self._transfer.carry_out(
                 plan,
-                before_commit=lambda: self._set_aside(lambda path: is_in_the_way and path.name == candidate.name),
+                before_commit=lambda: self._make_way(candidate, is_in_the_way=is_in_the_way),
                 target=self._target(candidate),
             )
         except CheckpointError as error:
@@ -405,16 +410,36 @@ class CheckpointChooser:
         """Move checkpoints that are newer than `step` aside, in every folder; all of them if `step` is -1."""
         self._set_aside(lambda path: (step_of(path) or 0) > step and (with_foreign or not is_foreign(path)))
 
-    def _set_aside(self, is_chosen: Callable[[Path], bool]) -> None:
-        def move() -> tuple[int, Path | None]:
-            found = list_checkpoints(self._output.root) if self._folders.is_owner else []
-            paths = [path for path in found if is_chosen(path)]
-            return len(paths), set_aside(self._output.root, paths)
+    def _make_way(self, candidate: _Candidate, *, is_in_the_way: bool) -> None:
+        """Move the incomplete copies of a checkpoint aside, before the complete checkpoint gets their name.
 
-        moved = [(count, place) for count, place in on_all_ranks(self._peers, move) if place is not None]
-        if moved:
-            count, place = max(moved, key=lambda pair: pair[0])
-            self._report(SetAside(num_checkpoints=count, path=str(place)))
+        Raises:
+            CheckpointError: a copy cannot be moved.
+        """
+        for left in self._set_aside(lambda path: is_in_the_way and path.name == candidate.name):
+            raise CheckpointError(f"{left}, which is not complete, has its name and cannot be moved aside")
+
+    def _set_aside(self, is_chosen: Callable[[Path], bool]) -> list[Path]:
+        """Move checkpoints aside in every folder. Those that cannot be moved stay, and do not count any more.
+
+        Returns:
+            The checkpoints that could not be moved, of all folders.
+        """
+
+        def move() -> Aside:
+            found = list_checkpoints(self._output.root) if self._folders.is_owner else []
+            return self._output.set_aside([path for path in found if is_chosen(path)])
+
+        asides = on_all_ranks(self._peers, move)
+        most = max(asides, key=lambda aside: aside.num_moved)
+        if most.place is not None:
+            self._report(SetAside(num_checkpoints=most.num_moved, path=str(most.place)))
+        for rank, aside in enumerate(asides):
+            for path, reason in aside.left.items():
+                why = f"it cannot be moved aside ({reason}), so it stays, and does not count as a checkpoint"
+                what = f"until you move it away, step {step_of(path)} cannot be saved"
+                self._reject(path, Fault(file="the folder", reason=f"{why}; {what}"), rank)
+        return [path for aside in asides for path in aside.left]
 
     # ---- events -------------------------------------------------------------------------------------------------
 

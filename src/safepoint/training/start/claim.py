@@ -95,7 +95,7 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
         noted = read_regular(note, MAX_BYTES).decode()
     except (OSError, ValueError):
         noted = ""
-    if noted and noted != str(location) and output.committed():
+    if noted and noted != str(location) and any(output.manifests()):
         raise ConflictError(
             f"the folder {output.root} holds checkpoints of {printable(noted)}, and this run's location is "
             f"{location}; training was not started and nothing was changed",
@@ -180,15 +180,11 @@ def names_to_upload(output: OutputFolder, *, with_parts: bool) -> list[str]:
         with_parts: whether to include checkpoints of which the folder holds only one node's part.
     """
     found = [
-        (path, manifest)
+        (path, manifest.trigger)
         for path, manifest in output.manifests()
         if with_parts or not os.path.exists(path / PART_NAME)
     ]
-    return [
-        path.name
-        for index, (path, manifest) in enumerate(found)
-        if index == 0 or manifest.trigger != Trigger.PERIODIC
-    ]
+    return [path.name for index, (path, trigger) in enumerate(found) if index == 0 or trigger != Trigger.PERIODIC]
 
 
 def start_uploader(

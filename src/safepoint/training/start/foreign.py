@@ -14,9 +14,10 @@ import torch
 
 from safepoint.checkpoint.foreign.describe import describe
 from safepoint.checkpoint.foreign.examine import Examination, examine, faults_of_names, is_foreign
-from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
+from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import Fault
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import CheckpointError
 from safepoint.foundation.events.console import ProgressLine
@@ -64,7 +65,7 @@ class ForeignCheckpoints:
 
     Args:
         peers: all ranks.
-        root: the output folder of this rank.
+        output: the output folder of this rank.
         folders: which ranks use which folder.
         store: the object store, or None.
         reject: called on every rank with the path of a checkpoint that cannot be used, and the reason.
@@ -73,13 +74,13 @@ class ForeignCheckpoints:
     def __init__(
         self,
         peers: Peers,
-        root: Path,
+        output: OutputFolder,
         folders: Folders,
         store: Store | None,
         reject: Callable[[object, Fault], None],
     ) -> None:
         self._peers = peers
-        self._root = root
+        self._output = output
         self._folders = folders
         self._store = store
         self._reject = reject
@@ -92,9 +93,9 @@ class ForeignCheckpoints:
         own = self._peers.place
 
         def find() -> list[Place]:
-            found = list_checkpoints(self._root) if self._folders.is_owner else []
+            found = self._output.checkpoints() if self._folders.is_owner else []
             steps = [step_of(path) or 0 for path in found if is_foreign(path)]
-            places = [Place(step=step, folder=self._root, rank=own.rank) for step in steps]
+            places = [Place(step=step, folder=self._output.root, rank=own.rank) for step in steps]
             if own.is_first and self._store is not None:
                 places += [Place(step=step, folder=None) for step in RemoteFolder(self._store).foreign_steps()]
             return places
@@ -122,13 +123,16 @@ class ForeignCheckpoints:
         def read() -> ForeignCheckpoint | Fault | None:
             if not self._peers.place.is_first:
                 return None
-            store, found = self._examine(place)
-            if found.faults:
-                return found.faults[0]
             try:
+                store, found = self._examine(place)
+                if found.faults:
+                    return found.faults[0]
                 manifest = describe(store, found, ProgressLine("reading").update)
             except CheckpointError as error:
                 return Fault(file=".", reason=error.message)
+            except (ValueError, OverflowError) as error:
+                # A value that nothing above has checked. It must not end the start: an older checkpoint may be good.
+                return Fault(file=".", reason=f"it is damaged: {type(error).__name__}: {error}")
             origin = Origin(where=self.where(place), writer=found.writer, is_batch_known=found.is_batch_known)
             folder = None if place.folder is None else place.folder / found.name
             return ForeignCheckpoint(manifest=manifest, origin=origin, folder=folder)

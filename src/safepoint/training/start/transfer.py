@@ -7,14 +7,16 @@ other the files that folders lack: all owners make the same transfers in the sam
 transfers. All calls are collective.
 """
 
+import contextlib
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from safepoint.checkpoint.commit import FolderDestination, commit
+from safepoint.checkpoint.commit import FolderDestination, commit, link_or_copy
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
@@ -22,10 +24,10 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.fetch import Window, create_files, fetch, refusing_impossible_path, share, windows_of
 from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
-from safepoint.foundation.files import delete_tree, link_or_copy, write_at
+from safepoint.foundation.files import delete_tree, write_at
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.store import Store
-from safepoint.training.collective.collective_wait import long_on_all_ranks
+from safepoint.training.collective.collective_wait import long_on_all_ranks, on_first_rank
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.copies import VerifiedCopy
 from safepoint.training.start.folders import Folders
@@ -121,7 +123,9 @@ class Transfer:
         """
         if all(copy.is_complete for copy in plan.copies.values()):
             return
-        working = self._output.work / f"resume-{checkpoint_name(plan.manifest.step)}"
+        # A new name each time, the same on all ranks: it may be impossible to delete what an earlier start has left.
+        unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
+        working = self._output.work / f"resume-{checkpoint_name(plan.manifest.step)}-{unique}"
         completes = self._folders.is_owner and not plan.copies[self._rank].is_complete
         try:
             self._do(completes, lambda: self._prepare(plan, working))
@@ -138,7 +142,9 @@ class Transfer:
 
     def _prepare(self, plan: TransferPlan, working: Path) -> None:
         """Create the working folder, with the output folder's good files and with room for the missing ones."""
-        delete_tree(working)
+        for earlier in self._output.work.glob(f"resume-{checkpoint_name(plan.manifest.step)}-*"):
+            with contextlib.suppress(OSError):  # what cannot be deleted stays, and is not used
+                delete_tree(earlier)
         create_files([entry for entry in plan.manifest.files if plan.lacks(self._rank, entry)], working)
         copy = plan.copies[self._rank]
         for path in sorted(copy.good):

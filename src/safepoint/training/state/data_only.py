@@ -10,6 +10,7 @@ and Accelerate load some of them without any restriction.
 """
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import re
@@ -24,9 +25,10 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
-from safepoint.errors import CheckpointError, SafepointError, printable
+from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
+from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
+from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object, read_regular
-from safepoint.training.state.loaded_values import finish, with_stand_ins
 from safepoint.training.state.rng import set_numpy_state
 from safepoint.training.state.temporary_attributes import temporarily
 
@@ -41,6 +43,7 @@ _NAME_A_FOLDER = ("latest", "latest_universal")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """The files that name, for each weight, the file of the checkpoint that has it."""
 _MAX_NAME_BYTES = 4096
+_MOST_PLACES = 50_000_000
 _DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
 _PATH: Any = (str, os.PathLike)
 _NAME = re.compile(r"GLOBAL (\S+) w")
@@ -58,7 +61,8 @@ def load_data(file: Any, *, mmap: bool = False) -> Any:
         CheckpointError: the file names something that is not allowed, or is not a file of `torch.save`.
         OSError: the file cannot be read.
     """
-    return _load(torch.load, file, file, map_location="cpu", mmap=mmap)
+    where = file if isinstance(file, _PATH) else getattr(file, "name", "a file of the checkpoint")
+    return _load(torch.load, file, where, map_location="cpu", mmap=mmap)
 
 
 @contextlib.contextmanager
@@ -165,20 +169,19 @@ def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
 
 
 def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> Any:
-    serialization: Any = torch.serialization
-    before = serialization.get_safe_globals()
-    serialization.clear_safe_globals()
     try:
-        serialization.add_safe_globals(with_stand_ins([*before, *_classes()]))
-        return finish(load(file, **{"weights_only": True, **options}))
-    except (SafepointError, OSError, MemoryError):
+        return restricted_load(file, load=load, also=_classes(), **options)
+    except (OSError, MemoryError):
         raise
+    except OldFormatError as error:
+        raise CheckpointError(
+            f"{os.fspath(where)} was not loaded: it is damaged, or it has the format of torch before 1.6, whose "
+            "loading could run code",
+            hint=f"{_DELETE_IT}; a file of your own can be loaded with torch.load, and saved again with torch.save",
+        ) from error
     except Exception as error:  # hostile content may raise anything
         name = _NAME.search(str(error))
         raise _refusal(where, name[1] if name else "") from error
-    finally:
-        serialization.clear_safe_globals()
-        serialization.add_safe_globals(before)
 
 
 def _classes() -> list[Any]:
@@ -206,7 +209,7 @@ def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
     )
 
 
-class _Metadata(pickle.Unpickler):
+class _Metadata(BoundedUnpickler):
     """Reads DCP's `.metadata`, which `torch.load` cannot read.
 
     Args:
@@ -215,7 +218,8 @@ class _Metadata(pickle.Unpickler):
     """
 
     def __init__(self, file: BinaryIO, folder: str | os.PathLike[str]) -> None:
-        super().__init__(file)
+        keys = KeyLimits(most_tuples=_MOST_PLACES, is_plain=_is_plain, parts_of=_parts_of)
+        super().__init__(file, keys=keys, has_state=_has_state)
         self._path = getattr(file, "name", folder)
 
     def load_checked(self) -> Any:
@@ -224,7 +228,12 @@ class _Metadata(pickle.Unpickler):
         Raises:
             CheckpointError: it names another file, or something that is not allowed.
         """
-        loaded: Any = self.load()
+        try:
+            loaded: Any = self.load()
+        except (CheckpointError, OSError, MemoryError):
+            raise
+        except Exception as error:  # hostile content may raise anything
+            raise _refusal(self._path, "") from error
         places: Any = getattr(loaded, "storage_data", None)
         for place in cast("dict[Any, Any]", places).values() if isinstance(places, dict) else ():
             _check_path(self._path, getattr(place, "relative_path", None))
@@ -239,6 +248,24 @@ class _Metadata(pickle.Unpickler):
         return found
 
 
+def _parts_of(key: Any) -> tuple[Any, ...] | None:
+    """The values that are hashed for a key of `.metadata`: the name of a tensor and where a part of it begins."""
+    return (key.fqn, key.offset, key.index) if type(key) is metadata.MetadataIndex else None
+
+
+def _is_plain(key: Any) -> bool:
+    return False
+
+
+def _has_state(target: Any, state: Any) -> bool:
+    """Whether a pickle of DCP sets the state of such an object, and this state."""
+    kind = cast("Any", type(target))
+    if kind is metadata.TensorProperties:  # its own method checks the state
+        return type(state) is tuple
+    names = {field.name for field in dataclasses.fields(kind)} if kind in _RECORDS else set[str]()
+    return bool(names) and type(state) is dict and names >= set(cast("dict[Any, Any]", state))
+
+
 def _path_of(*parts: str) -> str:
     """Called in place of `PosixPath` when `.metadata` is read.
 
@@ -247,6 +274,16 @@ def _path_of(*parts: str) -> str:
     return "/".join(parts)
 
 
+_RECORDS: set[Any] = {
+    metadata.BytesStorageMetadata,
+    metadata.ChunkStorageMetadata,
+    metadata.Metadata,
+    metadata.MetadataIndex,
+    metadata.StorageMeta,
+    metadata.TensorStorageMetadata,
+    cast("Any", filesystem)._StorageInfo,
+}
+"""The dataclasses of `.metadata`. Only their own fields are set."""
 _NAMED_IN_METADATA: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (metadata, ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta")),
     (metadata, ("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")),

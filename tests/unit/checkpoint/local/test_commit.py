@@ -182,11 +182,11 @@ def test_set_aside_deletes_nothing(tmp_path: Path) -> None:
     """What a run does not continue is moved, still valid."""
     output = prepared(tmp_path / "out")
     paths = [commit(output, 4), commit(output, 8)]
-    place = set_aside(output.root, paths)
+    place = set_aside(output.root, paths).place
     assert place is not None
     assert list_checkpoints(output.root) == []
     assert all(verify(place / path.name).is_valid for path in paths)
-    assert set_aside(output.root, []) is None
+    assert set_aside(output.root, []).place is None
 
 
 def test_a_folder_of_another_program_is_moved_aside(tmp_path: Path) -> None:

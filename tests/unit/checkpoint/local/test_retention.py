@@ -23,7 +23,7 @@ from safepoint.checkpoint.local.retention import (
 )
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.foundation import files
-from safepoint.foundation.events.run_events import Pruned, SaveFailed
+from safepoint.foundation.events.run_events import Pruned, PruneFailed
 from safepoint.foundation.events.stream import Event
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore
@@ -174,7 +174,7 @@ def test_a_disk_that_refuses_is_reported(output: OutputFolder, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(files, "discard", refuse)
         prune(output, [KeepNewest(2)], events.append)
-    assert [(event.step, event.trigger) for event in events if isinstance(event, SaveFailed)] == [(40, "retention")]
+    assert [event.step for event in events if isinstance(event, PruneFailed)] == [10, 20]
     assert output.steps() == [40, 30, 20, 10]
     with files.reading(output.root / "checkpoint-10" / MANIFEST_NAME):
         prune(output, [KeepNewest(2)], events.append)
@@ -191,5 +191,5 @@ def test_a_disk_that_fails_altogether_is_reported(output: OutputFolder, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(OutputFolder, "manifests", fail)
         prune(output, [KeepNewest(2)], events.append)
-    assert [event.trigger for event in events if isinstance(event, SaveFailed)] == ["retention"]
+    assert [event.step for event in events if isinstance(event, PruneFailed)] == [None]
     assert output.steps() == [40, 30, 20, 10]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from safepoint.cli.claims import from_outside, pod_side
+from safepoint.cli.lazy import walk
+from safepoint.cli.main import root
 from safepoint.errors import ExitCode
 from safepoint.foundation import clock
 from safepoint.foundation.events.answer_frames import Ending, FrameWriter, Part, read_frame
@@ -171,3 +173,10 @@ def test_what_the_pod_prints_cannot_move_the_cursor(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     from_outside.print_part(Part.STDOUT, "a\x1b[31mred\x1b[0m\x1b[2Jb\n")
     assert capsys.readouterr().out == "a\x1b[31mred\x1b[0m\\x1b[2Jb\n"
+
+
+def test_which_commands_write_to_a_claim() -> None:
+    """A new command has to be added to one of the two lists: a claim that it writes to must not be read-only."""
+    reading = {"list", "show", "verify", "diff"}
+    commands = {path[1] for path, _ in walk(root()) if path[0] == "checkpoints"}
+    assert commands == reading | from_outside._WRITTEN.keys()

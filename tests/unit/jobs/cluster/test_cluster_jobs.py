@@ -211,7 +211,8 @@ def test_what_a_killed_submit_has_left_gets_the_owner_before_the_config_map() ->
     label = {"safepoint.dev/job": "tiny"}
     config_map["metadata"]["creationTimestamp"] = clock.utc_now()
     left = {"metadata": {"name": "tiny-nodes-00000000", "labels": label}}
-    runtimes = [{"metadata": {"name": "tiny-5s", "labels": label}}]
+    [own_runtime] = [item for kind, item in jobs_of(Namespace()).manifests(SPEC).before if kind == "trainingruntimes"]
+    runtimes = [{**own_runtime, "metadata": {"name": name_of(own_runtime), "labels": label}}]
     namespace = Namespace(configmaps=[config_map], secrets=[left], trainingruntimes=runtimes)
     for item in (left, *runtimes):
         item["metadata"]["creationTimestamp"] = clock.utc_now()

@@ -154,7 +154,7 @@ def test_a_runtime_that_does_not_train() -> None:
     document = runtime()
     (job,) = document["spec"]["template"]["spec"]["replicatedJobs"]
     job["name"], job["template"]["metadata"] = "launcher", {}
-    with pytest.raises(UsageError, match="has no part that trains"):
+    with pytest.raises(UsageError, match="has no replicated job that trains"):
         manifests_for(ClusterSpec(**BASE), Runtime(document=document))
 
 

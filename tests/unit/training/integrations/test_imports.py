@@ -39,6 +39,15 @@ def test_a_hook_runs_once_after_the_module_is_whole(module: Path) -> None:
     assert imported.function() == 1
 
 
+def test_several_hooks_of_one_module(module: Path) -> None:
+    """They run in the order in which they were given."""
+    seen: list[int] = []
+    after_import(NAME, lambda module: seen.append(1))
+    after_import(NAME, lambda module: seen.append(2))
+    importlib.import_module(NAME)
+    assert seen == [1, 2]
+
+
 def test_a_module_that_is_there_is_hooked_at_once(module: Path) -> None:
     """Late is not never."""
     imported = importlib.import_module(NAME)

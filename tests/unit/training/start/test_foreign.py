@@ -69,7 +69,7 @@ def test_the_newest_is_used_and_stays(output: OutputFolder) -> None:
             str(output.root / "checkpoint-8")
         ]
     assert contents(output.root) == before
-    assert output.manifests() == []
+    assert list(output.manifests()) == []
 
 
 def test_a_damaged_one_means_the_older_one(output: OutputFolder) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, TransientError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.changes.made_objects import is_made, job_of, labelled, made_for
 from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
@@ -16,8 +17,6 @@ from safepoint.jobs.cluster.state import JOBSET_LABEL
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, NotAdmittedError
 
 _log = logging.getLogger("safepoint")
-_MADE_FOR_JOBS = ("secrets", "trainingruntimes", "configmaps")
-"""The config map of a job is the last one that gets its owner and the last one that is deleted, see `repair`."""
 _ORPHAN_S = 600
 """An object without an owner whose job does not exist is deleted when it is older than this many seconds."""
 
@@ -90,6 +89,8 @@ def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[
             found = None if kind == "configmaps" else api.find(kind, name_of(item))
             if found is None or items(found, "metadata", "ownerReferences"):  # the request may still be carried out
                 return
+            if _differs(item, found):  # another person may have made it
+                return
             made = [*made, (kind, found)]
         for kind, item in reversed(made):
             api.delete(kind, name_of(item), uid=uid_of(item))
@@ -115,15 +116,20 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
 
 def _check_content(wanted: Object, found: Object) -> None:
     """Raise ConflictError if an object with the right name has another content: another person may have made it."""
-    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts(wanted, "stringData").items()}
-    content = {key: wanted[key] for key in wanted if key not in {"apiVersion", "kind", "metadata", "stringData"}}
-    content |= {"data": encoded} if encoded else {}
-    if any(found.get(key) != value for key, value in content.items()):
+    if _differs(wanted, found):
         kind, name = wanted["kind"], name_of(wanted)
         raise ConflictError(
             f"the {kind} {name} exists already, and its content is not that of this job; nothing was submitted",
             hint="find out who made it; then delete it, or submit the job under another name",
         )
+
+
+def _differs(wanted: Object, found: Object) -> bool:
+    """Whether an object has another content than `wanted`."""
+    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts(wanted, "stringData").items()}
+    content = {key: wanted[key] for key in wanted if key not in {"apiVersion", "kind", "metadata", "stringData"}}
+    content |= {"data": encoded} if encoded else {}
+    return any(found.get(key) != value for key, value in content.items())
 
 
 def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> None:
@@ -146,7 +152,7 @@ def _own_left(api: ClusterApi, job: Object) -> None:
     this job, which is about to get its owner.
     """
     with contextlib.suppress(SafepointError):
-        left = made_for(api, f"{JOB_LABEL}={name_of(job)}")
+        left = made_for(api, name_of(job))
         own(api, job, [(kind, item) for kind, item in left if kind != "configmaps"])
 
 
@@ -163,20 +169,10 @@ def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
     return True
 
 
-def made_for(api: ClusterApi, labels: str) -> list[tuple[str, Object]]:
-    """The config maps, Secrets and runtimes that Safepoint made for jobs, as pairs of kind and object.
-
-    A kind that you may not list is left out.
-    """
-    found: list[tuple[str, Object]] = []
-    for kind in _MADE_FOR_JOBS:
-        with contextlib.suppress(AccessDeniedError):
-            found += [(kind, item) for item in api.objects(kind, labels=labels, has_content=False)]
-    return found
-
-
 def repair(api: ClusterApi) -> frozenset[str] | None:
     """Attach objects without an owner to their job. If the job does not exist, delete them after ten minutes.
+
+    Only objects that Safepoint made are changed or deleted, see `made_objects`.
 
     The config map of a job is the first object that is created for it, and the last one that gets its owner. So if
     all config maps have owners, no other object lacks one, and one request is enough to find that out.
@@ -187,21 +183,20 @@ def repair(api: ClusterApi) -> frozenset[str] | None:
     names: frozenset[str] | None = None
     with contextlib.suppress(AccessDeniedError):
         maps = api.objects("configmaps", labels=JOB_LABEL, has_content=False)
-        names = frozenset(map(_job_of, maps))
+        names = frozenset(map(job_of, maps))
         if all(items(item, "metadata", "ownerReferences") for item in maps):
             return names
     jobs = {name_of(job): job for job in api.objects("trainjobs", labels=JOB_LABEL)}
-    for kind, item in made_for(api, JOB_LABEL):
-        if items(item, "metadata", "ownerReferences"):
+    for kind, item in labelled(api):
+        job, age_s = (
+            jobs.get(job_of(item)),
+            clock.wall_s() - clock.parse_utc(at(item, "metadata", "creationTimestamp")),
+        )
+        is_due = not items(item, "metadata", "ownerReferences") and (job is not None or age_s > _ORPHAN_S)
+        if not is_due or not is_made(api, kind, item):
             continue
-        job = jobs.get(_job_of(item))
         if job is not None:
             own(api, job, [(kind, item)])
-        elif clock.wall_s() - clock.parse_utc(at(item, "metadata", "creationTimestamp")) > _ORPHAN_S:
+        else:
             api.delete(kind, name_of(item), uid=uid_of(item))
     return names
-
-
-def _job_of(item: Object) -> str:
-    """The job for which an object was made."""
-    return texts(item, "metadata", "labels").get(JOB_LABEL, "")

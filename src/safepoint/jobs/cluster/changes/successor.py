@@ -25,11 +25,12 @@ from typing import Any, cast
 from safepoint.errors import AccessDeniedError, ConflictError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.changes.submission import create, made_for, own
+from safepoint.jobs.cluster.changes.made_objects import made_for
+from safepoint.jobs.cluster.changes.submission import create, own
 from safepoint.jobs.cluster.manifests import add_secret, mounts_secret
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
-from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, PLAN_LABEL, RECORD, is_plan, plan_name, read_record
+from safepoint.jobs.cluster.spec import DOMAIN, PLAN_LABEL, RECORD, is_plan, plan_name, read_record
 from safepoint.jobs.cluster.state import (
     CREATED,
     HISTORY,
@@ -140,7 +141,7 @@ class Successions:
         """
         old = self._api.find("trainjobs", plan.job)
         if old is not None and uid_of(old) == plan.old_uid:
-            own(self._api, old, self._made_for(plan.job))
+            own(self._api, old, self._made_for(plan))
         self._api.delete("trainjobs", name_of(plan.document), uid=plan.uid)
 
     def release(self, plan: Plan, old: Object, job: ClusterJob) -> None:
@@ -152,7 +153,7 @@ class Successions:
                 create(self._api, "secrets", secret)
         content = _content(dataclasses.replace(plan, successor=successor))
         self._api.patch("trainjobs", name_of(plan.document), {"metadata": {"annotations": {_CONTENT: content}}})
-        own(self._api, plan.document, self._made_for(plan.job))
+        own(self._api, plan.document, self._made_for(plan))
         self._api.delete("trainjobs", plan.job, uid=plan.old_uid)
 
     def create(self, plan: Plan) -> None:
@@ -168,11 +169,11 @@ class Successions:
     def finish(self, plan: Plan, job: Object) -> None:
         """Delete the plan. If `job` is its successor, first make `job` the owner of the job's objects."""
         if self.is_successor(plan, job):
-            own(self._api, job, self._made_for(plan.job))
+            own(self._api, job, self._made_for(plan))
         self._api.delete("trainjobs", name_of(plan.document), uid=plan.uid)
 
-    def _made_for(self, job: str) -> list[tuple[str, Object]]:
-        return made_for(self._api, f"{JOB_LABEL}={job}")
+    def _made_for(self, plan: Plan) -> list[tuple[str, Object]]:
+        return made_for(self._api, plan.job, owners={plan.old_uid, plan.uid})
 
 
 def _successor(plan: Plan, old: Object, job: ClusterJob) -> Object:

@@ -40,7 +40,7 @@ from safepoint.jobs.cluster.helper.trouble import (
     is_over,
     trouble_of,
 )
-from safepoint.jobs.cluster.objects import Object, at, items, name_of, uid_of
+from safepoint.jobs.cluster.objects import Object, name_of, owners_of, uid_of
 
 _LOOK_S, _SHORT_LOOK_S, _SOON_S = 1.0, 0.25, 5.0
 _STARTS_WITHIN_S = 900.0
@@ -187,9 +187,7 @@ def _trouble(api: ClusterApi, job: Object, pod: Object | None, image: str, *, wi
 
 def _pod_of(api: ClusterApi, job: Object) -> Object | None:
     found = [
-        pod
-        for pod in api.objects("pods", labels=f"{HELPER_LABEL}={name_of(job)}")
-        if uid_of(job) in {at(owner, "uid") for owner in items(pod, "metadata", "ownerReferences")}
+        pod for pod in api.objects("pods", labels=f"{HELPER_LABEL}={name_of(job)}") if uid_of(job) in owners_of(pod)
     ]
     return found[0] if found else None
 

@@ -52,7 +52,7 @@ class HelperRequest:
     is_read_only: bool
     connection: str | None = None
     secret_keys: tuple[str, ...] | None = None
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     image: str | None = None
     memory: str = DEFAULT_MEMORY
     pieces: Sequence[bytes] = field(default=(), repr=False)

@@ -36,7 +36,7 @@ class JobStorage:
 
     output: str | None
     connection: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     env_here: Mapping[str, str] = field(default_factory=dict[str, str])
 
 

@@ -32,8 +32,8 @@ def run_in_pod(
     Raises:
         AccessDeniedError: you may not run programs in pods.
         TransientError: the connection broke, or the program printed nothing for too long.
-        WaitTimeoutError: the program runs for too long, or prints more than 1 MiB. It is not ended.
-        SafepointError: the program cannot be started, or it failed.
+        WaitTimeoutError: the program runs for too long. It is not ended.
+        SafepointError: the program cannot be started, it failed, or it prints more than 1 MiB.
     """
     deadline_s = clock.monotonic_s() + limit_s
     rest, errors, num_bytes = b"", b"", 0
@@ -41,8 +41,12 @@ def run_in_pod(
         for message in messages(connection, idle_s=idle_s, limit_s=limit_s):
             stream, data = message[:1], message[1:]
             num_bytes += len(data)
-            if clock.monotonic_s() > deadline_s or num_bytes > _MOST_BYTES:
+            if clock.monotonic_s() > deadline_s:
                 raise WaitTimeoutError(f"the program in pod {pod} did not end within {limit_s:g} s")
+            if num_bytes > _MOST_BYTES:
+                raise SafepointError(
+                    f"the program in pod {pod} printed more than {_MOST_BYTES >> 20} MiB; the rest was not read"
+                )
             if stream == bytes((_OUTPUT,)):
                 *lines, rest = (rest + data).split(b"\n")
                 yield from (line.decode(errors="replace") for line in lines)

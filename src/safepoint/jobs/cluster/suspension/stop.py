@@ -144,7 +144,10 @@ def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
 
 
 def _is_stopping(seen: Observed, job: ClusterJob) -> bool:
-    """Whether a person has requested the stop already. If only a queue has stopped the job, the job would resume."""
+    """Whether a person has requested the stop already.
+
+    A stop by a queue alone does not count, because the job would then resume by itself.
+    """
     is_of_person = seen.workload is None or at(seen.workload, "spec", "active") is False
     return job.state is JobState.SUSPENDING and is_of_person
 

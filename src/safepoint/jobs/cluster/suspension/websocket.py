@@ -16,6 +16,8 @@ from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
 
 _MOST_BYTES = 1 << 20
+_MOST_FRAMES = 1 << 16
+"""The limit for all messages together. Without it, a server could keep this process busy with frames of one byte."""
 _BLOCK_BYTES = 64 << 10
 _WRITE_S = 10.0
 
@@ -57,9 +59,9 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
 
     Raises:
         TransientError: the connection broke, or the server was silent or took too long.
-        StorageError: a message is too large, or is not one that a server may send.
+        StorageError: a message is too large, there are too many frames, or one is not one that a server may send.
     """
-    protocol, message = FrameProtocol(client=True, extensions=[]), b""
+    protocol, message, num_frames = FrameProtocol(client=True, extensions=[]), bytearray(), 0
     deadline_s = clock.monotonic_s() + limit_s
     try:
         while block := connection.read(_BLOCK_BYTES, timeout=idle_s):
@@ -67,6 +69,9 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
                 raise TransientError(f"the program did not end within {limit_s:g} s")
             protocol.receive_bytes(block)
             for frame in protocol.received_frames():
+                num_frames += 1
+                if num_frames > _MOST_FRAMES:
+                    raise StorageError(f"the cluster sent more than {_MOST_FRAMES:,} frames")
                 if isinstance(frame.payload, tuple):  # the reason why the server closes the WebSocket
                     return
                 data = frame.payload.encode() if isinstance(frame.payload, str) else bytes(frame.payload)
@@ -77,8 +82,8 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
                     if len(message) > _MOST_BYTES:
                         raise StorageError(f"the cluster sent a message of more than {_MOST_BYTES:,} bytes")
                     if frame.message_finished:
-                        yield message
-                        message = b""
+                        yield bytes(message)
+                        message.clear()
     except ParseFailed as error:
         raise StorageError(f"the cluster sent what no WebSocket server may send: {error}") from error
     except (httpcore2.TimeoutException, httpcore2.NetworkError, OSError) as error:

@@ -87,7 +87,14 @@ class Client:
             why = f"{missing} does not exist" if missing else error
             raise UsageError(f"the connection to {connection.name} is not valid: {why}", hint=CORRECT) from error
         options["auth"] = bearer_of(connection) or options["auth"]
-        self._client = httpx2.Client(**options)
+        try:
+            self._client = httpx2.Client(**options)
+        except (ValueError, ImportError, httpx2.InvalidURL):  # the error may quote the password of the proxy
+            raise UsageError(
+                f"the connection to {connection.name} cannot be made: the address of the cluster or of the proxy "
+                "(HTTPS_PROXY, ALL_PROXY) is not supported",
+                hint="set HTTPS_PROXY to http://HOST:PORT",
+            ) from None
         self._streams = OpenStreams()
         self.num_requests = 0
         """How many requests were sent so far."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from safepoint.jobs.cluster.changes.successor import Plan, plans_among
-from safepoint.jobs.cluster.objects import Object, at, event_time, items, name_of, texts, uid_of
+from safepoint.jobs.cluster.objects import Object, at, event_time, items, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.spec import is_plan
 from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed
 
@@ -24,7 +24,11 @@ def objects_of_jobs(
     of_job: dict[str, list[Object]] = {}
     for pod in pods:
         of_job.setdefault(texts(pod, "metadata", "labels").get(JOBSET_LABEL, ""), []).append(pod)
-    by_uid = {texts(item, "metadata", "labels").get(UID_LABEL): item for item in workloads}
+    by_uid = {
+        uid: item
+        for item in workloads
+        if (uid := str(texts(item, "metadata", "labels").get(UID_LABEL))) in owners_of(item)
+    }
     return [
         Observed(
             trainjob=job,

@@ -29,8 +29,8 @@ def write_plan(path: Path, plan: Mapping[str, Any], settings: RunSettings) -> No
 
     Args:
         path: the file.
-        plan: the fields of a `LaunchPlan`. Only the node's process makes the `LaunchPlan`, because that looks for the
-            program.
+        plan: the fields of a `LaunchPlan`. Only the node's process makes the `LaunchPlan`, because creating a
+            `LaunchPlan` looks up the program.
         settings: the options of the run.
     """
     document = {

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
-from safepoint.checkpoint.format.catalog import list_checkpoints
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import UsageError
 from safepoint.progress.record import State
 from safepoint.training.context.rank_context import RankContext, current_context
@@ -58,7 +58,7 @@ class SafepointCallback(Checkpoint):
         Raises:
             CheckpointError: the checkpoint is damaged.
         """
-        found = list_checkpoints(self._root) if self._root is not None else []
+        found = OutputFolder(self._root).checkpoints() if self._root is not None else []
         for path in found[:1]:
             verify_best(path)
         return str(found[0] / STATE) if found else ""

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -12,10 +11,10 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
+from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.training.plain.state.parts import Parts
-from safepoint.training.state.loaded_values import finish
 from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
@@ -168,9 +167,13 @@ class DirectCheckpointIO(CheckpointIO):
             UsageError: the file is damaged, or it contains other objects, and `weights_only` does not allow these.
         """
         try:
-            checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
-            checkpoint = finish(checkpoint) if weights_only is not False else checkpoint
-        except (pickle.UnpicklingError, ValueError, RecursionError) as error:
+            if weights_only is False:
+                checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+            else:
+                checkpoint = restricted_load(path, map_location="cpu", mmap=True)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # hostile content may raise anything
             if weights_only is False:
                 raise
             raise UsageError(

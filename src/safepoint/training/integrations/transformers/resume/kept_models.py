@@ -11,6 +11,7 @@ of the first step. This module saves
 One rank saves them, and all ranks load them.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from safepoint.training.state.data_only import load_data
 
 _REFERENCE = "safepoint_reference.pt"
 _KEPT = "safepoint_kept_{name}.pt"
+_log = logging.getLogger("safepoint")
 _NUM_SAMPLES = 64
 """About how many tensors of a model, and elements of each, are compared to see whether the model has changed."""
 
@@ -41,6 +43,7 @@ class KeptModels:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._before: dict[int, torch.Tensor] = {}
+        self._has_warned = False
         followed = [name for name, module in self._models() if self._is_followed(module)]
         if followed and splits_weights(trainer):
             raise UsageError(
@@ -70,6 +73,7 @@ class KeptModels:
     def write(self, folder: Path) -> None:
         """Write the models and tensors that have to be saved into a checkpoint's folder; called on one rank."""
         if splits_weights(self._trainer):
+            self._warn_unsaved()
             return
         for name, kept in self._kept():
             if not isinstance(kept, torch.nn.Module):
@@ -78,6 +82,16 @@ class KeptModels:
                 self._before.get(id(kept), torch.empty(0)), _fingerprint(kept)
             ):
                 torch.save(kept.state_dict(), folder / _file_of(name))
+
+    def _warn_unsaved(self) -> None:
+        names = sorted(name for name, _ in self._tensors_of_callbacks())
+        if names and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "a checkpoint of sharded weights does not contain the tensors in %s; a resume begins with those that "
+                "the script creates. With DDP or ZeRO-2 the checkpoint contains them",
+                ", ".join(names),
+            )
 
     def _kept(self) -> Iterator[tuple[str, Any]]:
         yield from self._models()

@@ -96,3 +96,18 @@ def test_a_teacher_that_is_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(f"{KeptModels.__module__}.splits_weights", lambda trainer: True)
     with pytest.raises(UsageError, match="a callback uses the model teacher_model"):
         KeptModels(trainer(1))
+
+
+def test_tensors_of_a_callback_beside_split_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are not saved, and a warning says so once."""
+    monkeypatch.setattr(f"{KeptModels.__module__}.splits_weights", lambda trainer: True)
+    split = trainer(1, is_followed=False)
+    kept = KeptModels(split)
+    kept.loop_begins(None)
+    kept.write(tmp_path)
+    kept.write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert [record.message for record in caplog.records if "Follows.shadow_weights" in record.message] != []
+    assert len(caplog.records) == 1

@@ -7,14 +7,19 @@
   and `finish` makes the arrays afterwards.
 - A container may contain itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
   value would never end. `finish` refuses it.
+- A tensor may have more elements than the file: with a stride of 0, one element stands for millions. A copy of it,
+  such as the next checkpoint, would be as large as it says. `finish` refuses it.
 """
 
 import re
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 _KIND = re.compile(r"[biufc][0-9]{1,2}")
+_MOST_REPEATED_BYTES = 64 << 20
+"""How many bytes more than their storages the tensors of a file may have."""
 _MOST_VALUES = 1 << 27
 """The most values in a file. A container that is in several places counts once for each place."""
 
@@ -83,7 +88,7 @@ def finish(loaded: Any) -> Any:
         loaded: what `torch.load` has returned. Its lists and dictionaries are changed in place.
 
     Raises:
-        ValueError: a container contains itself, or there are too many values.
+        ValueError: a container contains itself, there are too many values, or tensors are larger than the file.
         RecursionError: containers are nested too deep.
     """
     return _Finisher().visit(loaded)[0]
@@ -93,11 +98,15 @@ class _Finisher:
     def __init__(self) -> None:
         self._done: dict[int, tuple[Any, Any, int]] = {}
         """The id of a container → the container (kept, so that its id is not reused), its replacement, its size."""
+        self._repeated_bytes = 0
 
     def visit(self, value: Any) -> tuple[Any, int]:
         """The replacement of a value, and the number of values in it."""
         if isinstance(value, _SavedArray):
             return value.array, 1
+        if isinstance(value, torch.Tensor):
+            self._count(value)
+            return value, 1
         if type(value) is not tuple and not isinstance(value, dict | list):
             return value, 1
         container = cast("Any", value)
@@ -110,6 +119,13 @@ class _Finisher:
         if size > _MOST_VALUES:
             raise ValueError(f"there are more than {_MOST_VALUES} values")
         return replacement, size
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_nested:
+            size_bytes = tensor.numel() * tensor.element_size()
+            self._repeated_bytes += max(0, size_bytes - tensor.untyped_storage().nbytes())
+            if self._repeated_bytes > _MOST_REPEATED_BYTES:
+                raise ValueError("tensors have many more elements than the file")
 
     def _finished(self, container: Any) -> tuple[Any, int]:
         keys: Any = container.keys() if issubclass(type(container), dict) else range(len(container))

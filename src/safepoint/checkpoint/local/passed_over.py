@@ -1,0 +1,61 @@
+"""Checkpoints that a run has passed over and could not move aside.
+
+A run that resumes from an older checkpoint moves the newer ones aside, because the highest step counts as the newest
+checkpoint. A checkpoint that cannot be moved (an immutable folder, a mount point) is noted in
+`.safepoint/passed-over.json` instead, with the digest of its record. Then no start resumes from it, retention does
+not count it, and it is not uploaded. A new checkpoint under the same name has another record, so it counts.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PART_NAME
+from safepoint.foundation import files
+from safepoint.foundation.bounded_json import read_object, read_regular
+
+NAME = "passed-over.json"
+_NO_RECORD = ""
+
+
+def read_notes(control: Path) -> dict[str, str]:
+    """The names of the checkpoints, each with the digest of its record.
+
+    Args:
+        control: the folder `.safepoint`.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        notes = read_object(control / NAME)
+        return {name: digest for name, digest in notes.items() if isinstance(digest, str)}
+    return {}
+
+
+def is_noted(folder: Path, notes: Mapping[str, str]) -> bool:
+    """Whether `notes` name the checkpoint `folder`, and it has the same record as then."""
+    return folder.name in notes and notes[folder.name] == _digest_of_record(folder)
+
+
+def add_notes(control: Path, folders: Iterable[Path]) -> None:
+    """Note the checkpoints `folders`, durably. Notes of checkpoints that are gone are deleted.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    notes = {name: digest for name, digest in read_notes(control).items() if _is_there(control.parent, name)}
+    notes |= {folder.name: _digest_of_record(folder) for folder in folders}
+    files.write_atomic(control / NAME, json.dumps(notes).encode(), durable=True)
+
+
+def _is_there(root: Path, name: str) -> bool:
+    return step_of(Path(name)) is not None and os.path.lexists(root / name)
+
+
+def _digest_of_record(folder: Path) -> str:
+    for name in (MANIFEST_NAME, PART_NAME):
+        with contextlib.suppress(OSError):
+            return digest_bytes(read_regular(folder / name, MAX_MANIFEST_BYTES))
+    return _NO_RECORD

@@ -1,0 +1,148 @@
+"""An unpickler with limits on the instructions, on the keys and on the states of a pickle.
+
+A pickle of a few hundred bytes can make Python hash a key for hours, or fill the memory. This unpickler is in Python:
+with the one in C, nothing can be checked before an instruction is carried out.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO
+
+from safepoint.errors import CheckpointError
+
+_MAX_INSTRUCTIONS = 50_000_000
+_MAX_KEY_PARTS = 64
+_MAX_SETS = 100_000
+_NUMBER_BITS = 63
+_PYTHON_PICKLE: Any = pickle
+_BASE: Any = _PYTHON_PICKLE._Unpickler
+_INSTRUCTIONS: dict[int, Any] = _PYTHON_PICKLE._Unpickler.dispatch
+_REFUSED = {code[0] for code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.BYTEARRAY8, pickle.NEXT_BUFFER)}
+"""Instructions that refer to objects outside the file, or that allocate memory before the bytes are read."""
+PLAIN_KEYS = {str, bytes, float, bool, type(None)}
+"""The types of keys that take no time to hash, besides numbers."""
+
+
+def _no_parts(key: Any) -> None:
+    return None
+
+
+class KeyLimits:
+    """Refuses keys of dictionaries and sets that take long to hash, to compare or to print.
+
+    Args:
+        most_tuples: how many tuples all keys together may have.
+        is_plain: whether a key that is no tuple, no number and none of `PLAIN_KEYS` is allowed.
+        parts_of: the values whose hashes make the hash of such a key; None if there are none.
+    """
+
+    def __init__(
+        self,
+        *,
+        most_tuples: int,
+        is_plain: Callable[[Any], bool],
+        parts_of: Callable[[Any], tuple[Any, ...] | None] = _no_parts,
+    ) -> None:
+        self._tuples_left = most_tuples
+        self._is_plain = is_plain
+        self._parts_of = parts_of
+
+    def check(self, key: Any) -> None:
+        """Raise CheckpointError for such a key."""
+        if type(key) is str:
+            return
+        parts: list[Any] = [*(self._parts_of(key) or [key])]
+        for number, part in enumerate(parts):
+            is_large = number >= _MAX_KEY_PARTS
+            if isinstance(part, tuple):
+                self._tuples_left -= 1
+                parts += part[: _MAX_KEY_PARTS + 1]
+            elif type(part) is int:
+                is_large |= not -1 << _NUMBER_BITS <= part < 1 << _NUMBER_BITS
+            elif type(part) not in PLAIN_KEYS and not self._is_plain(part):
+                raise CheckpointError("a dictionary or a set has a key that is no plain value")
+            if is_large or self._tuples_left < 0:
+                raise CheckpointError(
+                    "a dictionary or a set has a key that is too large, or too many keys are tuples"
+                )
+
+
+class InstructionLimits:
+    """Counts the instructions of a pickle, and the sets that they make."""
+
+    def __init__(self) -> None:
+        self.most = _MAX_INSTRUCTIONS
+        self._left = self.most
+        self._sets_left = _MAX_SETS
+
+    @property
+    def num_counted(self) -> int:
+        """How many instructions were counted."""
+        return self.most - self._left
+
+    def count(self, code: int) -> None:
+        """Raise CheckpointError if there are too many instructions; `code` is the next one."""
+        self._left -= 1
+        if self._left < 0:
+            raise CheckpointError(f"a pickle has more than {self.most} instructions")
+        if code == pickle.EMPTY_SET[0]:
+            self._sets_left -= 1  # each takes as much memory as a hundred instructions
+            if self._sets_left < 0:
+                raise CheckpointError(f"a pickle has more than {_MAX_SETS} sets")
+
+
+class BoundedUnpickler(_BASE):
+    """Python's unpickler with limits.
+
+    Args:
+        file: the pickle.
+        keys: the limits of keys.
+        has_state: called with an object and its state before the state is set. False refuses the pickle.
+    """
+
+    def __init__(self, file: BinaryIO, *, keys: KeyLimits, has_state: Callable[[Any, Any], bool]) -> None:
+        super().__init__(file)  # pyright: ignore[reportUnknownMemberType]
+        self._limits = InstructionLimits()
+        self.dispatch = _Instructions(self, self._limits, keys, has_state)
+
+    @property
+    def max_instructions(self) -> int:
+        """How many instructions the pickle may have."""
+        return self._limits.most
+
+    @property
+    def num_instructions(self) -> int:
+        """How many instructions were carried out."""
+        return self._limits.num_counted
+
+
+class _Instructions:
+    """The table of `pickle`'s instructions. It counts the instructions, and checks keys before pickle hashes them."""
+
+    def __init__(
+        self,
+        unpickler: Any,
+        limits: InstructionLimits,
+        keys: KeyLimits,
+        has_state: Callable[[Any, Any], bool],
+    ) -> None:
+        self._unpickler = unpickler
+        self._limits, self._key_limits, self._has_state = limits, keys, has_state
+        self._keys: dict[int, Callable[[], Iterable[Any]]] = {
+            pickle.SETITEM[0]: lambda: unpickler.stack[-2:-1],
+            pickle.SETITEMS[0]: lambda: unpickler.stack[::2],
+            pickle.DICT[0]: lambda: unpickler.stack[::2],
+            pickle.ADDITEMS[0]: lambda: unpickler.stack,
+            pickle.FROZENSET[0]: lambda: unpickler.stack,
+        }
+
+    def __getitem__(self, code: int) -> Any:
+        self._limits.count(code)
+        if code in _REFUSED:
+            raise CheckpointError("a pickle has an instruction that torch does not write")
+        if code in self._keys:
+            for key in self._keys[code]():
+                self._key_limits.check(key)
+        elif code == pickle.BUILD[0] and not self._has_state(*self._unpickler.stack[-2:]):
+            raise CheckpointError("a pickle sets the state of an object that has no state")
+        return _INSTRUCTIONS[code]

@@ -1,0 +1,74 @@
+"""Loads a file of `torch.save` that an attacker may have written."""
+
+import os
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import _weights_only_unpickler as restricted
+
+from safepoint.checkpoint.pickles.loaded_values import finish, with_stand_ins
+from safepoint.checkpoint.pickles.torch_unpickler import CheckedUnpickler
+
+
+class OldFormatError(ValueError):
+    """The file has the format that torch wrote before release 1.6.
+
+    In this format a tensor can be larger than the file, and its memory would not be initialised.
+    """
+
+
+_ZIP = b"PK\x03\x04"
+
+
+def restricted_load(
+    file: Any, *, load: Callable[..., Any] = torch.load, also: Collection[Any] = (), **options: Any
+) -> Any:
+    """Load a file with `weights_only=True`, and with further checks.
+
+    Args:
+        file: the path of the file, or the open file.
+        load: `torch.load`.
+        also: classes to allow besides torch's own and those of `torch.serialization.add_safe_globals`.
+        options: for `load`.
+
+    Raises:
+        OSError: the file cannot be read.
+        OldFormatError: see the class; or the file is damaged.
+        Exception: the file is damaged, or it contains something that is not allowed. Hostile content may raise any
+            exception.
+    """
+    if not _is_zip(file):
+        raise OldFormatError("the file does not have the format that torch.save writes since torch 1.6")
+    serialization: Any = torch.serialization
+    before = serialization.get_safe_globals()
+    serialization.clear_safe_globals()
+    try:
+        serialization.add_safe_globals(with_stand_ins([*before, *also]))
+        with _checked(), torch.sparse.check_sparse_tensor_invariants(True):
+            return finish(load(file, **{"weights_only": True, **options}))
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(before)
+
+
+@contextmanager
+def _checked() -> Generator[None]:
+    original = restricted.Unpickler
+    restricted.Unpickler = cast("Any", CheckedUnpickler)
+    try:
+        yield
+    finally:
+        restricted.Unpickler = original
+
+
+def _is_zip(file: Any) -> bool:
+    if isinstance(file, str | os.PathLike):
+        with open(cast("Any", file), "rb") as opened:
+            return opened.read(len(_ZIP)) == _ZIP
+    place = file.tell()
+    try:
+        return file.read(len(_ZIP)) == _ZIP
+    finally:
+        file.seek(place)

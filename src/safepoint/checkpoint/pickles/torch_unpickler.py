@@ -1,0 +1,141 @@
+"""torch's restricted unpickler (`weights_only=True`), with checks of what it calls and of the keys that it hashes.
+
+torch restricts which functions a pickle calls, but not what it calls them with: `torch.FloatTensor(20000)` returns
+memory of this process that was freed, and the next checkpoint would contain it.
+"""
+
+import codecs
+import collections
+import enum
+import pickle
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import _weights_only_unpickler as restricted
+
+from safepoint.checkpoint.pickles.bounded_pickle import InstructionLimits, KeyLimits
+
+_LENGTH = -1
+"""In `_ARGUMENTS`: as many bytes as the argument before says."""
+_ARGUMENTS: dict[int, tuple[int, ...]] = {
+    pickle.BININT[0]: (4,),
+    pickle.BININT1[0]: (1,),
+    pickle.BININT2[0]: (2,),
+    pickle.BINFLOAT[0]: (8,),
+    pickle.BINUNICODE[0]: (4, _LENGTH),
+    pickle.SHORT_BINSTRING[0]: (1, _LENGTH),
+    pickle.LONG1[0]: (1, _LENGTH),
+    pickle.BINGET[0]: (1,),
+    pickle.LONG_BINGET[0]: (4,),
+    pickle.BINPUT[0]: (1,),
+    pickle.LONG_BINPUT[0]: (4,),
+    pickle.PROTO[0]: (1,),
+}
+"""Instruction → the sizes of the arguments that torch's unpickler reads after it. Those of GLOBAL are lines."""
+_WITHOUT_ARGUMENTS = {
+    code[0]
+    for code in (
+        *(pickle.GLOBAL, pickle.NEWOBJ, pickle.REDUCE, pickle.BUILD, pickle.BINPERSID, pickle.STOP, pickle.MARK),
+        *(pickle.APPEND, pickle.APPENDS, pickle.SETITEM, pickle.SETITEMS, pickle.NONE, pickle.NEWTRUE),
+        *(pickle.NEWFALSE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.EMPTY_TUPLE),
+        *(pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET),
+    )
+}
+_MOST_TUPLES = 100_000
+_ENCODINGS = {"latin1", "latin-1", "utf-8", "utf8", "ascii"}
+"""The encodings for which pickle writes `_codecs.encode`. Others take long."""
+_NOT_CALLED = {
+    id(kind)
+    for kind in (
+        torch.Tensor,
+        torch.storage.UntypedStorage,
+        torch.storage.TypedStorage,
+        *cast("Any", torch)._tensor_classes,
+    )
+}
+"""Types that `torch.save` names but does not call: with a size, they return memory that is not initialised."""
+_COLLECTIONS = {id(kind) for kind in (set, collections.Counter, collections.OrderedDict)}
+_REBUILD_FROM_TYPE: Any = cast("Any", torch)._tensor._rebuild_from_type_v2
+
+
+class CheckedUnpickler(restricted.Unpickler):
+    """See the module. It takes the place of `torch._weights_only_unpickler.Unpickler`.
+
+    torch reads an instruction, and then its arguments, with `read`. So `read` knows when an instruction comes, and
+    checks the stack before the instruction is carried out.
+    """
+
+    def __init__(self, file: Any, **options: Any) -> None:
+        super().__init__(file, **options)  # pyright: ignore[reportUnknownMemberType]
+        self._read: Callable[[int], bytes] = file.read
+        del self.__dict__["read"]  # torch's; a bound method in its place would keep all tensors until gc runs
+        self._arguments: list[int] = []
+        self._argument = b""
+        self._limits = InstructionLimits()
+        self._keys = KeyLimits(most_tuples=_MOST_TUPLES, is_plain=lambda key: not isinstance(key, frozenset))
+
+    def read(self, size: int) -> bytes:
+        """Read an instruction, which is checked, or one of its arguments."""
+        data = self._read(size)
+        if not self._arguments:
+            if size != 1:
+                raise pickle.UnpicklingError("this release of torch reads pickles in a way that cannot be checked")
+            if data:
+                self._check(data[0])
+                self._arguments = [*_ARGUMENTS.get(data[0], ())]
+            return data
+        expected = self._arguments.pop(0)
+        expected = int.from_bytes(self._argument, "little") if expected == _LENGTH else expected
+        if size != expected:
+            raise pickle.UnpicklingError("this release of torch reads pickles in a way that cannot be checked")
+        self._argument = data
+        return data
+
+    def _check(self, code: int) -> None:
+        """Raise an error if the next instruction must not be carried out."""
+        self._limits.count(code)
+        stack: list[Any] = self.stack
+        if code not in _ARGUMENTS and code not in _WITHOUT_ARGUMENTS:
+            raise pickle.UnpicklingError(f"unknown instruction {code}")
+        if code == pickle.SETITEM[0]:
+            self._keys.check(stack[-2])
+        elif code == pickle.SETITEMS[0]:
+            for key in stack[::2]:
+                self._keys.check(key)
+        elif code in {pickle.REDUCE[0], pickle.NEWOBJ[0]}:
+            self._check_call(stack[-2], stack[-1])
+        elif code == pickle.BUILD[0] and isinstance(stack[-2], torch.Tensor | enum.Enum):
+            # A tensor's state can enlarge its storage, and an enum's is the same in the whole process.
+            raise pickle.UnpicklingError(f"the state of {type(stack[-2]).__name__} is set")
+
+    def _check_call(self, function: Any, arguments: Any) -> None:
+        if type(arguments) is not tuple:
+            raise pickle.UnpicklingError("the arguments of a function are not a tuple")
+        values = cast("tuple[Any, ...]", arguments)
+        if id(function) in _NOT_CALLED:
+            raise pickle.UnpicklingError(f"{function} is called")
+        if function is torch.nn.Parameter and not (values and isinstance(values[0], torch.Tensor)):
+            raise pickle.UnpicklingError("a parameter is made of something other than a tensor")
+        if function is bytearray and not all(isinstance(value, bytes | str | list) for value in values):
+            raise pickle.UnpicklingError("a bytearray is made of something other than bytes")
+        if function is codecs.encode and (len(values) != 2 or values[1] not in _ENCODINGS):
+            raise pickle.UnpicklingError("bytes are made with an unusual encoding")
+        if function is _REBUILD_FROM_TYPE and len(values) > 2:  # it calls the first value with the third
+            self._check_call(values[0], values[2])
+        if id(function) in _COLLECTIONS:
+            for value in values:
+                self._check_items(function, value)
+
+    def _check_items(self, kind: Any, items: Any) -> None:
+        """Check what a set or a dictionary is made of."""
+        if isinstance(items, dict | set):  # these keys were checked when it was made
+            return
+        if not isinstance(items, list | tuple):
+            raise pickle.UnpicklingError(f"{kind.__name__} is made of something other than a list")
+        for item in cast("list[Any]", items):
+            if kind is collections.OrderedDict and isinstance(item, list | tuple):
+                for key in cast("list[Any]", item)[:1]:
+                    self._keys.check(key)
+            else:
+                self._keys.check(item)

@@ -1,0 +1,120 @@
+"""Finds the objects that Safepoint made for jobs: config maps, Secrets and runtimes.
+
+A label does not prove that Safepoint made an object: a person who may change only metadata can add it to any
+object. So an object counts only if its name is one that Safepoint derives for the job, and if it has what such a
+person cannot change:
+
+- a config map has the digest of its content in its name;
+- a Secret has a type of Safepoint's, which Kubernetes never changes;
+- a runtime has the grace period of its name.
+
+Objects that the job's TrainJob owns already count too: the cluster deletes them with the TrainJob in any case.
+"""
+
+import base64
+import contextlib
+import re
+from collections.abc import Set
+
+from safepoint.errors import AccessDeniedError, SafepointError
+from safepoint.jobs.cluster import pod_archive
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.manifests import Runtime, config_map_name
+from safepoint.jobs.cluster.objects import Object, at, name_of, owners_of, texts, uid_of
+from safepoint.jobs.cluster.spec import JOB_LABEL, SECRET_TYPE
+
+_KINDS = ("secrets", "trainingruntimes", "configmaps")
+"""The config map of a job is the last one that gets its owner and the last one that is deleted, see `repair`."""
+_NAMES = {
+    "configmaps": "{short}-[0-9a-f]{{12}}",
+    "secrets": "{job}-(nodes-[0-9a-f]{{8}}|dataset|model)",
+    "trainingruntimes": "{job}-[0-9]+s",
+}
+"""The names that `manifests_for` gives, as patterns."""
+
+
+def job_of(item: Object) -> str:
+    """The job for which an object was made, according to its label."""
+    return texts(item, "metadata", "labels").get(JOB_LABEL, "")
+
+
+def labelled(api: ClusterApi, labels: str = JOB_LABEL) -> list[tuple[str, Object]]:
+    """The objects with the label of a job and a name that Safepoint derives for it, as pairs of kind and metadata.
+
+    A kind that you may not list is left out. Whether Safepoint made the objects, `is_made` finds out.
+    """
+    found: list[tuple[str, Object]] = []
+    for kind in _KINDS:
+        with contextlib.suppress(AccessDeniedError):
+            listed = api.objects(kind, labels=labels, has_content=False)
+            found += [(kind, item) for item in listed if has_derived_name(kind, item)]
+    return found
+
+
+def made_for(api: ClusterApi, job: str, *, owners: Set[str] = frozenset()) -> list[tuple[str, Object]]:
+    """The objects that Safepoint made for a job, as pairs of kind and metadata.
+
+    Args:
+        api: the namespace.
+        job: the name of the job.
+        owners: the uids of the TrainJobs whose objects count in any case.
+    """
+    return [
+        (kind, item)
+        for kind, item in labelled(api, f"{JOB_LABEL}={job}")
+        if owners_of(item) & owners or is_made(api, kind, item)
+    ]
+
+
+def has_derived_name(kind: str, item: Object) -> bool:
+    """Whether the name of an object is one that Safepoint derives for the job in its label."""
+    job = job_of(item)
+    short = config_map_name(job, "").removesuffix("-")
+    pattern = _NAMES[kind].format(job=re.escape(job), short=re.escape(short))
+    return bool(job) and re.fullmatch(pattern, name_of(item)) is not None
+
+
+def is_made(api: ClusterApi, kind: str, item: Object) -> bool:
+    """Whether Safepoint made an object. Sends one request, which reads no Secret.
+
+    Args:
+        api: the namespace.
+        kind: the plural of its kind.
+        item: its metadata.
+
+    Returns:
+        False also if you may not read the object.
+    """
+    name = name_of(item)
+    if not has_derived_name(kind, item):
+        return False
+    with contextlib.suppress(AccessDeniedError):
+        if kind == "secrets":
+            found = api.objects(kind, fields=f"metadata.name={name},type={SECRET_TYPE}", has_content=False)
+            return any(uid_of(one) == uid_of(item) for one in found)
+        document = api.find(kind, name)
+        if document is None or uid_of(document) != uid_of(item):
+            return False
+        if kind == "configmaps":
+            return _is_named_by_content(document)
+        return _has_grace_of_name(document)
+    return False
+
+
+def _is_named_by_content(config_map: Object) -> bool:
+    try:
+        files = {
+            name: base64.b64decode(text, validate=True) for name, text in texts(config_map, "binaryData").items()
+        }
+    except (ValueError, TypeError):
+        return False
+    named = config_map_name(job_of(config_map), pod_archive.digest_of_files(files))
+    return at(config_map, "immutable") is True and name_of(config_map) == named
+
+
+def _has_grace_of_name(runtime: Object) -> bool:
+    try:
+        grace_s = at(Runtime(document=runtime).pod, "terminationGracePeriodSeconds")
+    except SafepointError:  # its pods do not train
+        return False
+    return name_of(runtime) == f"{job_of(runtime)}-{grace_s}s"

@@ -1,0 +1,72 @@
+"""Users without a home folder and HOME, as in many containers: no traceback, no file of the current folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from safepoint.errors import UsageError
+from safepoint.foundation import environment
+from safepoint.foundation.configuration import Configuration
+from safepoint.foundation.environment import expand_home
+from safepoint.storage.options import StorageOptions
+from safepoint.storage.s3.credentials import find_keys
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with files that a path with an unreplaced `~`, or an empty HOME, would lead to."""
+    for place in ("~", "."):
+        for name, text in {".kube/config": "{}", ".aws/credentials": "[default]\n"}.items():
+            (tmp_path / place / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / place / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("home", [None, "", ".", "~"])
+def test_files_in_the_home_folder(home: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if home is None:
+        monkeypatch.delenv("HOME")
+    else:
+        monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: home or path)
+    for path in ("~", "~/.kube/config", "~/.aws/credentials"):
+        found = expand_home(path, {"HOME": home or ""})
+        assert found.is_absolute()
+        assert not found.is_relative_to(folder)
+        assert found.is_relative_to(environment.home_folder())
+    source = find_keys(StorageOptions(), {"AWS_EC2_METADATA_DISABLED": "true"})
+    assert "credentials" not in source._origin
+
+
+def test_the_home_folder_of_an_unknown_user(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no user no-such-user"):
+        expand_home("~no-such-user/config")
+    (tmp_path / "safepoint.toml").write_text('[pvc]\ndata = "~no-such-user/data"\n')
+    with pytest.raises(UsageError, match=r"line 2: .*there is no user no-such-user"):
+        Configuration.load(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize("command", [("checkpoints", "list", "s3://bucket/run"), ("list", "--on", ".")])
+def test_commands(command: tuple[str, ...], tmp_path: Path) -> None:
+    """They say what is missing."""
+    code = (
+        "import pwd, sys, safepoint.cli.main\n"
+        "def unknown(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = unknown; sys.argv[0] = 'safepoint'; safepoint.cli.main.main()"
+    )
+    variables = {name: text for name, text in os.environ.items() if name in {"PATH", "PYTHONPATH", "VIRTUAL_ENV"}}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command],
+        cwd=tmp_path,
+        env={**variables, "AWS_EC2_METADATA_DISABLED": "true", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "safepoint: error:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "bug in Safepoint" not in done.stderr
