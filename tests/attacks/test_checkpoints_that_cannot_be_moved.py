@@ -147,8 +147,8 @@ def test_a_start_uses_an_older_one(output: OutputFolder, stuck: Stuck) -> None:
     point, events = start(output)
     assert point is not None
     assert point.manifest.step == 30
-    told = [str(event) for event in events if event.name == "checkpoint_rejected"]
-    assert len(told) == 2, "that it is damaged, and that it could not be moved"
+    reports = [str(event) for event in events if event.name == "checkpoint_rejected"]
+    assert len(reports) == 2, "that it is damaged, and that it could not be moved"
     assert names(output)[0] == "checkpoint-40"
     assert output.passed_over() == [output.root / "checkpoint-40"]
 

@@ -1,6 +1,6 @@
 """The checkpoints of a run in an object store, and the claim that says which attempt may write (docs/adr/0007).
 
-Promises: a checkpoint is in the store exactly while its manifest is: the manifest is written last and deleted first.
+Promises: a checkpoint exists as long as its manifest is in the store. The manifest is written last and deleted first.
 A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is never deleted.
 While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists and lists its files.
 """
@@ -337,7 +337,9 @@ class RemoteFolder:
         return {}
 
     def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
-        """Delete what ended attempts left unfinished; call it after `claim`. What may not be deleted stays.
+        """Delete what ended attempts left unfinished; call it after `claim`.
+
+        Objects that the credentials may not delete stay, with a warning.
 
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
@@ -354,7 +356,8 @@ class RemoteFolder:
                 num_deleted += self.delete_marked(
                     name, but=self._files_of_manifest(name, deadline_s), deadline_s=deadline_s
                 )
-            except AccessDeniedError as error:  # it has no manifest, or a newer one: nothing reads these objects
+            except AccessDeniedError as error:
+                # No reader uses these objects: the checkpoint has no manifest, or its manifest does not list them.
                 _log.warning("unfinished objects of %s stay, because they may not be deleted: %s", name, error)
         for item in list(self.store.list(".safepoint", deadline_s=deadline_s)):
             if is_probe(item.key) and clock.wall_s() - item.modified_s > _PROBE_LIVES_S:
@@ -363,7 +366,7 @@ class RemoteFolder:
         return num_deleted
 
     def with_parts(self, deadline_s: float | None) -> set[str]:
-        """The names of checkpoints of which a node has begun to upload its part."""
+        """The names of checkpoints for which at least one node has begun to upload its part."""
         keys = [item.key.removeprefix(f"{PARTS}/") for item in self.store.list(PARTS, deadline_s=deadline_s)]
         return {name for key in keys if is_name(name := key.partition("/")[0])}
 
