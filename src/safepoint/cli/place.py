@@ -1,7 +1,7 @@
-"""Resolves the location `job:NAME`, and sets the keys with which a command opens object stores.
+"""Resolves the location `job:NAME`, and sets the credentials with which a command opens object stores.
 
-A command uses one set of keys for all stores: those in its environment, those of the data connection in
-`--connection`, or those of the job in `job:NAME`.
+A command uses the same credentials for all stores. They come from its environment, from the data connection in
+`--connection`, or from the job in `job:NAME`.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ CLUSTER_JOB = "safepoint.cluster-job"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStorage:
-    """The cluster of a location, and the keys with which a pod of the cluster opens object stores.
+    """The cluster of a location, and the credentials with which a pod of the cluster opens object stores.
 
     Args:
         on: the place, as the option `--on` names it.
         namespace: the namespace; None for that of the place.
-        connection: the name of the Secret with the keys; None if no Secret is used.
+        connection: the name of the Secret with the credentials; None if no Secret is used.
         env: environment variables of the job.
     """
 
@@ -39,7 +39,9 @@ class ClusterStorage:
 
 def _connect(context: typer.Context, name: str | None) -> str | None:
     is_local = context.params.get("on") in {None, "local"}  # on a cluster, `name` is the name of a Secret
-    if name is not None and context.parent is not None and is_local:  # without a parent, no command runs
+    # The check of a settings file (`cli/defaults.py`) calls this function with a context that has no parent. The
+    # context of a command that runs has one.
+    if name is not None and context.parent is not None and is_local:
         _use(context, name, {})
     return name
 
@@ -47,14 +49,15 @@ def _connect(context: typer.Context, name: str | None) -> str | None:
 def find_place(context: typer.Context, text: str) -> str:
     """Resolve `job:NAME` to the output location of the job, and `job:NAME/checkpoint-20` to a checkpoint in it.
 
-    If `text` names a job, the command uses the job's object store keys. Any other location is returned unchanged.
+    If `text` names a job, the command uses the job's credentials for object stores. Any other location is
+    returned unchanged.
 
     Raises:
         NotFoundError: there is no such job, or its output location is not known yet.
         ConflictError: several jobs match NAME.
-        UsageError: the command already uses other keys.
+        UsageError: the command already uses other credentials.
     """
-    if not text.startswith(_JOB) or context.parent is None:  # without a parent, no command runs
+    if not text.startswith(_JOB) or context.parent is None:  # see `_connect`
         return text
     from safepoint.cli.cluster_options import open_jobs
     from safepoint.jobs.model.records import JobRecord
@@ -69,7 +72,7 @@ def find_place(context: typer.Context, text: str) -> str:
     if output is None:
         raise NotFoundError(
             f"job {job.name} has not reported its output location yet",
-            hint="give the output location itself: its path or address",
+            hint="give the output location itself: its path or its URI",
         )
     if isinstance(job, JobRecord):
         _use(context, job.spec.data_connection, job.spec.env)
@@ -92,8 +95,8 @@ def _note_cluster(context: typer.Context, jobs: object, name: str) -> None:
     before = context.meta.setdefault(CLUSTER_JOB, storage)
     if before != storage:
         raise UsageError(
-            "the two jobs need different object store keys, and a command can use only one set of them",
-            hint="name one of the two locations by its address",
+            "the two jobs need different credentials for object stores, and one command cannot use both",
+            hint="name one of the two locations by its path or its URI",
         )
 
 
@@ -101,8 +104,9 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
     before = context.meta.setdefault(_META, (name, dict(env)))
     if before != (name, dict(env)):
         raise UsageError(
-            "the locations need different object store keys, and a command can use only one set of keys",
-            hint="`job:NAME` has its own keys, so omit --connection; or first copy one location to a local folder",
+            "the locations need different credentials for object stores, and one command cannot use both",
+            hint="`job:NAME` has its own credentials, so omit --connection; or first copy one location to a local "
+            "folder",
         )
     from safepoint.jobs.model.connections import keys_of
 
@@ -110,13 +114,13 @@ def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> No
 
 
 def use_keys(context: typer.Context, keys: Mapping[str, str], env: Mapping[str, str]) -> None:
-    """Until the command has ended, set the keys of a connection, and `env`, in the environment."""
+    """Add the keys of a connection, and `env`, to the environment. When the command ends, restore the environment."""
     context.with_resource(_identity(keys, env))
 
 
 @contextlib.contextmanager
 def _identity(keys: Mapping[str, str], env: Mapping[str, str]) -> Generator[None]:
-    """Within this context, the environment has the keys of a connection, and `env`."""
+    """Within this context, the environment also has the keys of a connection, and `env`."""
     from safepoint.jobs.model.connections import with_keys
 
     before = dict(os.environ)
@@ -132,14 +136,14 @@ def _replace_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-_OF_FILE = "Use the object store keys of table NAME in ~/.config/safepoint/connections.toml."
+_OF_FILE = "Use the credentials for the object store in table NAME of ~/.config/safepoint/connections.toml."
 Connection = Annotated[str | None, typer.Option("--connection", metavar="NAME", help=_OF_FILE, callback=_connect)]
 ConnectionOrSecret = Annotated[
     str | None,
     typer.Option(
         "--connection",
         metavar="NAME",
-        help=f"{_OF_FILE} With --on: use the keys of the Secret NAME.",
+        help=f"{_OF_FILE} With --on: use those in the Secret NAME.",
         callback=_connect,
     ),
 ]

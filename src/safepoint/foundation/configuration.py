@@ -1,9 +1,13 @@
 """Settings in files: ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, and the user's own config.toml.
 
-A file has a table for each command (`[run]`, `[checkpoints.list]`) with the command's options, `[pvc]` with the
-folders of claims on this machine, and, in the user's own file, `[local]` with the slots of the machine and
-`[places.NAME]` with the clusters and the options of `submit` there. Dashes and underscores are equivalent. For each
-setting the first file that has it is used.
+A file has these tables:
+
+- one for each command, such as `[run]` and `[checkpoints.list]`: the options of the command;
+- `[pvc]`: the folders of this machine that stand for claims;
+- `[local]`, only in the user's own file: the slots of this machine;
+- `[places.NAME]`, only in the user's own file: a cluster, and the options of `submit` on it.
+
+Dashes and underscores are equivalent. For each setting the first file that has it is used.
 
 A file of a project counts only if no other user can have written it, because its settings decide which programs run
 and where checkpoints go. Otherwise it is ignored, and `Configuration.ignored` says why. The environment variable

@@ -3,8 +3,8 @@
 The names of `kubeflow.trainer.options` can be imported from here too.
 
 An option is called with the TrainJob as nested dicts, and changes these dicts. Promises: nothing that an option sets
-is dropped in silence. Patches of one manager become one patch, because a TrainJob has at most one patch of each
-manager.
+is dropped in silence. Each patch in `runtimePatches` has a field `manager`, the name of the program that set it. A
+TrainJob has at most one patch with the same `manager`, so patches with the same `manager` are merged into one.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class SetByOptions:
         name: the name of the job; None if no option sets it.
         labels: the labels of the TrainJob.
         annotations: the annotations of the TrainJob.
-        patches: the `runtimePatches` of the TrainJob, at most one of each manager.
+        patches: the `runtimePatches` of the TrainJob, at most one with the same `manager`.
         deadline_s: seconds after which the cluster ends the job; None for no limit.
     """
 

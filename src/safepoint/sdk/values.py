@@ -49,8 +49,9 @@ class TrainJob(types.TrainJob):
         attempts: how many times the job was started.
         safe_step: the step of the newest checkpoint; None while none is known.
         output_dir: the location of the job's checkpoints; None while it is unknown.
-        receipt: for a suspended job on a cluster, what its suspension has saved. None for any other job, or if this
-            is unknown. In the result of `scale_job`, the receipt of the suspension that was a part of the scaling.
+        receipt: which checkpoint the suspension of this job has saved, and what was checked in it. Only a suspended
+            job on a cluster has a receipt, and the result of `scale_job`, which suspends the job first. None for
+            other jobs, and if the suspension saved no checkpoint that could be checked.
     """
 
     progress: "Progress | None" = None

@@ -391,8 +391,10 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
             raise
         except Exception as error:  # hostile content may raise anything
             raise CheckpointError(
-                f"{path} was not loaded: it is damaged, or it holds more than data ({type(error).__name__})",
-                hint="if your script saves such objects, call torch.serialization.add_safe_globals([CLASS]) in it",
+                f"{path} was not loaded: it is damaged, or it contains objects of classes that Safepoint does not "
+                f"load ({type(error).__name__})",
+                hint="if your script saves objects of its own classes, call "
+                "torch.serialization.add_safe_globals([CLASS]) in it",
             ) from error
         if hasattr(value, "load_state_dict"):
             value.load_state_dict(content)

@@ -45,9 +45,8 @@ def main(arguments: list[str]) -> int:
     code = _run_to_its_end(context, arguments)
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:
         _log.warning(
-            "the script has ended without training under Safepoint: it has trained with no Trainer of Hugging Face "
-            "or TRL, no SafepointCallback and no safepoint.session. Nothing was saved, and Safepoint's options were "
-            "ignored"
+            "the script has ended, and Safepoint saved nothing and ignored its options: the script trained with no "
+            "Trainer of Hugging Face or TRL, no SafepointCallback and no safepoint.session"
         )
     if outcome.interrupted is None:
         code = _finish_uploads(context, code)

@@ -77,7 +77,7 @@ def test_the_keys_of_a_connection(tmp_path: Path, moto: MotoServer) -> None:
     for arguments in (["list", "job:tiny", "--connection", "dead"], ["diff", "job:tiny", "job:other"]):
         outcome = safepoint("checkpoints", arguments[0], "--json", *arguments[1:])
         assert outcome.code == 2
-        assert "the locations need different object store keys" in outcome.exit_error["message"]
+        assert "the locations need different credentials for object stores" in outcome.exit_error["message"]
     assert safepoint("checkpoints", "list", location, "--connection", "absent").code == 10
     found = safepoint("doctor", "--output-dir", location, "--connection", "here", "--json").document["findings"]
     assert next(one["status"] for one in found if one["check"] == "object store") == "ok"

@@ -52,7 +52,7 @@ def tensors_of(path: ReadablePath) -> set[str]:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little") if size_bytes >= _LENGTH_BYTES else -1
         data_bytes = size_bytes - _LENGTH_BYTES - length
         if length < 0 or data_bytes < 0 or length > _MAX_HEADER_BYTES:
-            raise CheckpointError("it is not a safetensors file, or it is cut off: its header does not fit in it")
+            raise CheckpointError("not a safetensors file, or truncated: the file is shorter than its header says")
         header: dict[str, Any] = parse_object(file.read(length), max_bytes=_MAX_HEADER_BYTES)
     header.pop("__metadata__", None)
     places = sorted(_place_of(name, record) for name, record in header.items())

@@ -17,7 +17,7 @@ from torch import _weights_only_unpickler as restricted
 from safepoint.checkpoint.pickles.bounded_pickle import InstructionLimits, KeyLimits
 
 _LENGTH = -1
-"""In `_ARGUMENTS`: as many bytes as the argument before says."""
+"""Stands in `_ARGUMENTS` for a size that the pickle states: the argument before this one is the size in bytes."""
 _ARGUMENTS: dict[int, tuple[int, ...]] = {
     pickle.BININT[0]: (4,),
     pickle.BININT1[0]: (1,),
@@ -32,7 +32,9 @@ _ARGUMENTS: dict[int, tuple[int, ...]] = {
     pickle.LONG_BINPUT[0]: (4,),
     pickle.PROTO[0]: (1,),
 }
-"""Instruction → the sizes of the arguments that torch's unpickler reads after it. Those of GLOBAL are lines."""
+"""Instruction → the sizes of the arguments that torch's unpickler reads after it.
+
+GLOBAL is not listed: its arguments are lines, which torch reads with `readline`."""
 _WITHOUT_ARGUMENTS = {
     code[0]
     for code in (
@@ -44,7 +46,7 @@ _WITHOUT_ARGUMENTS = {
 }
 _MOST_TUPLES = 100_000
 _ENCODINGS = {"latin1", "latin-1", "utf-8", "utf8", "ascii"}
-"""The encodings for which pickle writes `_codecs.encode`. Others take long."""
+"""The encodings for which pickle writes `_codecs.encode`. With some other encodings the call takes very long."""
 _NOT_CALLED = {
     id(kind)
     for kind in (
@@ -69,7 +71,9 @@ class CheckedUnpickler(restricted.Unpickler):
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, **options)  # pyright: ignore[reportUnknownMemberType]
         self._read: Callable[[int], bytes] = file.read
-        del self.__dict__["read"]  # torch's; a bound method in its place would keep all tensors until gc runs
+        # torch set the attribute `read` to `file.read`, which hides the method `read` of this class. To set the
+        # attribute to that method would make a reference cycle: all tensors would stay in memory until gc runs.
+        del self.__dict__["read"]
         self._arguments: list[int] = []
         self._argument = b""
         self._limits = InstructionLimits()
@@ -106,22 +110,27 @@ class CheckedUnpickler(restricted.Unpickler):
         elif code in {pickle.REDUCE[0], pickle.NEWOBJ[0]}:
             self._check_call(stack[-2], stack[-1])
         elif code == pickle.BUILD[0] and isinstance(stack[-2], torch.Tensor | enum.Enum):
-            # A tensor's state can enlarge its storage, and an enum's is the same in the whole process.
-            raise pickle.UnpicklingError(f"the state of {type(stack[-2]).__name__} is set")
+            # The state of a tensor may enlarge the tensor's storage. The member of an enum is shared by the whole
+            # process.
+            raise pickle.UnpicklingError(
+                f"the pickle sets the state of a {type(stack[-2]).__name__}, which is not allowed"
+            )
 
     def _check_call(self, function: Any, arguments: Any) -> None:
         if type(arguments) is not tuple:
-            raise pickle.UnpicklingError("the arguments of a function are not a tuple")
+            raise pickle.UnpicklingError("the pickle calls a function with arguments that are not a tuple")
         values = cast("tuple[Any, ...]", arguments)
         if id(function) in _NOT_CALLED:
-            raise pickle.UnpicklingError(f"{function} is called")
+            raise pickle.UnpicklingError(f"the pickle calls {function}, which is not allowed")
         if function is torch.nn.Parameter and not (values and isinstance(values[0], torch.Tensor)):
-            raise pickle.UnpicklingError("a parameter is made of something other than a tensor")
+            raise pickle.UnpicklingError("the pickle makes a Parameter of something other than a tensor")
         if function is bytearray and not all(isinstance(value, bytes | str | list) for value in values):
-            raise pickle.UnpicklingError("a bytearray is made of something other than bytes")
+            raise pickle.UnpicklingError("the pickle makes a bytearray of something other than bytes")
         if function is codecs.encode and (len(values) != 2 or values[1] not in _ENCODINGS):
-            raise pickle.UnpicklingError("bytes are made with an unusual encoding")
-        if function is _REBUILD_FROM_TYPE and len(values) > 2:  # it calls the first value with the third
+            raise pickle.UnpicklingError(
+                f"the pickle encodes a text, but not with one of {', '.join(sorted(_ENCODINGS))}"
+            )
+        if function is _REBUILD_FROM_TYPE and len(values) > 2:  # this function calls its first value with its third
             self._check_call(values[0], values[2])
         if id(function) in _COLLECTIONS:
             for value in values:
@@ -129,10 +138,10 @@ class CheckedUnpickler(restricted.Unpickler):
 
     def _check_items(self, kind: Any, items: Any) -> None:
         """Check what a set or a dictionary is made of."""
-        if isinstance(items, dict | set):  # these keys were checked when it was made
+        if isinstance(items, dict | set):  # its keys were checked when the pickle made it
             return
         if not isinstance(items, list | tuple):
-            raise pickle.UnpicklingError(f"{kind.__name__} is made of something other than a list")
+            raise pickle.UnpicklingError(f"the pickle makes a {kind.__name__} of something other than a list")
         for item in cast("list[Any]", items):
             if kind is collections.OrderedDict and isinstance(item, list | tuple):
                 for key in cast("list[Any]", item)[:1]:

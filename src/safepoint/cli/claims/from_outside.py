@@ -41,9 +41,9 @@ _On = Annotated[
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="The cluster of the pvc:// claim, of the job in job:NAME, or of the Secret in --connection. PLACE is "
-        "NAME of a table `[places.NAME]` in your settings, a context of your kubeconfig, or `.` for the current "
-        "context.",
+        help="The cluster in which to look up the pvc:// claim, the job in job:NAME, or the Secret in --connection. "
+        "PLACE is NAME of a table `[places.NAME]` in your settings, a context of your kubeconfig, or `.` for the "
+        "current context.",
         show_default="this machine",
         is_eager=True,  # `job:NAME` and --connection depend on it
     ),
@@ -63,7 +63,12 @@ _Image = Annotated[
 ]
 _Memory = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="With a claim of a cluster: the memory of the pod.", show_default="2Gi"),
+    typer.Option(
+        metavar="SIZE",
+        help="With a claim of a cluster: the command runs in a pod that mounts the claim. SIZE is the memory of this "
+        "pod.",
+        show_default="2Gi",
+    ),
 ]
 
 

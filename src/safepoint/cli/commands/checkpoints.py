@@ -167,8 +167,8 @@ def adopt(
 ) -> None:
     """Check checkpoints of another program, and write manifests, so that Safepoint treats them as its own.
 
-    A checkpoint with a fault is not adopted. From then on, retention counts the adopted checkpoints and may delete
-    them. Exit codes: 3 some checkpoints have faults; 11 a run uses the folder; 14 all checkpoints have faults.
+    Once adopted, a checkpoint counts in retention, which may delete it. A checkpoint with a fault is not adopted.
+    Exit codes: 3 some checkpoints have faults; 11 a run uses the folder; 14 all checkpoints have faults.
     """
     inventory, name = open_place(location)
     items = [item for item in ([inventory.item(name)] if name else inventory.items()) if item.kind is Kind.FOREIGN]

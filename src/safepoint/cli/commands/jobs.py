@@ -62,7 +62,10 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 def list_(
     active: Annotated[
-        bool, typer.Option("--active", help="Only jobs that run, or will run without a further command.")
+        bool,
+        typer.Option(
+            "--active", help="Leave out jobs that are suspended, complete or failed, or that are being deleted."
+        ),
     ] = False,
     on: On = None,
     namespace: Namespace = None,

@@ -136,5 +136,5 @@ def check_resume(resume: str) -> None:
     if resume not in {"auto", "never"} and not os.path.isdir(resume):
         raise UsageError(
             f"--resume {resume}: there is no such folder or checkpoint",
-            hint="use auto, never, or the path or address of a checkpoint",
+            hint="use auto, never, or the path or the URI of a checkpoint",
         )

@@ -112,8 +112,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Use the object store keys of table NAME in ~/.config/safepoint/connections.toml. With --on: use "
-            "the keys of the Secret NAME in the namespace.",
+            help="Use the credentials for the object store in table NAME of ~/.config/safepoint/connections.toml. "
+            "With --on: use those in the Secret NAME of the namespace.",
         ),
     ] = None,
     on: On = None,

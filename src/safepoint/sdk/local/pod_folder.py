@@ -44,11 +44,12 @@ def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
                 hint=f"make a link once: sudo ln -s {target} {POD_FOLDER}",
             ) from error
         _log.info("made a link %s to %s, because the function uses it", POD_FOLDER, target)
-    elif claim_folder is not None and os.path.realpath(POD_FOLDER) != os.path.realpath(target):
+    elif claim_folder is not None and (real := os.path.realpath(POD_FOLDER)) != os.path.realpath(target):
         raise UsageError(
-            f"the function uses {POD_FOLDER}, which is {os.path.realpath(POD_FOLDER)} on this machine, and the claim "
-            f"of output_dir is the folder {target}; nothing was started",
-            hint=f"use that folder for the claim in LocalConfig(pvc=…), or: sudo ln -sfn {target} {POD_FOLDER}",
+            f"the function uses {POD_FOLDER}, which is {real} on this machine; but output_dir is on a claim whose "
+            f"folder is {target}. Both must be the same folder; nothing was started",
+            hint=f"in LocalConfig(pvc=…), set {real} as the folder of the claim, or: "
+            f"sudo ln -sfn {target} {POD_FOLDER}",
         )
     elif not os.path.isdir(POD_FOLDER):
         raise UsageError(f"{POD_FOLDER} is no folder; nothing was started", hint="remove it, or make it a folder")

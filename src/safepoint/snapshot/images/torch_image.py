@@ -200,7 +200,10 @@ class _Seen:
 
 
 class _Chunk:
-    """The pickle of one value, and all that the pickle depends on (`_outline`), as it was when it was made."""
+    """The pickle of one value, and the outline of the value: everything that the pickle depends on (`_outline`).
+
+    The pickle, and what the outline records, do not change when the value changes later.
+    """
 
     def __init__(self, value: Any, storages: _Storages) -> None:
         buffer = io.BytesIO()
@@ -315,7 +318,8 @@ class TorchImages:
             pieces=self._pieces,
             archives=(layout.archive,),
         )
-        # A large pickle has data that is not in tensors. Its parts are in `_chunks`; two more copies are not kept.
+        # A large pickle has data that is not in tensors. `_chunks` holds this data already. The whole pickle and the
+        # image, whose literals contain the pickle, would hold it twice more, so they are not kept.
         is_kept = len(pickled) <= _KEPT_BYTES
         self._pickled, self._image = (pickled, image) if is_kept else (b"", None)
         return image

@@ -1,7 +1,7 @@
 """What the threads of a keeper share: the ranks, their memory and snapshots, and the output folder.
 
-A thread holds `KeeperState.changed` while it changes this state, and then calls `notify`. The lock is not needed to
-read a single flag, or to use `reporter` or `priority`.
+A thread that changes this state holds the lock `KeeperState.changed`, and calls `notify` before it releases the lock.
+To read a single flag, or to use `reporter` or `priority`, a thread does not need the lock.
 """
 
 import ctypes
@@ -221,7 +221,7 @@ class KeeperState:
         )
 
     def is_urgent(self, group: RankGroup) -> bool:
-        """Whether ranks, or the end of the job, wait for the snapshot that is being written or the next one."""
+        """Whether a process waits until a snapshot is written. If so, the keeper writes at normal priority."""
         return (
             self.is_closing
             or group.has_failed

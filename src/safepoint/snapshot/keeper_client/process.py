@@ -54,8 +54,8 @@ class KeeperProcess:
         if self._num_short >= _MAX_SHORT:
             self._has_given_up = True
             _log.warning(
-                "the keeper has died three times within five seconds of its start: it is not started again, and "
-                "saves do not run in the background any more"
+                "the keeper has died three times within five seconds of its start; it is not started again, and "
+                "training waits for each save from now on"
             )
             return
         self._say_goodbye()
@@ -63,7 +63,9 @@ class KeeperProcess:
             self._process = _start(self._plan)
         except OSError as error:
             self._has_given_up = True
-            _log.warning("the keeper cannot be started again: %s: saves are synchronous from now on", error.strerror)
+            _log.warning(
+                "the keeper cannot be started again (%s); training waits for each save from now on", error.strerror
+            )
         self._started_s = clock.monotonic_s()
 
     def _say_goodbye(self) -> None:

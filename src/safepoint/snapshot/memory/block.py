@@ -116,7 +116,8 @@ class Block:
             raise ValueError(f"{size_bytes} bytes do not fit into a block of {self.capacity_bytes}")
         if size_bytes == self._length_bytes:
             return
-        # A block that was shortened and grows again gets new pages there. A device would write to the old ones.
+        # When a shortened block grows again, its end gets new pages. If the block stayed pinned, a device would
+        # still write to the old pages.
         if self.pinned_bytes < _whole_pages(size_bytes):
             self.unpin()
         os.ftruncate(self.descriptor, size_bytes)
@@ -145,13 +146,17 @@ class Block:
     def view(self, start: int, length: int) -> memoryview:
         """`length` bytes from `start`, without a copy; valid until `close`."""
         if not 0 <= start <= start + length <= self.capacity_bytes:
-            raise ValueError(f"{length} bytes from {start} are not in a block of {self.capacity_bytes}")
+            raise ValueError(
+                f"{length} bytes at offset {start} are not within the {self.capacity_bytes} bytes of the block"
+            )
         return memoryview((ctypes.c_char * length).from_address(self.address + start)).cast("B")
 
     def write(self, start: int, data: bytes) -> None:
         """Copy `data` to `start`."""
         if not 0 <= start <= start + len(data) <= self.capacity_bytes:
-            raise ValueError(f"{len(data)} bytes from {start} are not in a block of {self.capacity_bytes}")
+            raise ValueError(
+                f"{len(data)} bytes at offset {start} are not within the {self.capacity_bytes} bytes of the block"
+            )
         ctypes.memmove(self.address + start, data, len(data))
 
     def close(self) -> None:

@@ -120,8 +120,8 @@ class Peers:
     def start_maximum(self, values: list[int]) -> Reduction:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
 
-        All reductions share one array. So if the previous reduction still runs, this call first waits for it. The
-        `Reduction` of the previous one keeps its result. Otherwise this call returns at once.
+        This call returns at once, unless the previous reduction still runs. Then it first waits for the previous one,
+        because all reductions share one array. The `Reduction` of the previous one keeps its result.
 
         Raises:
             PeerError: a rank is gone or does not answer.

@@ -18,7 +18,8 @@ _log = logging.getLogger("safepoint")
 def check_release(name: str, *, version: str | None = None, warns: bool = True) -> None:
     """Warn about a release that is newer than the newest known one, and refuse one that is too old.
 
-    A newer release works if it has everything that Safepoint needs, which is checked elsewhere.
+    Whether a newer release of transformers has the methods and attributes that Safepoint needs is checked where they
+    are overridden (`integrations/transformers/hook.py`).
 
     Args:
         name: of the package, which is imported.
@@ -40,10 +41,12 @@ def check_release(name: str, *, version: str | None = None, warns: bool = True) 
         )
     if warns and _number(found) > _number(newest):
         _log.warning(
-            "%s %s is newer than %s, the newest release that this Safepoint was tested with; it has everything that "
-            "Safepoint looks for",
+            "%s %s is newer than %s, the newest release that this Safepoint was tested with. If something fails, "
+            "install that release: pip install '%s==%s.*'",
             name,
             found,
+            newest,
+            name,
             newest,
         )
 

@@ -103,7 +103,11 @@ class KeeperConnection:
         try:
             _keeper_process = KeeperProcess(plan)
         except OSError as error:
-            _log.warning("the keeper cannot be started: %s: saves are synchronous", error.strerror)
+            _log.warning(
+                "the keeper, the process that writes snapshots to disk, cannot be started (%s); training waits for "
+                "each save",
+                error.strerror,
+            )
 
 
 def _key_for(place: Place, job_secret: bytes | None) -> str:

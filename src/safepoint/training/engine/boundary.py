@@ -123,7 +123,7 @@ class Boundary:
     def loop_begins(self) -> None:
         """Note that the model is loaded and the loop begins. From now on a signal leads to a save."""
         self._context.outcome.reached(self._loop.step)
-        self._hold.ends()  # ranks that were killed while they waited may have left their report
+        self._hold.ends()  # deletes the report (`Held`) of earlier ranks that were killed while they waited
         self.snapshots.begin_loop()
         self._context.termination.enter_training(self._deadline.check)
 
@@ -193,7 +193,10 @@ class Boundary:
             raise self._leave()
 
     def _wait_for_stop(self, step: int) -> None:
-        """Wait until the checkpoint of `step` is durable, and then for a stop request or the end of the hold."""
+        """Wait until the checkpoint of `step` is durable, and then for a stop request or the end of the hold.
+
+        See `safepoint.training.outcome.hold`.
+        """
         context, output = self._context, self._setup.output
         self.saves.finish()
         location = str(self._setup.location or "")
@@ -263,7 +266,8 @@ class Boundary:
         Returns:
             The exception for the caller to raise.
         """
-        self.agreement.receive()  # `exchange` has started another vote after the one that decided to give up
+        # `Agreement.exchange` received the vote that decided to give up, and started one more: receive that one too.
+        self.agreement.receive()
         self._report_stop()
         if 0 < step != self._context.outcome.saved_step:
             go_back()

@@ -157,7 +157,8 @@ class LauncherReporter:
         if known is not None:
             path = Path(self._settings.termination_log) if self._settings.termination_log else TERMINATION_LOG
             status = TrainerStatus.of(known[0], has_ended=True)
-            # Written twice: the check may take longer than the time that is left.
+            # First without the check of the newest checkpoint, because the check may take longer than the time that
+            # is left; then again with its result.
             do_within(lambda: status.write_termination_message(path), _LEAST_END_S)
             if exit_code == ExitCode.INTERRUPTED_SAVED and path.is_file():
                 do_within(lambda: status.write_termination_message(path, _check_newest(known[0])), limit_s)

@@ -1,7 +1,8 @@
 """Processes that a script has started, and that have lost their parent, end with the run.
 
 The launcher asks the kernel to become the parent of such processes (`PR_SET_CHILD_SUBREAPER`). Otherwise init would
-become their parent, and the launcher could not find them. If the launcher itself is killed with SIGKILL, they go on.
+become their parent, and the launcher could not find them. If the launcher itself is killed with SIGKILL, these
+processes continue.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ class Orphans:
         """Collect the exit codes of orphans that have ended, as init would do.
 
         Args:
-            own: the processes whose exit codes other code of the launcher collects.
+            own: processes that this method must not reap, because another part of the launcher waits for them.
         """
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
@@ -45,7 +46,7 @@ class Orphans:
                 os.waitpid(ended.si_pid, 0)
 
     def end(self, left_s: Callable[[], float | None]) -> None:
-        """End what is left when the ranks and the keeper have ended: SIGTERM, then SIGKILL.
+        """End the processes that still run after the ranks and the keeper have ended: SIGTERM, then SIGKILL.
 
         Args:
             left_s: returns the seconds that are left before this process is killed, or None for no limit.

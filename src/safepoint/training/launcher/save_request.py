@@ -70,7 +70,7 @@ class SaveRequest:
         os.kill(self._pid, signal.SIGUSR1)
         limit_s = clock.monotonic_s() + max(_LEAST_S, _PATIENCE * (progress.save_needed_s or 0.0))
         while (held := self._hold.held) is None:
-            self._wait("the job saves", min(limit_s, self._deadline_s), _LOOK_S)
+            self._wait("the save", min(limit_s, self._deadline_s), _LOOK_S)
         return held
 
     def _check(self, held: Held) -> CheckpointReceipt:
@@ -83,15 +83,15 @@ class SaveRequest:
             except CheckpointError:
                 if not held.location:
                     raise
-            self._wait(f"step {held.step} is uploaded", self._deadline_s, _LOOK_IN_STORE_S)
+            self._wait(f"the upload of step {held.step}", self._deadline_s, _LOOK_IN_STORE_S)
 
     def _reads(self, done: int, total: int) -> None:
-        self._wait(f"{done} of {total} bytes are checked", self._deadline_s, 0.0)
+        self._wait(f"the check of the checkpoint ({done} of {total} bytes are read)", self._deadline_s, 0.0)
 
     def _wait(self, what: str, deadline_s: float, pause_s: float) -> None:
         now_s = clock.monotonic_s()
         if now_s > deadline_s:
-            raise WaitTimeoutError(f"the request took too long, while {what}")
+            raise WaitTimeoutError(f"the request timed out while it waited for {what}")
         if now_s >= self._next_sign_s:
             self._next_sign_s = now_s + _SIGN_S
             self._hold.request()

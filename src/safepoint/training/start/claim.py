@@ -99,8 +99,8 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
         raise ConflictError(
             f"the folder {output.root} holds checkpoints of {printable(noted)}, and this run's location is "
             f"{location}; training was not started and nothing was changed",
-            hint="name another folder with --local-dir. To continue from these checkpoints, also copy them: "
-            f"`safepoint checkpoints copy {output.root} {location}`",
+            hint="name another folder with --local-dir. If the run is to continue from these checkpoints, first copy "
+            f"them to its location: `safepoint checkpoints copy {output.root} {location}`",
         )
     write_atomic(note, str(location).encode(), durable=False)
     context.uploads.close_training()

@@ -1,4 +1,7 @@
-"""Copies of a checkpoint: which of its files an output folder has, and the one to resume from (docs/adr/0008)."""
+"""Copies of one checkpoint on several nodes: which of its files each output folder has (docs/adr/0008).
+
+Also describes the checkpoint to resume from, and locks it while it is read.
+"""
 
 import contextlib
 import logging

@@ -52,8 +52,9 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     weight it also covers the scales. It leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
-    - embeddings of input and output, always. The checkpoint holds them if the vocabulary was resized. Only
-      a comparison with the original model shows that, and this model may not be available when a run starts;
+    - the embeddings of input and output. The checkpoint holds them if the vocabulary was resized. The digest leaves
+      them out in every case, because only a comparison with the original model shows whether the vocabulary was
+      resized, and the original model may not be available when a run starts;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part.
@@ -82,11 +83,11 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
 def base_as_saved(
     model: Any, saved: Mapping[str, str] | None, now: dict[str, str] | None, *, ranks_before: int, is_first: bool
 ) -> dict[str, str] | None:
-    """What `base_of` has returned, with the checkpoint's digest if both digests stand for the same weights.
+    """What `base_of` has returned, but with the checkpoint's digest if that digest belongs to the same weights.
 
-    The two digests, the checkpoint's and this run's, cover different parts of the weights in three cases: DeepSpeed
-    split the weights only in the run that wrote the checkpoint, or only in this run, or among another number of
-    ranks. All ranks call this, because split weights are gathered one at a time.
+    The digest of the checkpoint and that of this run cover different parts of the weights in three cases: DeepSpeed
+    split the weights only in the run that wrote the checkpoint, it split them only in this run, or it split them
+    among another number of ranks. All ranks call this function, because split weights are gathered one at a time.
 
     Args:
         model: as for `base_of`.
@@ -96,7 +97,7 @@ def base_as_saved(
         is_first: whether this rank compares; the others only help to gather.
 
     Returns:
-        `now`, but with the digest of `saved` if the weights are the same.
+        `now`, but with the digest of `saved` if that digest belongs to the same weights.
     """
     if saved is None or now is None or saved["digest"] == now["digest"]:
         return now

@@ -201,10 +201,11 @@ def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
         where: the path of the file, or of the checkpoint if that of the file is not known.
         name: the function, class or folder that the file names and that is not allowed; empty if it is not known.
     """
-    what = f"it names {printable(name)}" if name else "it is damaged, or it holds more than data"
+    not_data = "it is damaged, or it contains objects of classes that Safepoint does not load"
+    what = f"it names {printable(name)}" if name else not_data
     return CheckpointError(
         f"{os.fspath(where)} was not loaded: {what}, and loading it could run code",
-        hint=f"{_DELETE_IT}; if your own script saves such objects, call "
+        hint=f"{_DELETE_IT}; if your script saves objects of its own classes, call "
         "torch.serialization.add_safe_globals([CLASS]) in the script",
     )
 

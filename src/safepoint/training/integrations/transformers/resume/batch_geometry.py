@@ -193,7 +193,11 @@ def _obstacle(trainer: Any, saved: BatchGeometry, now: BatchGeometry) -> str | N
         return "the script's batch size or gradient accumulation was changed"
     accumulation, rest = divmod(saved.global_batch, now.per_micro_step)
     if rest:
-        return f"steps of {saved.global_batch} samples cannot be accumulated from micro-steps of {now.per_micro_step}"
+        return (
+            f"{plural(now.world_size, 'rank')} {'takes' if now.world_size == 1 else 'take'} {now.per_micro_step} "
+            "samples at a time (per_device_train_batch_size on each rank), and "
+            f"{saved.global_batch} is not a multiple of {now.per_micro_step}"
+        )
     reason = _obstacle_of_order(trainer, saved.world_size, now.world_size)
     reason = reason or _obstacle_of_generation(trainer, saved, accumulation)
     after = replace(now, accumulation=accumulation, global_batch=saved.global_batch)
@@ -249,7 +253,8 @@ def _obstacle_of_generation(trainer: Any, saved: BatchGeometry, accumulation: in
     for num_micro_steps in (saved.accumulation, accumulation):
         if num_micro_steps % per_generation:
             return (
-                f"{num_micro_steps} micro-steps per step is not a multiple of steps_per_generation={per_generation}"
+                f"a step has {num_micro_steps} micro-batches on each rank, and {num_micro_steps} is not a multiple "
+                f"of steps_per_generation={per_generation}"
             )
     num_prompts = None if saved.num_samples is None else len(trainer.train_dataset)
     if num_prompts is not None and num_prompts * trainer.num_generations % saved.global_batch:

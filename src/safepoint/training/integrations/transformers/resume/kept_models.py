@@ -88,8 +88,9 @@ class KeptModels:
         if names and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "a checkpoint of sharded weights does not contain the tensors in %s; a resume begins with those that "
-                "the script creates. With DDP or ZeRO-2 the checkpoint contains them",
+                "the checkpoints of this run do not contain the tensors in %s, because the weights of the model are "
+                "sharded. After a resume, these tensors start again as the script creates them. With DDP or ZeRO-2 "
+                "the checkpoints contain them",
                 ", ".join(names),
             )
 
