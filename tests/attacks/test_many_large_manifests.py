@@ -50,10 +50,10 @@ def test_a_list_keeps_no_manifest(output: OutputFolder) -> None:
 
 def test_retention_holds_one_at_a_time(output: OutputFolder) -> None:
     """Each prune, which is after each save, looks at all of them."""
-    most = 0
+    before = most = living(Manifest)  # other tests of this process may have kept some
     for _ in output.manifests():
         most = max(most, living(Manifest))
-    assert most <= 2
+    assert most - before <= 2
     assert output.superseded(parse_policies("newest=1")) == []
 
 
