@@ -99,15 +99,11 @@ class NewerForeign(Event, is_warning=True):
     fault: str
 
     def _sentence(self) -> str:
-        found = (
-            f"{self.path} is newer than step {self.resumed_step}, but Safepoint did not write it, so it is not used"
-        )
+        found = f"{self.path} is newer than step {self.resumed_step}, but Safepoint did not write it: it is not used"
         if self.fault:
             return f"{found}. It could not be used in any case: {self.fault}"
-        return (
-            f"{found}. Its files were not read; `safepoint checkpoints verify {self.path}` examines them. To resume "
-            f"from it, run again with --resume {self.path}"
-        )
+        examine = f"Its files were not read; `safepoint checkpoints verify {self.path}` examines them"
+        return f"{found}. {examine}. To resume from it, run again with --resume {self.path}"
 
 
 class ResumedFromMemory(Event):
