@@ -233,3 +233,19 @@ def test_a_bucket_that_names_another_host(scheme: str, bucket: str) -> None:
     """The bucket is a part of the name of the server too."""
     with pytest.raises(ValueError, match="invalid name"):
         parse_location(f"{scheme}://{bucket}/run")
+
+
+def test_a_record_runs_nothing_in_a_helper(own: Path) -> None:
+    """A helper pod has the claim, the keys and the rights of this user: no variable of a record chooses its code."""
+    code = {
+        "SAFEPOINT_PACKAGES": '["--index-url=https://evil.example", "evil"]',
+        "PYTHONPATH": "/claim/evil",
+        "LD_PRELOAD": "/claim/evil.so",
+        "PATH": "/claim",
+        "PIP_INDEX_URL": "https://evil.example",
+        "SAFEPOINT_HELPER_ARGUMENTS": "[]",
+        "AWS_ENDPOINT_URL": "https://evil.example",
+        "HTTPS_PROXY": "http://evil.example",
+    }
+    kept = {"AWS_REGION": "eu-west-1", "AWS_CA_BUNDLE": "/etc/ca.pem", "SAFEPOINT_VERIFY_TLS": "0"}
+    assert storage_of(trainjob({**code, **kept})).env == kept

@@ -30,7 +30,7 @@ class JobStorage:
     Args:
         output: its output location; None if it is not known.
         connection: the Secret with the keys of the object store, or None.
-        env: the variables of the job, for pods.
+        env: the variables for helper pods: the region, the account and the certificates of the store.
         env_here: the variables in `env` that may be used on this machine.
     """
 
@@ -45,11 +45,13 @@ def storage_of(trainjob: Object) -> JobStorage:
     record = read_record(texts(trainjob, "metadata", "annotations").get(RECORD))
     output, connection = at(record, "settings", "SAFEPOINT_OUTPUT_DIR"), at(record, "connection")
     env = {str(name): str(text) for name, text in texts(record, "env").items()}
+    plain = plain_variables(env)  # another person may have written the record
     return JobStorage(
         output=output if isinstance(output, str) else None,
         connection=connection if isinstance(connection, str) else None,
-        env=env,
-        env_here=plain_variables(env),  # another person may have written the record
+        # Other variables, such as SAFEPOINT_PACKAGES, would run that person's code in a pod of this user.
+        env=plain | {name: env[name] for name in _CERTIFICATES if name in env},
+        env_here=plain,
     )
 
 
