@@ -20,7 +20,6 @@ from safepoint.errors import UsageError, printable
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.events import console
 from safepoint.foundation.events.answer_frames import Part
-from safepoint.jobs.model.connections import plain_variables
 from safepoint.storage.location import Location, parse_location, resolve_claim
 
 _LOCAL = "local"
@@ -193,6 +192,9 @@ def _refuse_pod_options(given: _Given) -> None:
 
 def _use_keys_of(context: typer.Context, storage: ClusterStorage) -> None:
     """Set the keys of the connection's Secret in the environment until the command has ended."""
+    # Not at the top: this module is loaded in pods too, and their archive has no `jobs`.
+    from safepoint.jobs.model.connections import plain_variables
+
     if storage.connection is None:
         use_keys(context, {}, plain_variables(storage.env))
         return

@@ -9,7 +9,10 @@ import zipfile
 from pathlib import Path
 
 from safepoint._version import __version__
+from safepoint.cli.lazy import walk
+from safepoint.cli.main import root
 from safepoint.jobs.cluster import pod_archive
+from tests.support.checkpoints import commit, prepared
 
 
 def run(*words: str | Path, folder: Path, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -92,3 +95,39 @@ def test_scripts_import_what_they_name(tmp_path: Path) -> None:
     done = run("-c", names, folder=tmp_path, PYTHONPATH=str(archive))
     assert done.returncode == 0, done.stderr
     assert str(archive) in done.stdout
+
+
+def test_commands_about_checkpoints_run_in_a_pod(tmp_path: Path) -> None:
+    """The archive lacks the packages of the control side, so no such command may import them when it is loaded."""
+    archive = tmp_path / pod_archive.NAME
+    archive.write_bytes(pod_archive.build_archive())
+    output = prepared(tmp_path / "out")
+    commit(output, 10)
+    commit(output, 20)
+    one = str(tmp_path / "out" / "checkpoint-10")
+    arguments = {
+        "list": [str(output.root)],
+        "show": [one],
+        "verify": [str(output.root)],
+        "adopt": [str(output.root)],
+        "prune": [str(output.root), "--keep", "newest=2"],
+        "copy": [one, str(tmp_path / "copy")],
+        "export": [one, str(tmp_path / "export")],
+        "diff": [one, one],
+        "repair": [str(output.root)],
+    }
+    assert arguments.keys() == {path[1] for path, _ in walk(root()) if path[0] == "checkpoints"}
+    for name, values in arguments.items():
+        command = [sys.executable, str(archive), "checkpoints", name, *values]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert "Traceback" not in done.stderr, (name, done.stderr)
+        assert done.returncode == 0, (name, done.stdout, done.stderr)
+    save = subprocess.run(
+        [sys.executable, "-m", "safepoint.training.launcher.save_request", "--help"],
+        env={**os.environ, "PYTHONPATH": str(archive)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert "ModuleNotFoundError" not in save.stderr, save.stderr
