@@ -63,12 +63,12 @@ def stranger(code: str, *arguments: str, **variables: str) -> Generator[None]:
         process.communicate(timeout=30)
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A folder like /tmp."""
+@pytest.fixture(params=[0o1777, 0o1775], ids=["all", "group"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder like /tmp: everyone, or everyone of a group, may write to it."""
     folder = tmp_path / "shared"
     folder.mkdir()
-    folder.chmod(0o1777)
+    folder.chmod(request.param)
     return folder
 
 

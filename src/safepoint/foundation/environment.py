@@ -176,8 +176,8 @@ def _is_planted(path: str | os.PathLike[str]) -> bool:
 
 def _is_of_stranger(path: str | os.PathLike[str]) -> bool:
     owner, folder = os.lstat(path).st_uid, os.stat(os.path.dirname(path))
-    is_for_all = folder.st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
-    return is_for_all and owner not in {os.geteuid(), 0, folder.st_uid}
+    is_shared = folder.st_mode & stat.S_ISVTX and folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return bool(is_shared) and owner not in {os.geteuid(), 0, folder.st_uid}
 
 
 class UntrustedFileError(OSError):
