@@ -2,7 +2,8 @@
 
 The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
 the cluster keeps a plan for it, in an annotation of a further TrainJob. This further TrainJob is suspended and does
-nothing. It is a TrainJob so that only a person who may create TrainJobs can write a plan that creates one. Every
+nothing. It is a TrainJob so that a person who may not write TrainJobs can write no plan. (Who may only change them, can change
+a plan: docs/security.md.) Every
 command that looks at the job carries out the next step of the plan. A step may be done twice without harm:
 
 1. Write the plan, with the uid of the old TrainJob.
