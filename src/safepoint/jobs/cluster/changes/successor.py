@@ -2,9 +2,9 @@
 
 The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
 the cluster keeps a plan for it, in an annotation of a further TrainJob. This further TrainJob is suspended and does
-nothing. It is a TrainJob so that a person who may not write TrainJobs can write no plan. (Who may only change them, can change
-a plan: docs/security.md.) Every
-command that looks at the job carries out the next step of the plan. A step may be done twice without harm:
+nothing. It is a TrainJob so that a person who may not write TrainJobs can write no plan. A person who may change them
+can change a plan too (docs/security.md). Every command that looks at the job carries out the next step of the plan. A
+step may be done twice without harm:
 
 1. Write the plan, with the uid of the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.
