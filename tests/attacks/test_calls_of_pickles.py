@@ -21,28 +21,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from safepoint.errors import CheckpointError
 from safepoint.training.state.data_only import load_data, only_data
+from tests.support.pickles import call, name, number, several, text
 
 _DATA = {"0": b"\1" * 64, "1": struct.pack("<q", 1000)}
-
-
-def name(module: str, qualified: str) -> bytes:
-    return pickle.GLOBAL + f"{module}\n{qualified}\n".encode()
-
-
-def text(value: str) -> bytes:
-    return pickle.BINUNICODE + struct.pack("<I", len(value)) + value.encode()
-
-
-def number(value: int) -> bytes:
-    return pickle.LONG1 + b"\x08" + struct.pack("<q", value)
-
-
-def several(*items: bytes) -> bytes:
-    return pickle.MARK + b"".join(items) + pickle.TUPLE
-
-
-def call(function: bytes, *arguments: bytes) -> bytes:
-    return function + several(*arguments) + pickle.REDUCE
 
 
 def storage(kind: str, key: str, count: int) -> bytes:
@@ -67,12 +48,20 @@ def nested(levels: int) -> bytes:
 
 _LISTED = pickle.EMPTY_LIST + nested(60) + pickle.APPEND
 _PAIRS = pickle.EMPTY_LIST + nested(60) + number(1) + pickle.TUPLE2 + pickle.APPEND
+_MANY = (
+    pickle.MARK
+    + pickle.NONE * 90_000
+    + (pickle.TUPLE + pickle.BINPUT + b"\1" + pickle.EMPTY_LIST + pickle.MARK)
+    + (pickle.EMPTY_DICT + pickle.BINGET + b"\1" + pickle.NONE + pickle.SETITEM) * 90_000
+    + pickle.APPENDS
+)
 _LARGE = number(20_000)
 _COO = call(name("torch.serialization", "_get_layout"), text("torch.sparse_coo"))
 _FLOATS = tensor("FloatStorage", "0", 16, 16, 1)
 _FILES = {
     "a key": pickle.EMPTY_DICT + nested(60) + number(1) + pickle.SETITEM,
     "keys": pickle.EMPTY_DICT + pickle.MARK + nested(60) + number(1) + pickle.SETITEMS,
+    "a long key of many dictionaries": _MANY,
     "an element of a set": call(name("builtins", "set"), _LISTED),
     "an element of a counter": call(name("collections", "Counter"), _LISTED),
     "a key of an ordered dictionary": call(name("collections", "OrderedDict"), _PAIRS),
@@ -137,7 +126,7 @@ for path in sys.argv[1:]:
 
 def test_files_of_torch_save(tmp_path: Path) -> None:
     """In a process of its own: some would take years, or gigabytes."""
-    paths = [str(write(tmp_path / f"{number}.pt", content)) for number, content in enumerate(_FILES.values())]
+    paths = [str(write(tmp_path / f"{place}.pt", content)) for place, content in enumerate(_FILES.values())]
     done = subprocess.run(
         [sys.executable, "-c", _LOAD, *paths], capture_output=True, text=True, check=True, timeout=300
     )
@@ -182,6 +171,8 @@ def everything() -> dict[str, Any]:
         "array": np.arange(3),
         "nested": [(1, (2, [3])), {}, [], (), True],
         "many": {(one, "a"): one for one in range(20_000)},
+        "hashes": {(1 << 64) - 1: 1, 1 << 127: 2},
+        "tokens": {tuple(range(5000)): 1},
     }
 
 
@@ -204,6 +195,16 @@ def test_what_torch_saves_is_loaded(tmp_path: Path) -> None:
         else:
             assert same == value, key
     assert found["attributed"].tag == "x"
+
+
+def test_a_large_mask_beside_a_model(tmp_path: Path) -> None:
+    """An expanded tensor is refused for its size only if the file stores little."""
+    mask = torch.zeros(1, 1 << 20).expand(40, 1 << 20)
+    torch.save({"model": torch.zeros(5 << 20), "mask": mask}, tmp_path / "a.pt")
+    assert load_data(tmp_path / "a.pt")["mask"].stride() == (0, 1)
+    torch.save({"mask": mask}, tmp_path / "b.pt")
+    with pytest.raises(CheckpointError):
+        load_data(tmp_path / "b.pt")
 
 
 def _metadata(content: bytes) -> bytes:

@@ -1,7 +1,6 @@
 """Pickles that call only what is allowed, with values that are not: nothing crashes, and nothing runs without end."""
 
 import pickle
-import struct
 import subprocess
 import sys
 import zipfile
@@ -16,67 +15,48 @@ import torch
 from safepoint.errors import CheckpointError, UsageError
 from safepoint.training.state.data_only import load_data, only_data
 from safepoint.training.state.rng import capture_rng, restore_rng
-
-
-def _name(module: str, name: str) -> bytes:
-    return pickle.GLOBAL + f"{module}\n{name}\n".encode()
-
-
-def _text(text: str) -> bytes:
-    return pickle.BINUNICODE + struct.pack("<I", len(text)) + text.encode()
-
-
-def _number(number: int) -> bytes:
-    return pickle.LONG1 + b"\x08" + struct.pack("<q", number)
-
-
-def _tuple(*items: bytes) -> bytes:
-    return pickle.MARK + b"".join(items) + pickle.TUPLE
-
-
-def _call(function: bytes, *arguments: bytes) -> bytes:
-    return function + _tuple(*arguments) + pickle.REDUCE
+from tests.support.pickles import call, name, number, several, text
 
 
 def _bytes(data: bytes) -> bytes:
-    return _call(_name("_codecs", "encode"), _text(data.decode("latin-1")), _text("latin1"))
+    return call(name("_codecs", "encode"), text(data.decode("latin-1")), text("latin1"))
 
 
-_TYPE = _name("numpy", "dtype")
+_TYPE = name("numpy", "dtype")
 
 
-def _type(text: str) -> bytes:
-    return _call(_TYPE, _text(text), pickle.NEWFALSE, pickle.NEWTRUE)
+def _type(kind: str) -> bytes:
+    return call(_TYPE, text(kind), pickle.NEWFALSE, pickle.NEWTRUE)
 
 
 def _array(kind: bytes, data: bytes, shape: bytes) -> bytes:
-    made = _call(
-        _name("numpy._core.multiarray", "_reconstruct"), _name("numpy", "ndarray"), _tuple(_number(0)), _bytes(b"b")
+    made = call(
+        name("numpy._core.multiarray", "_reconstruct"), name("numpy", "ndarray"), several(number(0)), _bytes(b"b")
     )
-    return made + _tuple(_number(1), shape, kind, pickle.NEWFALSE, data) + pickle.BUILD
+    return made + several(number(1), shape, kind, pickle.NEWFALSE, data) + pickle.BUILD
 
 
 def _state(*, inner: bytes = pickle.NONE, fields: bytes = pickle.NONE, size: int = -1, flags: int = 0) -> bytes:
     """The state of a type."""
-    none = pickle.NONE if fields == pickle.NONE else _tuple(_text("a"))
-    numbers = (_number(size), _number(-1), _number(flags))
-    return _tuple(_number(3), _text("<"), inner, none, fields, *numbers) + pickle.BUILD
+    none = pickle.NONE if fields == pickle.NONE else several(text("a"))
+    numbers = (number(size), number(-1), number(flags))
+    return several(number(3), text("<"), inner, none, fields, *numbers) + pickle.BUILD
 
 
 def _one_u4(state: bytes) -> bytes:
-    return _array(_type("u4") + state, _bytes(b"\0" * 4), _tuple(_number(1)))
+    return _array(_type("u4") + state, _bytes(b"\0" * 4), several(number(1)))
 
 
 _FILES = {
-    "a type of a billion numbers": _one_u4(_state(inner=_tuple(_type("u4"), _tuple(_number(1 << 30))))),
+    "a type of a billion numbers": _one_u4(_state(inner=several(_type("u4"), several(number(1 << 30))))),
     "a type of a billion bytes": _one_u4(_state(size=1 << 30)),
     "a type of a reference": _one_u4(_state(size=8, flags=63)),
-    "references in bytes": _array(_type("O"), _bytes(b"A" * 32), _tuple(_number(4))),
-    "references in a buffer": _name("numpy", "ndarray")
-    + _tuple(_tuple(_number(4)), _type("O"), _bytes(b"A" * 32))
+    "references in bytes": _array(_type("O"), _bytes(b"A" * 32), several(number(4))),
+    "references in a buffer": name("numpy", "ndarray")
+    + several(several(number(4)), _type("O"), _bytes(b"A" * 32))
     + pickle.NEWOBJ,
-    "an array without its bytes": _array(_type("u4"), _bytes(b"\0" * 4), _tuple(_number(1 << 40))),
-    "a terabyte": _name("numpy", "ndarray") + _tuple(_tuple(_number(1 << 40)), _type("u1")) + pickle.NEWOBJ,
+    "an array without its bytes": _array(_type("u4"), _bytes(b"\0" * 4), several(number(1 << 40))),
+    "a terabyte": name("numpy", "ndarray") + several(several(number(1 << 40)), _type("u1")) + pickle.NEWOBJ,
     "a type of fields": _type("u4,O"),
     "a list in itself": pickle.EMPTY_LIST + pickle.BINPUT + b"\1" + pickle.BINGET + b"\1" + pickle.APPEND,
 }
@@ -105,8 +85,8 @@ for path in sys.argv[1:]:
 def test_arrays_and_types_of_numpy(tmp_path: Path) -> None:
     """In a process of its own, which must not crash. The state of a type of numbers says nothing but their order."""
     paths: list[str] = []
-    for number, content in enumerate(_FILES.values()):
-        paths.append(str(tmp_path / f"{number}.pt"))
+    for place, content in enumerate(_FILES.values()):
+        paths.append(str(tmp_path / f"{place}.pt"))
         _write(Path(paths[-1]), content)
     done = subprocess.run([sys.executable, "-c", _USE, *paths], capture_output=True, text=True, check=False)
     said = dict(zip(_FILES, done.stdout.splitlines(), strict=False))

@@ -1,14 +1,43 @@
-"""Adds a call to the pickles of a checkpoint, which everything that loads them without a restriction makes."""
+"""Pickles written by hand, and calls that are added to the pickles of a checkpoint.
+
+Everything that loads such a checkpoint without a restriction makes the call.
+"""
 
 import io
 import os
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+
+def name(module: str, qualified: str) -> bytes:
+    """A function or a class."""
+    return pickle.GLOBAL + f"{module}\n{qualified}\n".encode()
+
+
+def text(value: str) -> bytes:
+    """A string."""
+    return pickle.BINUNICODE + struct.pack("<I", len(value)) + value.encode()
+
+
+def number(value: int) -> bytes:
+    """An integer."""
+    return pickle.LONG1 + b"\x08" + struct.pack("<q", value)
+
+
+def several(*items: bytes) -> bytes:
+    """A tuple."""
+    return pickle.MARK + b"".join(items) + pickle.TUPLE
+
+
+def call(function: bytes, *arguments: bytes) -> bytes:
+    """The result of a call."""
+    return function + several(*arguments) + pickle.REDUCE
 
 
 class Call:
@@ -63,4 +92,4 @@ def add_call_to_values(dcp_folder: Path, folder: Path) -> None:
     (dcp_folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
-__all__ = ["Call", "add_call", "add_call_to_values"]
+__all__ = ["Call", "add_call", "add_call_to_values", "call", "name", "number", "several", "text"]

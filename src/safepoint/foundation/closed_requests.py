@@ -18,6 +18,14 @@ from urllib.parse import urlsplit
 from safepoint.foundation import clock
 
 
+def named_proxy(url: str) -> str | None:
+    """The proxy that the environment names for an https request, as it is written there; None if it names none."""
+    if urllib.request.proxy_bypass(urlsplit(url).hostname or ""):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get("https") or proxies.get("all")
+
+
 def tunnel_proxy(url: str) -> str | None:
     """The proxy that the environment names for an https request, as a URL; None if it names none.
 
@@ -25,10 +33,7 @@ def tunnel_proxy(url: str) -> str | None:
         OSError: the proxy is not reached by plain HTTP. `http.client` would send it the password of the proxy without
             encryption.
     """
-    if urllib.request.proxy_bypass(urlsplit(url).hostname or ""):
-        return None
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get("https") or proxies.get("all")
+    proxy = named_proxy(url)
     if not proxy:
         return None
     scheme, has_scheme, _ = proxy.partition("://")

@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import threading
-import urllib.request
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ from obstore.store import AzureStore, GCSStore
 
 from safepoint.errors import ObjectNotFoundError, StorageError, TransientError, UsageError, printable
 from safepoint.foundation import clock
+from safepoint.foundation.closed_requests import named_proxy
 from safepoint.storage import failures
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions
@@ -92,10 +92,7 @@ def _only_to_the_store(location: Location) -> dict[str, Any]:
     such protection: redirects are followed.
     """
     named = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith("AZURE_")}
-    has_proxy = {"https", "all"} & urllib.request.getproxies().keys()
-    if urllib.request.proxy_bypass("core.windows.net"):
-        has_proxy = False
-    if location.scheme is not Scheme.AZ or not _SAS & named.keys() or has_proxy:
+    if location.scheme is not Scheme.AZ or not _SAS & named.keys() or named_proxy("https://core.windows.net"):
         return {}
     hosts = [urlsplit(value).hostname for value in named.values() if "://" in value]
     return {"proxy_url": _NO_PROXY, "proxy_excludes": ",".join(["core.windows.net", *filter(None, hosts)])}

@@ -6,14 +6,14 @@ with the one in C, nothing can be checked before an instruction is carried out.
 
 import pickle
 from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from safepoint.errors import CheckpointError
 
 _MAX_INSTRUCTIONS = 50_000_000
-_MAX_KEY_PARTS = 64
 _MAX_SETS = 100_000
-_NUMBER_BITS = 63
+_MAX_VALUES_IN_KEYS = 20_000_000
+"""How many values the tuples of all keys together may have. One long tuple may be the key of many dictionaries."""
 _PYTHON_PICKLE: Any = pickle
 _BASE: Any = _PYTHON_PICKLE._Unpickler
 _INSTRUCTIONS: dict[int, Any] = _PYTHON_PICKLE._Unpickler.dispatch
@@ -32,6 +32,8 @@ class KeyLimits:
 
     Args:
         most_tuples: how many tuples all keys together may have.
+        most_parts: how many values, at any depth, one key may have.
+        number_bits: how large the numbers in keys may be.
         is_plain: whether a key that is no tuple, no number and none of `PLAIN_KEYS` is allowed.
         parts_of: the values whose hashes make the hash of such a key; None if there are none.
     """
@@ -40,10 +42,13 @@ class KeyLimits:
         self,
         *,
         most_tuples: int,
+        most_parts: int,
+        number_bits: int,
         is_plain: Callable[[Any], bool],
         parts_of: Callable[[Any], tuple[Any, ...] | None] = _no_parts,
     ) -> None:
-        self._tuples_left = most_tuples
+        self._values_left = _MAX_VALUES_IN_KEYS
+        self._tuples_left, self._most_parts, self._number_bits = most_tuples, most_parts, number_bits
         self._is_plain = is_plain
         self._parts_of = parts_of
 
@@ -53,15 +58,17 @@ class KeyLimits:
             return
         parts: list[Any] = [*(self._parts_of(key) or [key])]
         for number, part in enumerate(parts):
-            is_large = number >= _MAX_KEY_PARTS
+            is_large = number >= self._most_parts
             if isinstance(part, tuple):
                 self._tuples_left -= 1
-                parts += part[: _MAX_KEY_PARTS + 1]
+                inner = cast("tuple[Any, ...]", part)
+                self._values_left -= len(inner)
+                parts += inner[: self._most_parts + 1]
             elif type(part) is int:
-                is_large |= not -1 << _NUMBER_BITS <= part < 1 << _NUMBER_BITS
+                is_large |= part.bit_length() > self._number_bits
             elif type(part) not in PLAIN_KEYS and not self._is_plain(part):
                 raise CheckpointError("a dictionary or a set has a key that is no plain value")
-            if is_large or self._tuples_left < 0:
+            if is_large or min(self._tuples_left, self._values_left) < 0:
                 raise CheckpointError(
                     "a dictionary or a set has a key that is too large, or too many keys are tuples"
                 )

@@ -19,7 +19,9 @@ import torch
 
 _KIND = re.compile(r"[biufc][0-9]{1,2}")
 _MOST_REPEATED_BYTES = 64 << 20
-"""How many bytes more than their storages the tensors of a file may have."""
+_MOST_REPEATS = 8
+"""The tensors of a file may have 64 MiB more than their storages or, if that is more, eight times their storages. A
+script may well save an expanded mask beside its model."""
 _MOST_VALUES = 1 << 27
 """The most values in a file. A container that is in several places counts once for each place."""
 
@@ -91,7 +93,10 @@ def finish(loaded: Any) -> Any:
         ValueError: a container contains itself, there are too many values, or tensors are larger than the file.
         RecursionError: containers are nested too deep.
     """
-    return _Finisher().visit(loaded)[0]
+    finisher = _Finisher()
+    replacement, _ = finisher.visit(loaded)
+    finisher.check_repeats()
+    return replacement
 
 
 class _Finisher:
@@ -99,6 +104,8 @@ class _Finisher:
         self._done: dict[int, tuple[Any, Any, int]] = {}
         """The id of a container → the container (kept, so that its id is not reused), its replacement, its size."""
         self._repeated_bytes = 0
+        self._stored: dict[int, int] = {}
+        """The address of each storage → its size."""
 
     def visit(self, value: Any) -> tuple[Any, int]:
         """The replacement of a value, and the number of values in it."""
@@ -123,9 +130,14 @@ class _Finisher:
     def _count(self, tensor: torch.Tensor) -> None:
         if tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_nested:
             size_bytes = tensor.numel() * tensor.element_size()
-            self._repeated_bytes += max(0, size_bytes - tensor.untyped_storage().nbytes())
-            if self._repeated_bytes > _MOST_REPEATED_BYTES:
-                raise ValueError("tensors have many more elements than the file")
+            storage = tensor.untyped_storage()
+            self._stored[storage.data_ptr()] = storage.nbytes()
+            self._repeated_bytes += max(0, size_bytes - storage.nbytes())
+
+    def check_repeats(self) -> None:
+        """Raise ValueError if the tensors are much larger than what the file stores."""
+        if self._repeated_bytes > max(_MOST_REPEATED_BYTES, _MOST_REPEATS * sum(self._stored.values())):
+            raise ValueError("tensors have many more elements than the file")
 
     def _finished(self, container: Any) -> tuple[Any, int]:
         keys: Any = container.keys() if issubclass(type(container), dict) else range(len(container))

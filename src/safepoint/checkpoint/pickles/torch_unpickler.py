@@ -44,7 +44,11 @@ _WITHOUT_ARGUMENTS = {
         *(pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET),
     )
 }
+# The limits are above what the state of a script may have, such as 128-bit hashes or the tokens of a text as keys:
+# its own checkpoints must be loaded.
 _MOST_TUPLES = 100_000
+_MOST_PARTS = 100_000
+_NUMBER_BITS = 2048
 _ENCODINGS = {"latin1", "latin-1", "utf-8", "utf8", "ascii"}
 """The encodings for which pickle writes `_codecs.encode`. With some other encodings the call takes very long."""
 _NOT_CALLED = {
@@ -77,7 +81,12 @@ class CheckedUnpickler(restricted.Unpickler):
         self._arguments: list[int] = []
         self._argument = b""
         self._limits = InstructionLimits()
-        self._keys = KeyLimits(most_tuples=_MOST_TUPLES, is_plain=lambda key: not isinstance(key, frozenset))
+        self._keys = KeyLimits(
+            most_tuples=_MOST_TUPLES,
+            most_parts=_MOST_PARTS,
+            number_bits=_NUMBER_BITS,
+            is_plain=lambda key: not isinstance(key, frozenset),
+        )
 
     def read(self, size: int) -> bytes:
         """Read an instruction, which is checked, or one of its arguments."""

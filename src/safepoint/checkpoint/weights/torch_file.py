@@ -24,6 +24,7 @@ from safepoint.storage.browsing import RawReader, ReadablePath
 _LOCAL_HEADER_BYTES = 30
 MAX_PICKLE_BYTES = 256 << 20
 _MAX_TUPLE_KEYS = 10_000
+_MAX_KEY_PARTS = 64
 _MAX_NAMES = 4096
 _MAX_DIMENSIONS = 64
 _NUMBER_BITS = 63
@@ -112,7 +113,12 @@ class _Unpickler(BoundedUnpickler):
     def __init__(
         self, data: bytes, known: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any], check_name: CheckName
     ) -> None:
-        keys = KeyLimits(most_tuples=_MAX_TUPLE_KEYS, is_plain=lambda key: isinstance(key, Inert))
+        keys = KeyLimits(
+            most_tuples=_MAX_TUPLE_KEYS,
+            most_parts=_MAX_KEY_PARTS,
+            number_bits=_NUMBER_BITS,
+            is_plain=lambda key: isinstance(key, Inert),
+        )
         super().__init__(io.BytesIO(data), keys=keys, has_state=_has_state)
         self._known = {("collections", "OrderedDict"): _ordered_dict, **known}
         self._storage = storage

@@ -219,7 +219,9 @@ class _Metadata(BoundedUnpickler):
     """
 
     def __init__(self, file: BinaryIO, folder: str | os.PathLike[str]) -> None:
-        keys = KeyLimits(most_tuples=_MOST_PLACES, is_plain=_is_plain, parts_of=_parts_of)
+        keys = KeyLimits(
+            most_tuples=_MOST_PLACES, most_parts=64, number_bits=63, is_plain=_is_plain, parts_of=_parts_of
+        )
         super().__init__(file, keys=keys, has_state=_has_state)
         self._path = getattr(file, "name", folder)
 
