@@ -63,8 +63,8 @@ def make_client(
         "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
         "allow_invalid_certificates": not options.verify_tls,
     }
-    if options.ca_bundle:
-        client_options["root_certificate"] = Path(options.ca_bundle).read_bytes()
+    if authorities := options.authorities():
+        client_options["root_certificate"] = authorities
     client_options |= _only_to_the_store(location)
     repeats: Any = {
         "max_retries": _NUM_STREAM_TRIES if is_repeating else 0,
