@@ -1,4 +1,4 @@
-"""Durable and atomic file operations, locks and leases.
+"""Durable and atomic file operations, and the lock of a folder.
 
 `fsync_file` makes the content of a file survive a power loss, and `fsync_folder` the names in a folder. A reader
 sees the result of `write_atomic` and of `replace_folder` completely or not at all, also on another node of a shared
@@ -17,31 +17,22 @@ import logging
 import os
 import shutil
 import stat
-import struct
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from safepoint.errors import printable
-from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import open_regular, open_shared, read_object
-from safepoint.foundation.processes import close_in_children, is_locked_by_reader
+from safepoint.foundation.locks.record_locks import CANNOT_LOCK, GET_LOCK, IS_HELD, SET_LOCK, lock_file
+from safepoint.foundation.processes import close_in_children
 
-_FLOCK = "hhqqi4x"
-"""`struct flock` of 64-bit Linux: type, whence, start, length, process."""
-_SET_LOCK = fcntl.F_OFD_SETLK, fcntl.F_SETLK
-_GET_LOCK = fcntl.F_OFD_GETLK, fcntl.F_GETLK
-"""Two commands each: for a lock that belongs to the open file; and, on kernels without such locks, for a lock that
-belongs to the process."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 _UNKNOWN_BYTES = 1 << 62
-_NUM_LEASE_TRIES, _LEASE_AGAIN_S = 50, 0.01
 _log = logging.getLogger("safepoint")
 _NUM_LOCK_TRIES = 10
-_CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
 def make_folder(path: Path) -> None:
@@ -356,12 +347,12 @@ class FolderLock:
             file = os.fdopen(open_shared(path, os.O_RDWR | os.O_CREAT, 0o622), "r+b", buffering=0)
             _let_only_writers_read(file)
             try:
-                _call_lock(file, _SET_LOCK, fcntl.F_WRLCK)
+                lock_file(file, SET_LOCK, fcntl.F_WRLCK)
             except OSError as error:
                 file.close()
-                if error.errno in _CANNOT_LOCK:
+                if error.errno in CANNOT_LOCK:
                     return None
-                if error.errno in {errno.EACCES, errno.EAGAIN}:
+                if error.errno in IS_HELD:
                     raise BlockingIOError(error.errno, "held by another process", str(path)) from error
                 raise
             if cls._is_own(file, path):
@@ -395,7 +386,7 @@ class FolderLock:
         """Release the lock."""
         if not self._file.closed:
             with contextlib.suppress(OSError):
-                _call_lock(self._file, _SET_LOCK, fcntl.F_UNLCK)
+                lock_file(self._file, SET_LOCK, fcntl.F_UNLCK)
             self._file.close()
 
 
@@ -409,18 +400,6 @@ def _let_only_writers_read(file: IO[bytes]) -> None:
             os.fchmod(file.fileno(), mode)
 
 
-def _call_lock(file: IO[bytes], commands: tuple[int, int], kind: int) -> int:
-    """Set a lock on the whole file, or query it; returns the kind of lock in the kernel's answer."""
-    query = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
-    try:
-        answer = fcntl.fcntl(file, commands[0], query)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        answer = fcntl.fcntl(file, commands[1], query)
-    return struct.unpack(_FLOCK, answer)[0]
-
-
 def is_locked(path: Path) -> bool:
     """Whether a process holds the `FolderLock` at `path`; False where the file system has no locks.
 
@@ -428,7 +407,7 @@ def is_locked(path: Path) -> bool:
     """
     try:
         with open_regular(path) as file:
-            return _call_lock(file, _GET_LOCK, fcntl.F_WRLCK) != fcntl.F_UNLCK
+            return lock_file(file, GET_LOCK, fcntl.F_WRLCK) != fcntl.F_UNLCK
     except OSError:
         return False
 
@@ -438,50 +417,3 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return read_object(path)
     return {}
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Generator[None]:
-    """Hold a shared lease on the file `path` while the `with` block runs.
-
-    A process that would delete the file calls `is_being_read` first. Any user who can read the file can hold a lock
-    on it for as long as they like. So this function tries for at most half a second, which is longer than
-    `is_being_read` holds its lock. If it gets no lock by then, or if the file system has none, the block runs without
-    a lease.
-    """
-    with open_regular(path) as file:
-        close_in_children(file)
-        with contextlib.suppress(OSError):
-            for _ in range(_NUM_LEASE_TRIES):
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    break
-                clock.sleep(_LEASE_AGAIN_S)
-        yield
-
-
-def is_being_read(path: Path) -> bool:
-    """Whether a process holds a `reading` lease on `path`; False if files cannot be locked.
-
-    On this machine, only running processes of this user and of root count. A process on another machine or in another
-    container, whose user is unknown, counts too.
-
-    The file is opened for writing, because NFS grants an exclusive lock only on a file that is open for writing. To
-    see the leases of other nodes, this function has to request such a lock.
-    """
-    try:
-        with _open_to_lock(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return is_locked_by_reader(os.fstat(file.fileno()))
-    except OSError:
-        return False
-    return False
-
-
-def _open_to_lock(path: Path) -> IO[bytes]:
-    try:
-        return os.fdopen(open_shared(path, os.O_RDWR), "r+b", buffering=0)
-    except OSError:  # the file is read-only
-        return open_regular(path)

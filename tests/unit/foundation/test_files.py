@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from safepoint.foundation import files
+from safepoint.foundation.locks.leases import Lease, lease_on, reading
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -142,7 +143,7 @@ def test_discarding_takes_it_out_of_sight_before_deleting(tmp_path: Path, monkey
 
 
 def _hold_lease(path: Path, held: Any, done: Any) -> None:
-    with files.reading(path):
+    with reading(path):
         held.set()
         done.wait(30)
 
@@ -157,14 +158,14 @@ def test_another_process_that_reads_is_seen(tmp_path: Path) -> None:
     reader.start()
     try:
         assert held.wait(30)
-        assert files.is_being_read(path)
-        with files.reading(path):
-            assert files.is_being_read(path)
+        assert lease_on(path) is Lease.READER
+        with reading(path):
+            assert lease_on(path) is Lease.READER
     finally:
         done.set()
         reader.join(30)
-    assert not files.is_being_read(path)
-    assert not files.is_being_read(tmp_path / "missing")
+    assert lease_on(path) is Lease.NONE
+    assert lease_on(tmp_path / "missing") is Lease.NONE
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"not json", b"\xff", b"3"])
