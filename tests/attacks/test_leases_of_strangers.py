@@ -17,7 +17,7 @@ import pytest
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies, prune
-from safepoint.foundation.locks.leases import Lease, lease_on, reading
+from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 from safepoint.storage import local_folder
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import parse_location
@@ -158,7 +158,7 @@ def test_the_lease_of_another_user_who_may_write(output: OutputFolder) -> None:
     """Such as the owner of the folder, when root prunes it; from a container too."""
     manifest = output.root / "checkpoint-2" / "safepoint-manifest.json"
     code = (
-        "import os, sys; from pathlib import Path; from safepoint.foundation.locks.leases import reading\n"
+        "import os, sys; from pathlib import Path; from safepoint.foundation.shared_folders.leases import reading\n"
         f"os.setgid({_USER}); os.setuid({_USER})\n"
         "with reading(Path(sys.argv[1])): print('ready', flush=True); sys.stdin.read()"
     )

@@ -17,7 +17,7 @@ from safepoint.doctor.deadline import look_at_history
 from safepoint.errors import StorageError
 from safepoint.foundation.events.stream import append_lines
 from safepoint.foundation.files import FolderLock, is_locked, read_lock_owner
-from safepoint.foundation.locks.leases import Lease, lease_on
+from safepoint.foundation.shared_folders.leases import Lease, lease_on
 from safepoint.progress.record import read_progress
 from safepoint.snapshot.keeper.held_folder import HeldFolder, Reporter
 from safepoint.training.engine.save_clock import read_losses

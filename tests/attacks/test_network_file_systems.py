@@ -15,7 +15,7 @@ from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.foundation import files
-from safepoint.foundation.locks.leases import Lease, lease_on, reading
+from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 from safepoint.snapshot.keeper.persist.snapshot_commit import Nodes
 from tests.support.checkpoints import commit, prepared
 
@@ -77,16 +77,15 @@ def test_a_crash_while_a_checkpoint_is_replaced_loses_none(num_renames: int, tmp
     child = os.fork()
     if child == 0:
         left = [num_renames]
-        real = Path.rename
+        real = os.rename
 
-        def rename(source: Path, target: Path) -> Path:
-            moved = real(source, target)
+        def rename(*names: str, **folders: int | None) -> None:
+            real(*names, **folders)
             left[0] -= 1
             if left[0] == 0:
                 os._exit(0)  # a crash after this call
-            return moved
 
-        setattr(Path, "rename", rename)  # noqa: B010  in the child, which ends at once
+        setattr(os, "rename", rename)  # noqa: B010  in the child, which ends at once
         files.replace_folder(working, output.root / "checkpoint-3", trash=output.trash)
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0

@@ -15,7 +15,7 @@ pytestmark = [
 BEGINNING = """
 from safepoint.errors import ConflictError
 from safepoint.foundation import files
-from safepoint.foundation.locks.leases import reading
+from safepoint.foundation.shared_folders.leases import reading
 from tests.support.checkpoints import commit, prepared
 output = prepared(mnt / "out")
 def claims():

@@ -18,8 +18,8 @@ from safepoint.errors import StorageError, UsageError
 from safepoint.foundation import environment
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.files import FolderLock
-from safepoint.foundation.locks.leases import Lease, lease_on, reading
 from safepoint.foundation.processes import JOB_VARIABLE, processes_of
+from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 from safepoint.jobs.local.attempt.launchers import Launchers
 from safepoint.jobs.local.paths import make_private
 from safepoint.settings.run_settings import RunSettings, place_output

@@ -9,7 +9,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies, prune
 from safepoint.foundation.events.run_events import Pruned, PruneFailed
 from safepoint.foundation.events.stream import Event
-from safepoint.foundation.locks.leases import reading
+from safepoint.foundation.shared_folders.leases import reading
 from tests.support.checkpoints import commit
 from tests.support.commands import safepoint
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import StorageError
 from safepoint.foundation import clock, files
-from safepoint.foundation.locks.record_locks import SET_LOCK, lock_file
+from safepoint.foundation.shared_folders.record_locks import SET_LOCK, lock_file
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.storage.location import Location
 from safepoint.storage.opening import Tried, open_store, try_access

@@ -306,7 +306,7 @@ def _why_exposed(
 
 
 def _has_mode_of_mount(folder: Path) -> bool:
-    """Whether no process can write to the files in `folder`, or all of them have a mode that was chosen for the mount."""
+    """Whether the files in `folder` cannot be written, or all have a mode that was chosen for the mount."""
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY) or file_system_of(folder).startswith(WITHOUT_MODES)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from safepoint.foundation import files
-from safepoint.foundation.locks.leases import Lease, lease_on, reading
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -30,7 +31,7 @@ def test_a_failed_write_leaves_the_old_content_and_nothing_else(
         if broken == "fsync":
             patch.setattr(os, "fsync", full)
         elif broken == "replace":
-            patch.setattr(Path, "replace", full)
+            patch.setattr(no_links, "rename", full)
         data: Any = b"new" if broken != "write" else "text, which a binary file refuses"
         if broken == "fsync" and not durable:
             files.write_atomic(path, data, durable=durable)
@@ -59,19 +60,19 @@ def test_a_durable_write_syncs_the_content_before_the_name_and_the_folder_after(
 ) -> None:
     """The order on disk: content, name, folder; a power loss at any point shows the old or the new."""
     order: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+    fsync, rename = os.fsync, no_links.rename
     folder = tmp_path.stat().st_ino
 
     def noting(descriptor: int) -> None:
         order.append("folder" if os.fstat(descriptor).st_ino == folder else "content")
         fsync(descriptor)
 
-    def naming(path: Path, target: Path) -> Path:
+    def naming(source: Path, target: Path, *, below: Path | None) -> None:
         order.append("name")
-        return replace(path, target)
+        rename(source, target, below=below)
 
     monkeypatch.setattr(os, "fsync", noting)
-    monkeypatch.setattr(Path, "replace", naming)
+    monkeypatch.setattr(no_links, "rename", naming)
     files.write_atomic(tmp_path / "file", b"new", durable=True)
     assert order == ["content", "name", "folder"]
     order.clear()

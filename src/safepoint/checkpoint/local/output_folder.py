@@ -26,7 +26,8 @@ from safepoint.errors import ConflictError, ManifestError, StorageError, UsageEr
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import host_name, is_planted, is_planted_folder
-from safepoint.foundation.locks.leases import Lease, lease_on
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.leases import Lease, lease_on
 
 _MOST_UNKNOWN_LEASES = 2
 
@@ -40,7 +41,7 @@ class OutputFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.control = root / ".safepoint"
+        self.control = root / no_links.CONTROL
         self.work = self.control / "work"
         self.trash = self.control / "trash"
         self.events = self.control / "events.jsonl"
@@ -135,7 +136,7 @@ class OutputFolder:
         try:
             probe = self.trash / uuid.uuid4().hex  # a unique name, because other ranks may call `prepare` now too
             files.write_atomic(probe, b"", durable=False)
-            probe.unlink()
+            no_links.unlink(probe)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -247,8 +248,12 @@ class OutputFolder:
         return attempt
 
     def open_attempt(self, attempt_id: str) -> None:
-        """Create the working folder of an attempt."""
-        (self.work / attempt_id).mkdir()
+        """Create the working folder of an attempt.
+
+        Only this user may enter it. So another user who may write to the output folder cannot replace the folders in
+        it by links while a framework saves there.
+        """
+        no_links.make_folder(self.work / attempt_id, 0o700)
 
     def set_aside(self, paths: Sequence[Path]) -> Aside:
         """Move checkpoints aside; see `catalog.set_aside`. Requires `claim`.

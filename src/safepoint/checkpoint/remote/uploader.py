@@ -26,7 +26,7 @@ from safepoint.errors import ConflictError, ManifestError, SafepointError, Trans
 from safepoint.foundation import clock, files
 from safepoint.foundation.events.run_events import Uploaded, UploadFailed, UploadSuperseded
 from safepoint.foundation.events.stream import Event
-from safepoint.foundation.locks.leases import reading
+from safepoint.foundation.shared_folders.leases import reading
 
 
 class _SupersededError(Exception):

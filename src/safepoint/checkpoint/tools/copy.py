@@ -24,7 +24,7 @@ from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_fold
 from safepoint.checkpoint.tools.inventory import Inventory, Item
 from safepoint.errors import CheckpointError, ConflictError, StorageError, printable
 from safepoint.foundation import clock
-from safepoint.foundation.locks.leases import reading
+from safepoint.foundation.shared_folders.leases import reading
 from safepoint.foundation.units import ByteCounter, plural
 from safepoint.storage.browsing import browse
 from safepoint.storage.location import Location

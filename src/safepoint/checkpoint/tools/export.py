@@ -27,7 +27,7 @@ from safepoint.checkpoint.weights.stored_weight import StoredWeight, gather
 from safepoint.checkpoint.weights.zero_weights import zero_folder, zero_weights
 from safepoint.errors import CheckpointError, StorageError, UsageError
 from safepoint.foundation import files
-from safepoint.foundation.locks.leases import reading
+from safepoint.foundation.shared_folders.leases import reading
 from safepoint.foundation.units import ByteCounter, format_bytes
 from safepoint.storage.browsing import StorePath, browse
 from safepoint.storage.local_folder import LocalStore

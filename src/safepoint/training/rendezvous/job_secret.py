@@ -17,8 +17,9 @@ from pathlib import Path
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConditionError, StorageError, UsageError
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import open_regular
 from safepoint.foundation.environment import WITHOUT_MODES, file_system_of, open_trusted
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
@@ -101,7 +102,7 @@ def _in_folder(output: OutputFolder) -> bytes:
     path = output.control / Path(_NAME).name
     try:
         with contextlib.suppress(FileExistsError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = no_links.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_hex(_NUM_BYTES).encode())
         return _read_private(path, file_system_of(output.control))

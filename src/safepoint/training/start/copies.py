@@ -15,7 +15,7 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, FileE
 from safepoint.checkpoint.format.verify import Fault, compare_content, read_part, verify, verify_part
 from safepoint.errors import CheckpointError, ManifestError, printable
 from safepoint.foundation.events.console import ProgressLine
-from safepoint.foundation.locks.leases import reading
+from safepoint.foundation.shared_folders.leases import reading
 
 _log = logging.getLogger("safepoint")
 

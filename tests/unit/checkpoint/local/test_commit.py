@@ -16,7 +16,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.errors import ConflictError, SaveError, StorageError
 from safepoint.foundation import files
-from safepoint.foundation.locks.leases import reading
+from safepoint.foundation.shared_folders.leases import reading
 from tests.support.checkpoints import FILES, commit, describe, name_added_files, prepared, written
 
 

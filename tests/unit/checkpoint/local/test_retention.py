@@ -25,7 +25,7 @@ from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.foundation import files
 from safepoint.foundation.events.run_events import Pruned, PruneFailed
 from safepoint.foundation.events.stream import Event
-from safepoint.foundation.locks.leases import reading
+from safepoint.foundation.shared_folders.leases import reading
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore
 

@@ -28,7 +28,7 @@ from safepoint.errors import (
     StorageError,
 )
 from safepoint.foundation import clock
-from safepoint.foundation.locks.leases import reading
+from safepoint.foundation.shared_folders.leases import reading
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.store import Store

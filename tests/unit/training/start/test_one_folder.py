@@ -12,7 +12,7 @@ from safepoint.checkpoint.local.retention import KeepNewest, prune
 from safepoint.errors import CheckpointError, NothingValidError
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events.stream import Event
-from safepoint.foundation.locks.leases import Lease, lease_on
+from safepoint.foundation.shared_folders.leases import Lease, lease_on
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.choose import CheckpointChooser

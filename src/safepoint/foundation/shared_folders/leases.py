@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import open_regular, open_shared
-from safepoint.foundation.locks.record_locks import CANNOT_LOCK, IS_HELD, call_lock
 from safepoint.foundation.processes import close_in_children, find_lock, is_seeing_all
+from safepoint.foundation.shared_folders.opening import open_regular, open_shared
+from safepoint.foundation.shared_folders.record_locks import CANNOT_LOCK, IS_HELD, call_lock
 
 _FIRST_BYTE = 1 << 61
 _NUM_BITS = 56
