@@ -190,7 +190,8 @@ def discard(path: Path, *, trash: Path) -> None:
 
 def delete_tree(path: Path) -> None:
     """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error."""
-    with contextlib.suppress(FileNotFoundError), no_links.located(path) as (name, folder):
+    # What is not there, because a folder above it is missing or was replaced by a link, needs no deletion.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), no_links.located(path) as (name, folder):
         _delete_entry(name, folder)
 
 

@@ -108,7 +108,9 @@ def make_folders(path: Path, mode: int = 0o777) -> None:
         one = Path(base, *names[: number + 1])
         try:
             make_folder(one, mode)
-        except OSError:
+        except OSError as error:
+            if isinstance(error, FileExistsError) and not _is_folder(one):
+                raise NotADirectoryError(errno.ENOTDIR, "it is a link, or no folder", os.fspath(one)) from error
             if not _is_folder(one):
                 raise
 
