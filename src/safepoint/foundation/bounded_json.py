@@ -27,7 +27,21 @@ def _refuse(constant: str) -> None:
 def parse_object(
     data: bytes | str, *, max_bytes: int = MAX_BYTES, constant: Callable[[str], object] = _refuse
 ) -> dict[str, Any]:
-    """One JSON object without duplicate names.
+    """`parse_value` of a text that is one object.
+
+    Raises:
+        ValueError: `data` is not such an object; see `parse_value`.
+    """
+    record = parse_value(data, max_bytes=max_bytes, constant=constant)
+    if not isinstance(record, dict):
+        raise ValueError("it is not a JSON object")  # noqa: TRY004  the data is invalid, not the call
+    return cast("dict[str, Any]", record)
+
+
+def parse_value(
+    data: bytes | str, *, max_bytes: int = MAX_BYTES, constant: Callable[[str], object] = _refuse
+) -> object:
+    """One JSON value. No object in it has duplicate names.
 
     Args:
         data: the JSON text, or its bytes in UTF-8.
@@ -36,7 +50,7 @@ def parse_object(
             words.
 
     Raises:
-        ValueError: `data` is not such an object, is too large, has too many values, or is nested too deep.
+        ValueError: `data` is not JSON, is too large, has too many values, or is nested too deep.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -56,14 +70,12 @@ def parse_object(
         raise ValueError("it is not JSON: it is nested too deep") from error
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ValueError("it is not a JSON object")  # noqa: TRY004  the data is invalid, not the call
-    level: list[Any] = [record]
+    level: list[Any] = [record] if isinstance(record, dict | list) else []
     for _ in range(_MAX_DEPTH):
         contents: list[Any] = [one.values() if isinstance(one, dict) else one for one in level]
         level = [item for content in contents for item in content if isinstance(item, dict | list)]
         if not level:
-            return cast("dict[str, Any]", record)
+            return record
     raise ValueError(f"it has objects or lists nested deeper than {_MAX_DEPTH} levels")
 
 

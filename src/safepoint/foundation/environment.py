@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ _REPLACED = "it was replaced while it was read"
 _DEFAULT_ACL = "system.posix_acl_default"
 WITHOUT_MODES = ("cifs", "smb", "9p", "vfat", "exfat", "fuse")
 """Types of file systems on which every file has the mode that was chosen for the mount."""
-_SERVICE_PROTOCOLS = ("tcp://", "udp://", "sctp://")
+_SERVICE_PORT = re.compile(r"(?:SAFEPOINT|PET)_(?:.*_)?PORT(?:_[0-9]+_[A-Z0-9]+)?")
+_SERVICE_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,11 +388,11 @@ def is_importable(module: str, folder: str) -> bool:
 
 
 def forget_service_links() -> None:
-    """Remove the variables of Kubernetes Services that look like settings of Safepoint.
+    """Remove the variables of Kubernetes Services that look like settings of Safepoint or torchrun.
 
-    For a Service called `safepoint-metrics`, Kubernetes sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod of
-    its namespace.
+    For a Service called `safepoint-metrics`, Kubernetes sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 and
+    SAFEPOINT_METRICS_PORT_80_TCP=tcp://10.0.0.7:80 in every pod of its namespace. No port of a setting is an address.
     """
     for name, value in list(os.environ.items()):
-        if name.startswith("SAFEPOINT_") and value.startswith(_SERVICE_PROTOCOLS):
+        if _SERVICE_PORT.fullmatch(name) and _SERVICE_ADDRESS.match(value):
             del os.environ[name]
