@@ -75,7 +75,7 @@ def parse_value(
         contents: list[Any] = [one.values() if isinstance(one, dict) else one for one in level]
         level = [item for content in contents for item in content if isinstance(item, dict | list)]
         if not level:
-            return record
+            return cast("object", record)
     raise ValueError(f"it has objects or lists nested deeper than {_MAX_DEPTH} levels")
 
 
