@@ -68,7 +68,7 @@ def _opened(base: Path, names: Iterable[str]) -> int:
             inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
         except OSError as error:
             if error.errno in _IS_LINK:
-                raise OSError(error.errno, f"{name} in it is a link, or no folder") from error
+                raise OSError(error.errno, f"{name} in this path is a link, or is no folder") from error
             raise
         finally:
             os.close(folder)
@@ -81,7 +81,7 @@ def _named(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None or os.fspath(error.filename) in {path.name, *path.parts}:
+        if error.filename is None or error.filename in {path.name, *path.parts}:
             error.filename = os.fspath(path)
         raise
 
@@ -110,7 +110,7 @@ def make_folders(path: Path, mode: int = 0o777) -> None:
             make_folder(one, mode)
         except OSError as error:
             if isinstance(error, FileExistsError) and not _is_folder(one):
-                raise NotADirectoryError(errno.ENOTDIR, "it is a link, or no folder", os.fspath(one)) from error
+                raise NotADirectoryError(errno.ENOTDIR, "it is a link, or is no folder", os.fspath(one)) from error
             if not _is_folder(one):
                 raise
 
