@@ -26,9 +26,10 @@ SHORT_S = 3.0
 """How long a failing request to the default place is repeated, in seconds, if the command does not name a place."""
 
 _PLACE = (
-    "The cluster: the NAME of a table `[places.NAME]` in your settings, or the name of a context in your "
-    "kubeconfig, or `.` for the current context. `local` is this machine."
+    "The cluster: the NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or "
+    "`.` for the current context. `local` means this machine."
 )
+_OF_JOB = "this machine or your default place, whichever has the job"
 On = Annotated[str | None, typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine")]
 OnOfJob = Annotated[
     str | None,
@@ -36,12 +37,24 @@ OnOfJob = Annotated[
         "--on",
         metavar="PLACE",
         help=_PLACE,
-        show_default="this machine or your default place, whichever has the job",
+        show_default=_OF_JOB,
     ),
+]
+OnOfList = Annotated[
+    str | None,
+    typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine and your default place, if any"),
+]
+OnOfWatch = Annotated[
+    str | None,
+    typer.Option("--on", metavar="PLACE", help=_PLACE, show_default=f"this machine; with JOB, {_OF_JOB}"),
 ]
 Namespace = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="The namespace of the cluster.", show_default="that of the context"),
+    typer.Option(
+        metavar="NAME",
+        help="The namespace in the cluster.",
+        show_default="the one of the place or, without one, of the context",
+    ),
 ]
 
 

@@ -136,14 +136,14 @@ def _replace_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-_OF_FILE = "Use the credentials for the object store in table NAME of ~/.config/safepoint/connections.toml."
+_OF_FILE = "Read the keys of the object store from the table NAME of ~/.config/safepoint/connections.toml."
 Connection = Annotated[str | None, typer.Option("--connection", metavar="NAME", help=_OF_FILE, callback=_connect)]
 ConnectionOrSecret = Annotated[
     str | None,
     typer.Option(
         "--connection",
         metavar="NAME",
-        help=f"{_OF_FILE} With --on: use those in the Secret NAME.",
+        help=f"{_OF_FILE} With --on: read them from the Secret NAME.",
         callback=_connect,
     ),
 ]

@@ -40,32 +40,36 @@ _On = Annotated[
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="The cluster in which to look up the pvc:// claim, the job in job:NAME, or the Secret in --connection. "
-        "PLACE is NAME of a table `[places.NAME]` in your settings, a context of your kubeconfig, or `.` for the "
-        "current context.",
+        help="The cluster that has the pvc:// claim, the job of job:NAME, or the Secret of --connection: the NAME of "
+        "a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or `.` for the current "
+        "context.",
         show_default="this machine",
         is_eager=True,  # `job:NAME` and --connection depend on it
     ),
 ]
 _Namespace = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="With --on: the namespace.", show_default="that of the context", is_eager=True),
+    typer.Option(
+        metavar="NAME",
+        help="With --on: the namespace.",
+        show_default="that of the place or its context",
+        is_eager=True,
+    ),
 ]
 _Image = Annotated[
     str | None,
     typer.Option(
         metavar="IMAGE",
-        help="With a claim of a cluster: the image of the pod that mounts it.",
-        show_default="that of the newest job that uses the claim; if no job does, that of the runtime "
-        "torch-distributed or, if there is none, of another runtime",
+        help="With a claim of a cluster: the image of the pod in which the command runs.",
+        show_default="the image of the newest job that uses the claim; if there is no such job, the image of the "
+        "runtime torch-distributed; if there is no such runtime, the image of another one",
     ),
 ]
 _Memory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="With a claim of a cluster: the command runs in a pod that mounts the claim. SIZE is the memory of this "
-        "pod.",
+        help="With a claim of a cluster: the memory of the pod in which the command runs.",
         show_default="2Gi",
     ),
 ]
