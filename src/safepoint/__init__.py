@@ -8,6 +8,7 @@ runs an unchanged Hugging Face Trainer script, `safepoint.session` is for a trai
 from typing import TYPE_CHECKING, Any
 
 from safepoint._version import __version__
+from safepoint.errors import require_torch
 
 if TYPE_CHECKING:
     from kubeflow.trainer import (
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     # Commands and the keeper need no torch, whose import takes seconds.
     if name in {"Run", "session"}:
+        require_torch(f"safepoint.{name}")
         from safepoint.training.plain import session as run
 
         return getattr(run, name)

@@ -26,7 +26,9 @@ Interrupted (SystemExit) 75   the run stopped on request; raised through the use
 Every message says what happened, what was done about it, and what the reader can do.
 """
 
+import importlib.util
 import re
+import sys
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -206,6 +208,10 @@ class UnsupportedError(SafepointError):
     exit_code = ExitCode.NOT_SUPPORTED
 
 
+class MissingExtraError(UnsupportedError, ImportError):
+    """A package that an extra of Safepoint installs is missing."""
+
+
 class SaveError(SafepointError):
     """A save did not become a checkpoint; nothing of it is left behind."""
 
@@ -228,3 +234,19 @@ class Interrupted(SystemExit):
         super().__init__(int(exit_code))
         self.exit_code = exit_code
         self.message = message
+
+
+def require_torch(what: str) -> None:
+    """Check that PyTorch is installed, which is not imported here.
+
+    Args:
+        what: what needs it, as the subject of a sentence.
+
+    Raises:
+        MissingExtraError: PyTorch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError(
+            f"{what} needs PyTorch, which is not installed for {sys.executable}; nothing was done",
+            hint="pip install 'safepoint[torch]'",
+        )

@@ -21,6 +21,7 @@ CODES = {
     "NothingValidError": 14,
     "WaitTimeoutError": 15,
     "UnsupportedError": 16,
+    "MissingExtraError": 16,
     "SaveError": 1,
     "PeerError": 1,
 }

@@ -11,6 +11,7 @@ import typer
 from safepoint.cli.commands.run_options import RunOptions, with_options
 from safepoint.cli.failures import report_to_program
 from safepoint.cli.place import Connection
+from safepoint.errors import require_torch
 
 
 @with_options
@@ -94,6 +95,7 @@ def run(
     from safepoint.training.launcher.launch import launch
     from safepoint.training.launcher.launch_plan import LaunchPlan
 
+    require_torch("safepoint run")
     settings = options.settings()
     plan = LaunchPlan(
         program=tuple(program),

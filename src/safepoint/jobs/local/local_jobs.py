@@ -8,7 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safepoint.errors import ConflictError, NotFoundError, SafepointError, StorageError, UsageError, WaitTimeoutError
+from safepoint.errors import (
+    ConflictError,
+    NotFoundError,
+    SafepointError,
+    StorageError,
+    UsageError,
+    WaitTimeoutError,
+    require_torch,
+)
 from safepoint.foundation import clock
 from safepoint.foundation.files import FolderLock, is_locked, write_atomic
 from safepoint.jobs.local.attempt import rank_reports
@@ -139,6 +147,7 @@ class LocalJobs:
 
     def submit(self, spec: JobSpec, files: Mapping[str, bytes] | None = None) -> JobRecord:
         """Store a job and start its supervisor. The job runs when its slots are free."""
+        require_torch("a job on this machine")
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
