@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:
         _log.warning(
             "the script has ended, and Safepoint saved nothing and ignored its options: the script trained with no "
-            "Trainer of Hugging Face or TRL, no SafepointCallback and no safepoint.session"
+            "Trainer of Hugging Face or TRL, no SafepointCallback, no safepoint.session and no safepoint.epochs"
         )
     if outcome.interrupted is None:
         code = _finish_uploads(context, code)

@@ -46,6 +46,11 @@ class Run(Training):
         return self._loop.step
 
     @property
+    def batches_per_step(self) -> int:
+        """Batches of this rank in the last optimizer step."""
+        return self._loop.batches_per_step
+
+    @property
     def epoch(self) -> int:
         """The running epoch, from 0."""
         return self._tracked.epoch
