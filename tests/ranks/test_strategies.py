@@ -35,6 +35,7 @@ KINDS = ("full", "lora")
 CASES = ("periodic", "signal", "rank killed", "everything killed", "object store")
 _CUT = {
     ("fsdp", "lora", "signal"),
+    ("fsdp-full", "full", "rank killed"),
     ("zero3", "full", "signal"),
 }
 _MATRIX = [
