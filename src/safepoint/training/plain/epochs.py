@@ -35,7 +35,7 @@ def epochs(
 
     The loop stays as it is: it iterates over its DataLoader, steps its optimizer, and may evaluate at the end of an
     epoch. A checkpoint holds what `accelerator.save_state` saves, and the position in the data. Variables of the
-    loop, such as a sum of losses or the number that `enumerate` counts, begin anew after a resume.
+    loop, such as a sum of losses or the number that `enumerate` counts, are not restored.
 
     Args:
         count: of epochs in all.
