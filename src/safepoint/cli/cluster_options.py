@@ -53,7 +53,7 @@ Namespace = Annotated[
     typer.Option(
         metavar="NAME",
         help="The namespace in the cluster.",
-        show_default="the one of the place or, without one, of the context",
+        show_default="the place's namespace; if it has none, the context's",
     ),
 ]
 

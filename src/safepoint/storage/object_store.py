@@ -224,7 +224,10 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
 
 
 def _check_key_files(location: Location) -> None:
-    """Check the files from which obstore takes keys. It would use those of another user, and wait for a pipe.
+    """Check the files from which obstore takes keys.
+
+    obstore itself does not check them: it would accept a file that belongs to another user, and it would wait for a
+    named pipe.
 
     Raises:
         AccessDeniedError: a file exists and must not be used.

@@ -36,7 +36,7 @@ class ExtraFiles:
 
     Args:
         output: the folder.
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         limit_bytes: how many bytes to upload at most; 0 uploads nothing.
         is_first_node: whether this is the folder of node 0. Another node uploads a file only if the store has no file
             of this name yet.

@@ -37,7 +37,7 @@ class Uploader:
 
     Args:
         output: the local folder.
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         policies: which checkpoints stay in the store; without any, all stay.
         report: receives the events.
         node: the number of the node whose folder it is; node 0 prunes the store.

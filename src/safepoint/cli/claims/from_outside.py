@@ -40,9 +40,9 @@ _On = Annotated[
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="The cluster that has the pvc:// claim, the job of job:NAME, or the Secret of --connection: the NAME of "
-        "a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or `.` for the current "
-        "context.",
+        help="The cluster to use for a pvc:// claim, for job:NAME, or for the Secret of --connection. PLACE is the "
+        "NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or `.` for the "
+        "current context.",
         show_default="this machine",
         is_eager=True,  # `job:NAME` and --connection depend on it
     ),
@@ -52,7 +52,7 @@ _Namespace = Annotated[
     typer.Option(
         metavar="NAME",
         help="With --on: the namespace.",
-        show_default="that of the place or its context",
+        show_default="the place's namespace; if it has none, the context's",
         is_eager=True,
     ),
 ]
@@ -60,7 +60,7 @@ _Image = Annotated[
     str | None,
     typer.Option(
         metavar="IMAGE",
-        help="With a claim of a cluster: the image of the pod in which the command runs.",
+        help="If a location is pvc:// on a cluster, the command runs in a pod. This is the image of that pod.",
         show_default="the image of the newest job that uses the claim; if there is no such job, the image of the "
         "runtime torch-distributed; if there is no such runtime, the image of another one",
     ),
@@ -69,7 +69,7 @@ _Memory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="With a claim of a cluster: the memory of the pod in which the command runs.",
+        help="If a location is pvc:// on a cluster, the command runs in a pod. This is the memory of that pod.",
         show_default="2Gi",
     ),
 ]

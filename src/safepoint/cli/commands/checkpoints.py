@@ -289,8 +289,9 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location. From an output location, the command exports the final model "
-            "or, without a final model, the newest complete checkpoint.",
+            help="A checkpoint or an output location: a folder, s3://bucket/prefix, pvc://claim/path or job:NAME. "
+            "From an output location, the command exports the final model; if there is none, the newest complete "
+            "checkpoint.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],

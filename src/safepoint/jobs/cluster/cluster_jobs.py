@@ -61,7 +61,7 @@ class ClusterJobs:
     """The jobs of one namespace.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
     """
 
     def __init__(self, api: ClusterApi) -> None:

@@ -54,8 +54,8 @@ class Runtime:
         trains = trains or [job for job in jobs if at(job, "name") == "node"]
         if not trains:
             raise UsageError(
-                f"runtime {name_of(self.document)} has no replicated job that trains: none has the name node or the "
-                f"label {_STEP}=trainer",
+                f"runtime {name_of(self.document)} has no replicated job that trains: none is named `node` or has "
+                f"the label `{_STEP}=trainer`",
                 hint="`kubectl get clustertrainingruntimes` lists the runtimes",
             )
         return trains[0]

@@ -23,7 +23,7 @@ from safepoint.jobs.model.states import JobState
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANKS_PER_CORE = 4
-"""Four ranks on one core are enough to try a job on a laptop; more slow each other down."""
+"""Four ranks on one core are enough to try a job on a laptop; more ranks would only slow each other down."""
 _MOST_RANKS = 512
 """The most ranks that one job may have, however many slots the machine has."""
 
@@ -69,8 +69,8 @@ class Admission:
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
     """The slots of this machine.
 
-    From SAFEPOINT_CPU_SLOTS and SAFEPOINT_GPU_SLOTS; else from `[local]` of the user's settings; else its cores and
-    devices.
+    The numbers come from SAFEPOINT_CPU_SLOTS and SAFEPOINT_GPU_SLOTS. Without these, they come from `[local]` of the
+    user's settings, and otherwise they are the numbers of the machine's cores and devices.
 
     Raises:
         UsageError: a variable is not a number, or the settings cannot be read.
@@ -83,8 +83,9 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them.
 
-    If that variable is set, the devices in it, at most as many as the configured GPU slots. Otherwise, and in a
-    process of a job, devices numbered from 0: as many as the configured GPU slots, or as the machine has devices.
+    If that variable is set, and this is not a process of a job: its devices, limited to the number of GPU slots, if
+    that number is configured. In all other cases: devices numbered from 0, as many as there are configured GPU slots
+    or, without that setting, devices in the machine.
 
     Raises:
         UsageError: as for `count_slots`.

@@ -338,7 +338,7 @@ def _lock(path: Path) -> FolderLock | None:
         return None
     if lock is None:
         raise StorageError(
-            f"the file system of {path.parent} does not support locks, which supervisors need",
+            f"the file system of {path.parent} does not support file locks, which background jobs need",
             hint="set XDG_STATE_HOME to a folder on a local disk",
         )
     return lock

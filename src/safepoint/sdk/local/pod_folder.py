@@ -66,7 +66,7 @@ def check_mounts(option: Any) -> None:
             raise UsageError(
                 f"the option {type(option).__name__} mounts a volume at {path}, and this machine has no such folder; "
                 "nothing was started",
-                hint=f"make a link to a folder with its content: sudo ln -s /some/folder {path}",
+                hint=f"link it to a local folder that holds the volume's files: sudo ln -s /some/folder {path}",
             )
 
 

@@ -163,11 +163,12 @@ class KeeperClient:
         """Notify the keeper that these blocks are about to be overwritten."""
         with self._changed:
             self._free -= {block.number for block in blocks}
-        # Before the first byte: the keeper must not write a snapshot that is partly overwritten.
+        # Sent before the first byte is overwritten, because the keeper must not write a snapshot that is partly
+        # overwritten.
         self.send(messages.OverwriteBlocks(numbers=tuple(block.number for block in blocks)))
 
     def mark_free(self, blocks: Sequence[Block]) -> None:
-        """Note that these blocks may be overwritten: they are new, or belong to a snapshot that did not begin."""
+        """Record that these blocks may be overwritten: they are new, or belong to a snapshot that did not begin."""
         with self._changed:
             self._free |= {block.number for block in blocks}
 

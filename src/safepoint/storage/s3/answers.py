@@ -30,13 +30,13 @@ def parsed(data: bytes, what: str) -> ElementTree.Element:
 
     Raises:
         ElementTree.ParseError: the answer was cut off or damaged.
-        StorageError: S3 does not send such an answer.
+        StorageError: the answer is not one that an S3 server sends.
     """
     # The answers of S3 define no entities. An answer that defines one is refused: entities can expand without end.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise other_answer(what)
-    # Not every server escapes control characters in the names of other programs' uploads. XML cannot contain control
-    # characters, so each is replaced by DEL, which XML allows and `is_key` refuses.
+    # Other programs may upload under names with control characters, and not every server escapes these in a listing.
+    # XML cannot contain control characters, so each is replaced by DEL, which XML allows and `is_key` refuses.
     with refusing_other_answers(what):  # such as an answer in an unknown encoding
         root = ElementTree.fromstring(
             _NO_XML.sub(b"\x7f", data), parser=ElementTree.XMLParser(target=_BoundedBuilder())
@@ -74,7 +74,7 @@ def other_answer(what: str) -> StorageError:
 
 @contextlib.contextmanager
 def refusing_other_answers(what: str) -> Generator[None]:
-    """Turn the errors from converting a value into a StorageError, because S3 does not send such a value."""
+    """Raise StorageError if a value in the answer to request `what` cannot be converted: S3 sends no such value."""
     try:
         yield
     except (ValueError, LookupError, OverflowError) as error:

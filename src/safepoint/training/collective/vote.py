@@ -113,10 +113,10 @@ class Vote:
         )
 
     def collect(self) -> Decision:
-        """Wait for the vote in progress and return its outcome; without such a vote, an empty decision.
+        """Wait for the vote in progress and return its outcome; if no vote is in progress, an empty decision.
 
         Raises:
-            PeerError: a rank is gone, silent, or at another point of the loop.
+            PeerError: a rank has ended, does not answer, or is at another point of the loop.
         """
         if self._running is None:
             return Decision()
@@ -126,7 +126,8 @@ class Vote:
         if most_steps != -least_steps or most_votes != -least_votes:
             raise PeerError(
                 f"the ranks are at different points of the training loop (steps {-least_steps} and {most_steps}, "
-                f"votes {-least_votes} and {most_votes}); rank {self._peers.place.rank} ends and nothing is saved",
+                f"after {-least_votes} and {most_votes} exchanges between the ranks); rank {self._peers.place.rank} "
+                "ends and nothing is saved",
                 hint="every rank must run the same number of steps and evaluations",
             )
         return Decision(

@@ -1,4 +1,6 @@
-"""Copies one checkpoint into every folder: from the nodes that have it, and from the object store.
+"""Copies one checkpoint into the output folder of every node, or into the one folder that all nodes share.
+
+The files come from the nodes that have the checkpoint, and from the object store.
 
 All ranks compute the same plan from the contents of all folders. A file that a folder lacks comes from the first
 folder with a good copy. Files that no folder has come from the store: one rank of each node fetches a share of them,
@@ -41,7 +43,7 @@ class TransferPlan:
         manifest: of the checkpoint.
         copies: owner → the copy of the checkpoint in its folder.
         source: path of a file → the owner that sends it to the others; None if the file comes from the store.
-        fetchers: window, a piece of a file that comes from the store → the rank that fetches it.
+        fetchers: window (a piece of a file that comes from the store) → the rank that fetches it.
     """
 
     manifest: Manifest

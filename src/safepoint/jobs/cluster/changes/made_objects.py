@@ -55,7 +55,7 @@ def made_for(api: ClusterApi, job: str, *, owners: Set[str] = frozenset()) -> li
     """The objects that Safepoint made for a job, as pairs of kind and metadata.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         job: the name of the job.
         owners: the uids of the TrainJobs whose objects count in any case.
     """
@@ -78,7 +78,7 @@ def is_made(api: ClusterApi, kind: str, item: Object) -> bool:
     """Whether Safepoint made an object. Sends one request, which reads no Secret.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         kind: the plural of its kind.
         item: its metadata.
 

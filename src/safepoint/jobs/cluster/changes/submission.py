@@ -73,7 +73,7 @@ def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[
     only if a config map has no owner.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         made: what was created.
         unanswered: what was requested without an answer, and may exist.
     """

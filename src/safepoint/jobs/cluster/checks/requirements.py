@@ -30,7 +30,7 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
     """Check what a job needs, and make its objects.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         spec: the job.
         asks: ask the cluster which optional objects you may create, and leave out the others; False makes all.
 
@@ -147,12 +147,12 @@ def secret_keys(api: ClusterApi, spec: ClusterSpec) -> tuple[str, ...] | None:
     if found is None:
         raise NotFoundError(
             f"there is no Secret {spec.connection} in namespace {api.namespace}; nothing was submitted",
-            hint="make a data connection of this name, or give the name of another one",
+            hint="create a Secret of this name with the keys of the object store, or name another Secret",
         )
     keys = tuple(sorted(texts(found, "data")))
     if not keys:
         raise AccessDeniedError(
             f"Secret {spec.connection} in namespace {api.namespace} has no keys; nothing was submitted",
-            hint=f"add {' and '.join(KEY_VARIABLES[:2])} to it, or give the name of another one",
+            hint=f"add {' and '.join(KEY_VARIABLES[:2])} to it, or name another Secret",
         )
     return keys

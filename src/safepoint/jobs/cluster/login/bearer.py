@@ -47,7 +47,7 @@ class Bearer(httpx2.Auth):
         except (ConfigError, OSError, KeyError, TypeError, ValueError) as error:
             raise AccessDeniedError(
                 f"{self._what} failed: {type(error).__name__}: {error}",
-                hint="log in to the cluster again, or correct users in the kubeconfig",
+                hint="log in to the cluster again, or fix the field `users` in the kubeconfig",
             ) from error
 
 

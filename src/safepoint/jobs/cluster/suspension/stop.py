@@ -29,7 +29,7 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
     """Stop a job with a checkpoint, and wait until its pods are gone.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         look: returns the objects of the job as they are now.
         place: the name of the cluster in messages.
         timeout_s: how long to wait; None for no limit.

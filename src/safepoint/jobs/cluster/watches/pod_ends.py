@@ -23,7 +23,7 @@ class PodEnds:
     which records how each pod ends.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         name: the name of the job.
     """
 

@@ -1,9 +1,9 @@
 """Makes sure that a run resumes with the model of the checkpoint, where the Trainer itself does not.
 
 - The Trainer loads weights by name, and only warns about a weight that it does not find. This weight would keep the
-  initial values that the script gave it, while its moments in the optimizer are those of the checkpoint. For some
-  models (experts that are one tensor in memory and many in files) transformers writes other names and shapes than the
-  model has, and the Trainer finds none of these weights.
+  initial values that the script gave it, while its moments in the optimizer are those of the checkpoint. In some
+  mixture-of-experts models, all experts are one tensor in memory but many tensors in the files. There transformers
+  writes other names and shapes than the model has, and the Trainer finds none of these weights.
 - PEFT takes the settings that scale an adapter's output from the script. If they differ from the checkpoint's, the
   weights still fit, and no error is raised.
 - A callback may add an adapter when training begins, such as the teacher of TRL's SDFT. The Trainer would add this
