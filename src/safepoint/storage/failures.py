@@ -1,6 +1,6 @@
 """Translates errors of servers and libraries into messages that say what to do.
 
-Messages show the method and the address of a request and nothing else of it, so they contain no credentials.
+Of a request, messages show only the method and the address, so they contain no credentials.
 """
 
 import re
@@ -45,7 +45,7 @@ _CAUSES = (
         "the network or the server is slow",
     ),
 )
-"""For requests without an answer: a pattern in the library's message, the reason that is shown, and its hint."""
+"""For requests without an answer: a pattern in the library's message, the reason to show, and the hint to show."""
 
 
 class RefusedKeysError(AccessDeniedError):

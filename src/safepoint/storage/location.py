@@ -1,7 +1,8 @@
 """Locations of checkpoints: a path, or a URI with `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
 
-`parse_location(str(location)) == location`. Nothing here opens or creates anything. Callers ask what a location
-is (`is_folder`, `is_remote`, `claim`), not which scheme it has.
+`parse_location(str(location)) == location`. This module opens and creates nothing. Callers ask what a location is
+(`is_folder`, `is_remote`, `claim`), not which scheme it has. A claim is a Kubernetes PersistentVolumeClaim, which is
+mounted as a folder.
 """
 
 import enum
@@ -36,7 +37,7 @@ class _Facts(NamedTuple):
 
     Args:
         form: how its locations are written.
-        is_remote: whether an object store holds them.
+        is_remote: whether its locations are in an object store.
         bucket: what users call the first part of the URI: `bucket`, `container` or `claim`; empty if there is none.
         extra: the extra of Safepoint that installs what the scheme needs; empty if it needs no other package.
     """
@@ -81,7 +82,7 @@ class Location:
 
     @property
     def is_remote(self) -> bool:
-        """Whether an object store holds it."""
+        """Whether the location is in an object store."""
         return _FACTS[self.scheme].is_remote
 
     @property
@@ -91,12 +92,12 @@ class Location:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """Whether the location is a folder of this machine."""
         return self.scheme is Scheme.FILE
 
     @property
     def claim(self) -> str | None:
-        """The name of the claim that holds it; None for a folder and for an object store."""
+        """The name of the claim that contains the location; None for a folder and for an object store."""
         return self.bucket if self.scheme is Scheme.PVC else None
 
     @property

@@ -38,8 +38,9 @@ class StoredObject:
     Args:
         key: relative to the store's location, with `/`.
         size_bytes: the size of the object.
-        version: a string that identifies what was written. In a folder and in Google's stores it changes with every
-            write. In other stores it is the ETag, which may be the same after the same content is written again.
+        version: a string that identifies what was written. In a folder and in Google's stores, the version changes
+            with every write. In other stores, the version is the ETag, which may stay the same when the same content
+            is written again.
         modified_s: when the object was written, seconds since 1970 by the store's clock.
     """
 

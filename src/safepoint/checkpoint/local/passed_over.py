@@ -35,12 +35,12 @@ def read_notes(control: Path) -> dict[str, str]:
 
 
 def is_noted(folder: Path, notes: Mapping[str, str]) -> bool:
-    """Whether `notes` name the checkpoint `folder`, and it has the same record as then."""
+    """Whether `notes` name the checkpoint `folder`, and its record is still the one that was noted."""
     return folder.name in notes and notes[folder.name] == _digest_of_record(folder)
 
 
 def add_notes(control: Path, folders: Iterable[Path]) -> None:
-    """Note the checkpoints `folders`, durably. Notes of checkpoints that are gone are deleted.
+    """Add the checkpoints `folders` to the notes, durably. Notes of checkpoints that are gone are deleted.
 
     Raises:
         OSError: the file cannot be written.

@@ -29,7 +29,7 @@ from safepoint.foundation.events.stream import Event
 
 
 class _SupersededError(Exception):
-    """A newer checkpoint exists, and the remaining time suffices for that one only."""
+    """A newer checkpoint exists, and the remaining time suffices for the newer one only."""
 
 
 class Uploader:
@@ -128,7 +128,9 @@ class Uploader:
         return record.num_nodes == self._num_nodes
 
     def check_complete(self) -> None:
-        """Check that the newest checkpoint is complete in the store, with the parts of all other nodes; then prune.
+        """Check that the newest checkpoint is complete in the store, with the parts of all other nodes.
+
+        Then prune the store.
 
         Raises:
             TransientError: the checkpoint is not complete yet.

@@ -50,10 +50,10 @@ _LAST = ("model.safetensors.index.json", "adapter_config.json", "config.json")
 
 
 def check_empty(target: Location, *, has_manifest: bool = False) -> None:
-    """Refuse a place that holds files, except those that an interrupted export has left there.
+    """Refuse a target that holds files, except those that an interrupted export has left there.
 
     Args:
-        target: the place.
+        target: the folder or prefix.
         has_manifest: whether what is exported has a manifest, see `export_to_store`.
 
     Raises:

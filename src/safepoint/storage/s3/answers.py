@@ -17,8 +17,10 @@ _MAX_ELEMENTS = 50_000
 _MAX_TEXT = 4096
 """S3's longest text is a key: 1024 bytes, which take up to 3072 characters when they are encoded."""
 _ROOT = re.compile(r"(List|Initiate)[A-Za-z0-9]*(Result|Response)")
-"""The outermost element of a listing, or of the answer to the request that begins an upload. Its exact name differs
-among servers: `ListPartsResult`, `ListPartsResponse`."""
+"""The outermost element of a listing, or of the answer to the request that begins an upload.
+
+The exact name differs among servers: `ListPartsResult`, `ListPartsResponse`.
+"""
 _NO_XML = re.compile(
     rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*(?:[0-8bcef]|1[0-9a-f])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]));",
     re.IGNORECASE,
@@ -65,7 +67,7 @@ class _BoundedBuilder(ElementTree.TreeBuilder):
 
 
 def other_answer(what: str) -> StorageError:
-    """The error for an answer to the request `what` that S3 does not send."""
+    """The error for an answer to the request `what` that no S3 server would send."""
     return StorageError(
         f"{what}: the answer is not that of an S3 server",
         hint="check that the endpoint is the store itself, and not a proxy or a web console",
