@@ -38,7 +38,7 @@ OTHER_NODES_S = 15.0
 
 
 class Rank:
-    """One connected rank, or one that has ended and left its memory.
+    """A rank that is connected, or has ended and left its memory to the keeper.
 
     Args:
         number: of the rank, in the job.

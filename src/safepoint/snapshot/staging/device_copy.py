@@ -110,7 +110,10 @@ class DeviceCopier:
             self._have_started.clear()
 
     def _begin_on(self, index: int, placed: list[tuple[Placed, DevicePlan]]) -> list[tuple[int, Any]]:
-        """Start the unowned copies of one device, and note the others; returns the event at the end, if any."""
+        """Start the copies of one device that no optimizer owns, and record the others.
+
+        Return the event at their end, if any.
+        """
         stream = self._streams.get(index)
         if stream is None:
             stream = self._streams[index] = _cuda.Stream(device=index)
@@ -176,7 +179,9 @@ class DeviceCopier:
             for index, event in done:
                 with _cuda.device(index):
                     event.synchronize()
-        except RuntimeError as error:  # the training's next call on that device raises the same error
+        except (
+            RuntimeError
+        ) as error:  # not reported here: the training's next call on that device raises the same error
             _log.warning("a snapshot is lost, because its device has failed: %s", error)
             return False
         finally:
