@@ -17,8 +17,7 @@ from safepoint.snapshot.images.torch_archive import PICKLE_BEGIN, PICKLE_END, St
 
 _PROTOCOL = 2
 _KEPT_BYTES = 16 << 20
-"""An image with a larger pickle is not kept, and is composed at each save. The pickle of 100,000 tensors is smaller.
-"""
+"""An image with a larger pickle is not kept, but composed at each save. 100,000 tensors have a smaller pickle."""
 _typed_storage: Any = torch.storage.TypedStorage
 _torch: Any = torch
 _rebuild: Any = _torch._utils._rebuild_tensor_v2

@@ -44,8 +44,7 @@ def rescue_newer(state: KeeperState, group: RankGroup, step: int) -> None:
 
 
 def watch_others(state: KeeperState, group: RankGroup, facts: CheckpointFacts) -> None:
-    """On a thread: rescue when the ranks of another node have failed or must end, which this node's ranks may not
-    notice."""
+    """On a thread: rescue when ranks of another node have failed or must end. Ranks here may not notice that."""
     while not group.is_over and not group.is_rescued:
         if nodes_of(facts).is_called():
             with state.changed:

@@ -13,8 +13,7 @@ from safepoint.snapshot.protocol.messages import BlockPopulated, ReturnBlock
 from safepoint.snapshot.staging.device_copy import pin
 
 _SMALL_STATE_BYTES = 256 << 20
-"""If three snapshots together are at most this large, the arena has room (slots) for three snapshots, otherwise for
-one."""
+"""If three snapshots together are at most this large, the arena has slots for three snapshots, otherwise for one."""
 _MAX_SLOTS = 3
 _SLACK_BYTES = 16 << 20
 
@@ -119,8 +118,7 @@ class Arena:
         return block
 
     def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
-        """Whether `take` would return blocks for images of these sizes, or raise an error; False if it would return
-        None."""
+        """Whether `take` would return blocks for images of these sizes, or raise. False: it would return None."""
         if self.most_bytes is not None and _needed_bytes(sizes) > self.most_bytes:
             return True  # `take` raises an error: a wait would not free enough memory
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
@@ -187,9 +185,7 @@ class Arena:
     def _give_back(self, block: Block) -> None:
         self._blocks.remove(block)
         self._keeper.overwrite([block])
-        self._keeper.send(
-            ReturnBlock(number=block.number)
-        )  # this process unmaps the block with the last reference to it
+        self._keeper.send(ReturnBlock(number=block.number))  # unmapped in this process with the last reference
 
     def close(self) -> None:
         """Release all blocks. The keeper keeps those that it still needs."""

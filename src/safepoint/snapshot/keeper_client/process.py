@@ -1,5 +1,4 @@
-"""Starts the keeper, the process of a node that writes snapshots to disk, and starts a new one if the keeper has
-died."""
+"""Starts the keeper (the process of a node that writes snapshots to disk), and a new one if the keeper has died."""
 
 import contextlib
 import dataclasses

@@ -1,5 +1,4 @@
-"""One rank's snapshots: reserves memory for images, starts the copy of their tensors, and announces them to the
-keeper.
+"""One rank's snapshots: reserves memory for images, starts the copy of their tensors, announces them to the keeper.
 
 The keeper is the process of each node that writes snapshots to disk.
 """

@@ -179,9 +179,7 @@ class DeviceCopier:
             for index, event in done:
                 with _cuda.device(index):
                     event.synchronize()
-        except (
-            RuntimeError
-        ) as error:  # not reported here: the training's next call on that device raises the same error
+        except RuntimeError as error:  # the training's next call on that device raises the same error
             _log.warning("a snapshot is lost, because its device has failed: %s", error)
             return False
         finally:

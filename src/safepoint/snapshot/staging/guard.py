@@ -1,5 +1,4 @@
-"""Finds the tensors that change only in an optimizer's step, and so may be copied during the next forward and
-backward.
+"""Finds the tensors that only an optimizer's step changes, and that may be copied during forward and backward.
 
 Before any optimizer of the process steps, the copies of that optimizer's tensors are completed.
 """

@@ -1,10 +1,10 @@
 """The vote: all ranks stop, save or give up a step at the same point of the loop, or no rank does.
 
 Each optimizer step has one small all-reduce (MAX). It starts while work is left in the step, and its result is read
-when the step ends, so training does not wait for it. The request of one rank is enough. The reduction also carries
-the point of the loop at which each rank votes: if the ranks are at different points, all of them raise an error
-instead of saving different steps. It also carries how long a step takes, so that all ranks agree on where in the step
-to vote.
+when the step ends, so training does not wait for it. If one rank requests something, all ranks do it. The reduction
+also carries the point of the loop at which each rank votes: if the ranks are at different points, all of them raise
+an error instead of saving different steps. And the reduction carries how long a step takes, so that all ranks agree
+on the point in the step at which they vote.
 """
 
 from typing import NamedTuple

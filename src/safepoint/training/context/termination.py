@@ -1,4 +1,4 @@
-"""Signals of one rank: flags for the training loop, and a watch thread for what the loop cannot do.
+"""Signals of one rank: flags that the training loop reads, and a watch thread that acts when the loop cannot.
 
 - A handler only sets a flag, and calls the handler that was installed before.
 - In the training loop, a second SIGINT ends the process at once.
@@ -72,7 +72,7 @@ class Termination:
         self._on_deadline = on_deadline
         for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
-        # The interpreter writes the signal's number here even while the main thread is stuck in C code.
+        # The interpreter writes the signal's number to this pipe even while the main thread is stuck in C code.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._reset_in_child)
         threading.Thread(target=self._watch, name="safepoint-termination", daemon=True).start()
@@ -177,7 +177,8 @@ class Termination:
 
     def _answer(self, number: int) -> None:
         if self._in_training:
-            # The main thread may be inside a long C call, in which no Python handler runs.
+            # The main thread may be inside a long C call, in which no Python handler runs. So this thread reacts to
+            # the signal.
             self.stop_signal = self.stop_signal or self._original(number)
             self.begin_stop()
         elif number == signal.SIGTERM and signal.getsignal(number) == self._handle:
