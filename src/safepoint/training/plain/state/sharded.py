@@ -1,7 +1,7 @@
 """A module whose parameters are sharded over the ranks (`fully_shard`), and its optimizers, saved through DCP.
 
-Each rank writes its shards. If the number of ranks has changed, each rank reads the ranges that it needs from the
-shards of all ranks.
+DCP is torch.distributed.checkpoint. Each rank writes its shards. If the number of ranks has changed, each rank reads
+the ranges that it needs from the shards of all ranks.
 """
 
 from collections.abc import Collection, Mapping
