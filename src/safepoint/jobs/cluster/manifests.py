@@ -61,7 +61,7 @@ class Runtime:
         return trains[0]
 
     def initializes(self, what: str) -> bool:
-        """Whether it has an initializer for `what`, which is `dataset` or `model`."""
+        """Whether the runtime has an initializer for `what`, which is `dataset` or `model`."""
         jobs = items(self.document, "spec", "template", "spec", "replicatedJobs")
         return any(at(job, "template", "metadata", "labels", _STEP) == f"{what}-initializer" for job in jobs)
 
@@ -87,7 +87,7 @@ class Runtime:
 
     @property
     def backoff_limit(self) -> int:
-        """After how many failed pods and restarts of containers Kubernetes ends the Job."""
+        """The number of failed pods and restarts of containers after which Kubernetes ends the Job."""
         found = at(self.replicated_job, "template", "spec", "backoffLimit")
         return _DEFAULT_BACKOFF_LIMIT if found is None else int(found)
 

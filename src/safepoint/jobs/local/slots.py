@@ -1,5 +1,7 @@
 """Decides which job may start, and which jobs it preempts, from the jobs in the history and the slots of the machine.
 
+A slot is a CPU core or a GPU. To preempt a job is to save and stop it in favour of a job with a higher priority.
+
 A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job starts when its slots are free. But
 even then it lets an earlier job go first if the earlier job can start now, or could start once other jobs have been
 preempted for it. Slots that are about to become free are kept for an earlier job that needs them. Otherwise jobs that
@@ -56,9 +58,9 @@ class Admission:
     """Whether a waiting job may start.
 
     Args:
-        may_start: its slots are free, and no earlier job goes first.
-        preempt: the jobs to preempt for it.
-        waits_for: what it waits for, in words.
+        may_start: the slots that the job needs are free, and no earlier job goes first.
+        preempt: the jobs to preempt for this job.
+        waits_for: what this job waits for, in words.
     """
 
     may_start: bool = False
@@ -191,7 +193,7 @@ def _preempt(asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobR
         chosen.append(job)
     if not room.holds(need):
         return Admission(waits_for=_describe(need, capacity))
-    for job in list(chosen):  # with the jobs that were chosen later, an earlier one may be unnecessary
+    for job in list(chosen):  # jobs that were chosen later may make an earlier one unnecessary
         if (room - needs(job, capacity)).holds(need):
             room -= needs(job, capacity)
             chosen.remove(job)

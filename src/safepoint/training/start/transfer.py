@@ -125,7 +125,8 @@ class Transfer:
         """
         if all(copy.is_complete for copy in plan.copies.values()):
             return
-        # A new name each time, the same on all ranks: it may be impossible to delete what an earlier start has left.
+        # The name is new each time, and the same on all ranks: it may be impossible to delete what an earlier start
+        # has left.
         unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
         working = self._output.work / f"resume-{checkpoint_name(plan.manifest.step)}-{unique}"
         completes = self._folders.is_owner and not plan.copies[self._rank].is_complete
@@ -163,8 +164,10 @@ class Transfer:
             fetch(self._store, checkpoint_name(plan.manifest.step), windows, working, progress=counter.add)
 
     def _exchange(self, plan: TransferPlan, working: Path) -> None:
-        """Exchange the files that folders lack. Even after an error, an owner takes part in all further transfers,
-        because the other owners would wait for it."""
+        """Exchange the files that folders lack.
+
+        Even after an error, an owner takes part in all further transfers, because the other owners would wait for it.
+        """
         copy, transfers = plan.copies[self._rank], list(self._transfers(plan))
         counter = ByteCounter(self._watch("exchanging"), sum(window.size_bytes for window, _, _ in transfers))
         largest_bytes = max((window.size_bytes for window, _, _ in transfers), default=0)

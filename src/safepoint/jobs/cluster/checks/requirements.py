@@ -1,4 +1,4 @@
-"""Checks, before a job is created, that its runtime, its claim, its queue and the Secret of its connection exist."""
+"""Checks, before a job is created, that its runtime, its claim (volume), its queue and its Secret exist."""
 
 import contextlib
 
@@ -107,7 +107,10 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
 
 
 def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
-    """Raise NotFoundError if the job's queue or priority class does not exist. What cannot be read is not checked."""
+    """Raise NotFoundError if the job's queue or priority class does not exist.
+
+    Objects that you may not read are not checked.
+    """
     if spec.queue is None:
         return
     with contextlib.suppress(AccessDeniedError):  # some users may submit to a queue, but not read it

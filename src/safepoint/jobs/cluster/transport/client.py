@@ -1,4 +1,4 @@
-"""Sends HTTP requests to an API server, with limits of time and size, and repeats those that can be repeated."""
+"""Sends HTTP requests to an API server, with limits of time and size, and repeats failed requests if that is safe."""
 
 import contextlib
 import json
@@ -270,7 +270,8 @@ class Client:
             raise self._closed()
         if found is not None:
             return found
-        # End all streams: it is unknown which one the task uses. The others are opened again when they are needed.
+        # End all streams, because it is unknown which stream the task uses. The others are opened again when they are
+        # needed.
         self._streams.end()
         raise TransientError(f"cluster {self.connection.name} did not answer within {_EXCHANGE_S:g} s")
 

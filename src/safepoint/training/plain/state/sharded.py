@@ -80,7 +80,7 @@ class ShardedParts:
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
         set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
-        # DCP has created optimizer state for the unused parameters. Remove it.
+        # DCP has created optimizer state for the unused parameters. Remove this state again.
         for name, parameter in self._module.named_parameters():
             if plain_key(name) in unused:
                 for optimizer in self._optimizers:
