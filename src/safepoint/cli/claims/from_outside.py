@@ -1,6 +1,7 @@
-"""`--on PLACE` for the commands about checkpoints: claims are reached through a pod, object stores directly.
+"""`--on PLACE` for the commands about checkpoints: claims (volumes) are reached through a pod, stores directly.
 
-For a claim, the whole command runs in the pod. This process checks the command line before, and prints the answer.
+For a claim, the whole command runs in the pod. This process first checks the command line, and prints the answer of
+the pod.
 """
 
 import functools
@@ -31,7 +32,7 @@ _WRITTEN = {
     "copy": "target",
     "export": "target",
 }
-"""The command → the argument that names the location to which the command writes; for others a claim is read-only."""
+"""The command → the argument that names the location to which it writes. Other commands mount a claim read-only."""
 _OURS = ("on", "namespace", "image", "memory")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
 
@@ -196,7 +197,8 @@ def _refuse_pod_options(given: _Given) -> None:
 
 def _use_keys_of(context: typer.Context, storage: ClusterStorage) -> None:
     """Set the keys of the connection's Secret in the environment until the command has ended."""
-    # Not at the top: this module is loaded in pods too, and their archive has no `jobs`.
+    # This import is not at the top, because this module is loaded in pods too, and the archive in a pod has no
+    # `jobs`.
     from safepoint.jobs.model.connections import plain_variables
 
     if storage.connection is None:

@@ -130,7 +130,7 @@ def verify(
     Exit code 14: a checkpoint is damaged, or there is no checkpoint.
     """
     inventory, name = open_place(location)
-    # A folder without a manifest counts as damaged only if the user names this folder.
+    # A folder without a manifest is reported as damaged only if the user names this folder.
     everything = [inventory.item(name)] if name else inventory.items()
     items = [item for item in everything if name or item.kind in OURS]
     if not items:

@@ -146,7 +146,7 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The number of this run's attempt that claimed the location before; 0 if another run, or none, claimed it."""
+        """The number of this run's attempt that claimed the location last; 0 if another run, or none, claimed it."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
