@@ -138,7 +138,7 @@ class TimedResponse(http.client.HTTPResponse):
         sock: the connection, with a timeout.
         until_s: the time, by the monotonic clock.
         args: see `http.client.HTTPResponse`.
-        kwargs: likewise.
+        kwargs: see `http.client.HTTPResponse`.
 
     Raises:
         TimeoutError: in every method that reads, after `until_s`.

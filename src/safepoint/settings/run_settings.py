@@ -154,7 +154,7 @@ class RunSettings:
         try:
             every_s = float("inf") if every == "auto" else parse_duration(every)
         except ValueError as error:
-            raise UsageError(f"--save-every: {error}", hint="write such a time, or auto") from error
+            raise UsageError(f"--save-every: {error}", hint="write a time such as 10m, or auto") from error
         _check(every_s > 0, f"--save-every {every} must be longer than 0 s")
 
     @property

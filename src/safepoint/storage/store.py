@@ -95,8 +95,8 @@ class Store(Protocol):
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """Yield the objects below `prefix/`, sorted by key; without a prefix, all objects of the store.
 
-        Objects of other programs whose names are not valid keys are left out, with a warning. In the stores of
-        Google and Azure, which the library obstore reads, the listing fails at such an object.
+        Objects of other programs whose names are not valid keys are left out, with a warning. In the stores of Google
+        and Azure, which the library obstore reads, the listing fails at an object with an invalid name.
         """
         ...
 

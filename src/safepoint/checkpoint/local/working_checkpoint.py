@@ -148,7 +148,7 @@ def _seal_file(folder: Path, path: str) -> FileEntry:
 
 
 def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
-    """`manifest` with the entries `added`. If several entries have the same path, the first one counts.
+    """`manifest` with the entries `added`. If several entries have the same path, the first one is used.
 
     Raises:
         ValueError: the manifest would be invalid.

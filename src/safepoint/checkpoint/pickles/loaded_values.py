@@ -23,7 +23,7 @@ _MOST_REPEATS = 8
 """The tensors of a file may have 64 MiB more than their storages or, if that is more, eight times their storages. A
 script may well save an expanded mask beside its model."""
 _MOST_VALUES = 1 << 27
-"""The most values in a file. A container that is in several places counts once for each place."""
+"""The most values in a file. A container that is in several places is counted once for each place."""
 
 
 class _SavedType:

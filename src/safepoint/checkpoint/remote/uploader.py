@@ -72,8 +72,11 @@ class Uploader:
         self._records: dict[str, tuple[tuple[int, int, int], Record]] = {}
         self._in_store: set[int] | None = None
         self.last_progress_s = clock.monotonic_s()
-        """The time, by the monotonic clock, from which the time limit of an upload counts. It is set when bytes reach
-        the store, when another node gives a sign of life, and when the request to finish arrives."""
+        """The time, by the monotonic clock, at which the time limit of an upload starts.
+
+        It is set when bytes reach the store, when another node gives a sign of life, and when the request to finish
+        arrives.
+        """
         self.with_final = False
         """Whether to upload the final model: the training is complete, and the model does not change any more."""
         self.newest_only = False

@@ -4,8 +4,9 @@
 
 PLAN is an `UploaderPlan` as JSON. The process reads the checkpoints from the output folder. Commands come on stdin,
 one JSON object a line. `{"newest_only": …, "deadline_s": …}` is the request to finish; the deadline is by the
-monotonic clock, or null. If stdin ends without such a request, the training's process has died: the uploader then has
-the grace period to upload the newest checkpoint. Exit code 0: everything that had to be uploaded is in the store.
+monotonic clock, or null. If stdin ends without a request to finish, the training's process has died: the uploader
+then has the grace period to upload the newest checkpoint. Exit code 0: everything that had to be uploaded is in the
+store.
 """
 
 import dataclasses

@@ -102,8 +102,8 @@ def _refuse_inside(target: Location) -> None:
 def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
     """Whether the prefix `name` holds a checkpoint or a model of Safepoint.
 
-    A prefix with an object that is only named like a manifest does not count. A prefix with one of Safepoint's own
-    names counts even if its manifest is damaged.
+    A prefix with an object that is only named like a manifest is not a checkpoint. A prefix with one of Safepoint's
+    own names is a checkpoint even if its manifest is damaged.
     """
     try:
         remote.manifest_of(name)

@@ -54,7 +54,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
         output: the output location, for messages.
 
     Returns:
-        The number of deleted checkpoints. A checkpoint in several places counts once.
+        The number of deleted checkpoints. A checkpoint in several places is counted once.
 
     Raises:
         ConflictError: a process reads a checkpoint, or a later release wrote it; the others are deleted.

@@ -312,7 +312,7 @@ class Pruned(Event, cause="reason"):
 
 
 class PruneFailed(Event, is_warning=True, cause="reason"):
-    """A checkpoint that no policy keeps could not be deleted; without a `step`, the list of them could not be read."""
+    """A checkpoint that no policy keeps could not be deleted; `step` is None if no list of them could be read."""
 
     step: int | None
     path: str

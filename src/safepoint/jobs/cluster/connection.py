@@ -170,7 +170,7 @@ def _files(file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> l
 
 
 def _read(files: list[Path]) -> KubeConfig:
-    """Merge the files. As in kubectl, the first of several entries with the same name counts."""
+    """Merge the files. As in kubectl, the first of several entries with the same name is used."""
     merged: dict[str, Any] = {"clusters": [], "contexts": [], "users": []}
     first = None
     for file in files:

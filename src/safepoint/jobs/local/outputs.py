@@ -64,7 +64,7 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
         spec: the job, with its data connection.
 
     Returns:
-        The number of deleted checkpoints. A checkpoint in both places counts once.
+        The number of deleted checkpoints. A checkpoint in both places is counted once.
 
     Raises:
         ConflictError: a checkpoint is being read; the others are deleted.

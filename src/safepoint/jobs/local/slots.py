@@ -3,7 +3,7 @@
 A slot is a CPU core or a GPU. To preempt a job is to save and stop it in favour of a job with a higher priority.
 
 A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job starts when its slots are free. But
-even then it lets an earlier job go first if the earlier job can start now, or could start once other jobs have been
+even then an earlier job goes first if the earlier job can start now, or could start once other jobs have been
 preempted for it. Slots that are about to become free are kept for an earlier job that needs them. Otherwise jobs that
 were preempted for a large job would restart, and the large job would never start. A job that does not fit preempts
 jobs of lower priority, and no more than it needs: those of the lowest priority first, and among them the youngest

@@ -1,8 +1,8 @@
 """The progress and the end of a rank's run: the last step, the last saved step, and the exit code.
 
 One object holds all of this, because any of three threads can end the run: the thread of the training loop, the one
-that watches signals, and the one that receives messages from the keeper. The first thread that ends the run decides
-the exit code.
+that watches signals, and the one that receives messages from the keeper (the process that writes snapshots to disk).
+The first thread that ends the run decides the exit code.
 """
 
 import contextlib

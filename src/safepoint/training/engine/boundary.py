@@ -1,6 +1,7 @@
 """What every training loop does between two optimizer steps, and after the last step: vote, save, leave.
 
-The point between two steps is called a boundary.
+The point between two steps is called a boundary. The vote is a small all-reduce, in which all ranks learn of
+requests.
 
 A loop only reports its position. This module decides when to save, how to save, and what to do on a stop request.
 """

@@ -24,7 +24,7 @@ _SAVE = "_save_checkpoint"
 
 @contextlib.contextmanager
 def redirected_output_dir(trainer: Any, root: Path) -> Generator[None]:
-    """Let the script's own subclass see `root` as `args.output_dir`, while the block runs.
+    """While the block runs, the script's own subclass sees `root` as `args.output_dir`.
 
     Args:
         trainer: about to save.

@@ -1,8 +1,8 @@
 """One call of `Trainer.train()` under Safepoint: where it starts, the vote at each step, how it ends.
 
-The loop itself is that of the Trainer. During the call a few methods of this one Trainer are overridden
-(`TrainerRun._override`), and one callback is added. The overrides and the callback observe and stop the loop, but
-compute nothing.
+The vote is a small all-reduce, in which all ranks learn of requests to save or stop. The loop itself is that of the
+Trainer. During the call a few methods of this one Trainer are overridden (`TrainerRun._override`), and one callback
+is added. The overrides and the callback observe and stop the loop, but compute nothing.
 """
 
 import contextlib
