@@ -207,7 +207,7 @@ class UnsupportedError(SafepointError):
 
 
 class SaveError(SafepointError):
-    """A save did not become a checkpoint; it left no files."""
+    """A save did not become a checkpoint; nothing of it is left behind."""
 
 
 class PeerError(SafepointError):

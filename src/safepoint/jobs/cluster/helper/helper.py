@@ -70,7 +70,7 @@ def run_helper(
     """Run a command of Safepoint in a pod.
 
     Args:
-        api: the API of the cluster, in the namespace of the jobs.
+        api: the namespace.
         request: the command, and what the pod mounts.
         receive: called with each part of the command's stdout and stderr, as soon as it arrives.
         say: called with a sentence if the pod has not started after a while.
