@@ -66,7 +66,7 @@ def check_mounts(option: Any) -> None:
             raise UsageError(
                 f"the option {type(option).__name__} mounts a volume at {path}, and this machine has no such folder; "
                 "nothing was started",
-                hint=f"link it to a local folder that holds the volume's files: sudo ln -s /some/folder {path}",
+                hint=f"link that path to a local folder with the volume's files: sudo ln -s /some/folder {path}",
             )
 
 

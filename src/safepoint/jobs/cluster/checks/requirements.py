@@ -150,7 +150,7 @@ def secret_keys(api: ClusterApi, spec: ClusterSpec) -> tuple[str, ...] | None:
     if found is None:
         raise NotFoundError(
             f"there is no Secret {spec.connection} in namespace {api.namespace}; nothing was submitted",
-            hint="create a Secret of this name with the keys of the object store, or name another Secret",
+            hint="create it (a data connection with the keys of the object store), or name another Secret",
         )
     keys = tuple(sorted(texts(found, "data")))
     if not keys:
