@@ -135,7 +135,7 @@ def check_removed(found: Removal, location: str) -> None:
         raise StorageError(
             f"{plural(len(found.failed), 'checkpoint')} in {location} could not be removed, such as {item.name} "
             f"({printable(reason)}); the others were",
-            hint="correct the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again",
+            hint="fix the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again",
         )
 
 

@@ -1,7 +1,7 @@
 """Reads files that other users may have written: regular files only, and JSON of bounded size and depth.
 
-The values of a JSON text are counted before they are made: an empty list takes three bytes of the text, and 64 of
-memory.
+The values of a JSON text are counted before the text is parsed, because a small text can fill the memory: an empty
+list takes three bytes of text, but 64 bytes of memory.
 """
 
 import errno
@@ -116,7 +116,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file. A link is refused, so that it cannot lead to a file outside the folder.
+    """Open a regular file. A link is refused, because it could lead to a file outside the folder of `path`.
 
     A pipe is refused too, without waiting for the process at its other end.
 

@@ -1,6 +1,7 @@
 """An object store: S3 and compatible servers, Google Cloud Storage, or Azure.
 
-`safepoint.storage.s3` sends the requests to S3. obstore sends those to Google and Azure (`library_bucket`).
+`safepoint.storage.s3` sends the requests to S3. The library obstore sends the requests to Google and Azure
+(`library_bucket`).
 """
 
 import contextlib
@@ -107,7 +108,8 @@ class ObjectStore:
             try:
                 version = self._requests.put(self._full(key), data, condition, within_s=timeout_s)
             except ConditionError:
-                # An earlier try, whose answer was lost, may have written the object.
+                # The answer to an earlier try may have been lost, although that try has written the object. So
+                # compare its content.
                 version = self._version_if_equal(key, data, deadline_s) if num_tries > 1 and condition else None
                 if version is None:
                     raise
@@ -224,7 +226,10 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
 
 
 def _check_key_files(location: Location) -> None:
-    """Check the files from which obstore takes keys. It would use those of another user, and wait for a pipe.
+    """Check the files from which obstore takes keys.
+
+    obstore itself does not check them: it would accept a file that belongs to another user, and it would wait for a
+    named pipe.
 
     Raises:
         AccessDeniedError: a file exists and must not be used.

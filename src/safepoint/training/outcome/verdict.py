@@ -29,12 +29,12 @@ class Verdict:
 
 
 def first_failure(exit_codes: Mapping[int, int], records: Mapping[int, RankRecord]) -> int | None:
-    """The rank whose end made the others end, or None when no rank failed.
+    """The rank whose end made the other ranks end, or None when no rank failed.
 
     Args:
         exit_codes: rank → exit code, negative for a signal; 0 for ranks that were still running.
-        records: the ranks' records. A rank whose record has no end was killed, and counts as the first to end. A rank
-            that lost a peer counts as the last.
+        records: the ranks' records. A rank whose record has no end was killed, and is treated as the first that
+            ended. A rank that lost a peer is treated as the last.
     """
 
     def order(rank: int) -> tuple[bool, float, int]:

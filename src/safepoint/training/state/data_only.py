@@ -68,7 +68,7 @@ def load_data(file: Any, *, mmap: bool = False) -> Any:
 
 @contextlib.contextmanager
 def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
-    """While the block runs, let frameworks read the files of a checkpoint with the restrictions of `load_data`.
+    """While the block runs, frameworks read the files of a checkpoint with the restrictions of `load_data`.
 
     Args:
         folder: the folder of the checkpoint. Files elsewhere are the script's own, and are loaded without these
@@ -134,7 +134,7 @@ def _check_named_folders(folder: str | os.PathLike[str]) -> None:
     """Refuse a checkpoint with a file that makes DeepSpeed load a folder outside of the checkpoint.
 
     Raises:
-        CheckpointError: such a file names a folder that is not in the checkpoint.
+        CheckpointError: one of DeepSpeed's files names a folder that is not in the checkpoint.
     """
     for path in (Path(folder) / name for name in _NAME_A_FOLDER):
         if path.is_file():
@@ -274,7 +274,7 @@ def _is_plain(key: Any) -> bool:
 
 
 def _has_state(target: Any, state: Any) -> bool:
-    """Whether a pickle of DCP sets the state of such an object, and this state."""
+    """Whether a pickle of DCP may set this state on an object of this type."""
     kind = cast("Any", type(target))
     if kind is metadata.TensorProperties:  # its own method checks the state
         return type(state) is tuple
@@ -283,7 +283,7 @@ def _has_state(target: Any, state: Any) -> bool:
 
 
 def _path_of(*parts: str) -> str:
-    """Called in place of `PosixPath` when `.metadata` is read.
+    """This function is called in place of `PosixPath` when `.metadata` is read.
 
     `.metadata` has one such path: where the checkpoint was when it was written. No reader uses it.
     """
