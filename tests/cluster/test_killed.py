@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.jobs.cluster.spec import plan_name
 from tests.support.cluster import killed
+from tests.support.cluster.plans import plan_for
 from tests.support.cluster.workspace import CLAIM, RUNTIME, Workspace, apply
 from tests.support.commands import Outcome, safepoint
 from tests.support.patience import PATIENCE
@@ -276,15 +276,15 @@ def test_a_config_map_is_no_plan(team: Workspace) -> None:
         "metadata": {"name": "planted", "namespace": team.namespace},
         "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": {"numNodes": 1, "command": ["true"]}},
     }
-    data = {"old": "gone", "nodes": "1", "actor": "x", "successor": json.dumps(job)}
-    for name in ("planted-successor", plan_name("planted")):
+    plan = plan_for(job, job="planted", old_uid="gone")
+    for name in ("planted-successor", plan["metadata"]["name"]):
         metadata = {
             "name": name,
             "namespace": team.namespace,
-            "labels": {"safepoint.dev/successor-of": "planted"},
-            "annotations": {"safepoint.dev/succession": json.dumps({**data, "nodes": 1, "successor": job})},
+            "labels": plan["metadata"]["labels"],
+            "annotations": plan["metadata"]["annotations"],
         }
-        apply(team.cluster, [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}])
+        apply(team.cluster, [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}])
     assert Command(team, "list").run().code == 0
     assert "there is no job planted" in Command(team, "status", "planted").run().stderr
     assert team.get("trainjobs")["items"] == []

@@ -20,8 +20,9 @@ from safepoint.errors import (
 )
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.changes.plans import Plan, plans_among
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
-from safepoint.jobs.cluster.changes.successor import Plan, Successions, plans_among
+from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
 from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
 from safepoint.jobs.cluster.helper.code_upload import put_code
@@ -143,6 +144,7 @@ class ClusterJobs:
         listed = self._api.objects("trainjobs")
         if not listed:
             self._check_trainer()
+        self._successions.report_changed(listed)
         if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
@@ -397,6 +399,7 @@ class ClusterJobs:
         if job.state.is_over:
             self._successions.drop(plan)
             return True
+        self._successions.check(plan, seen.trainjob)
         if job.state is JobState.SUSPENDED:
             safe_step = stopped.safe_step if stopped is not None else job.safe_step
             self._successions.release(plan, seen.trainjob, replace(job, safe_step=safe_step))

@@ -18,7 +18,7 @@ from safepoint.storage.location import CLAIMS, parse_location
 
 CHECKPOINTS = "/mnt/kubeflow-checkpoints"
 """The mount path of the claim or, with an object store, of the local folder for checkpoints, as in OpenShift AI."""
-_STORAGE, _SHIPPED = "checkpoint-storage", "safepoint"
+_STORAGE, _SHIPPED, _NODES = "checkpoint-storage", "safepoint", "safepoint-nodes"
 SHIPPED_TO = "/opt/safepoint"
 """The path at which the pods mount the config map of the job."""
 _CODE = "code.zip"
@@ -165,7 +165,7 @@ def manifests_for(
         grace_s = spec.grace_s
         before.append(("trainingruntimes", _own_runtime(spec, runtime)))
         runtime_reference = {"name": name_of(before[-1][1]), "kind": "TrainingRuntime"}
-    secret = _secret(spec.name) if spec.num_nodes > 1 and with_secret else None
+    secret = nodes_secret(spec.name) if spec.num_nodes > 1 and with_secret else None
     if secret is not None:
         before.append(("secrets", secret))
     initializer = _initializer(spec, runtime)
@@ -215,28 +215,48 @@ def _patch(replicated_job: str, pod: Object) -> Object:
     }
 
 
-def add_secret(trainjob: Object) -> tuple[Object, Object]:
-    """Add a Secret to a TrainJob that had one pod and gets several. The pods recognize each other by the Secret.
+def with_secret(trainjob: Object, secret: str) -> Object:
+    """A copy of a TrainJob that had one pod and gets several: it mounts the Secret by which the pods recognize each
+    other.
 
-    Returns:
-        A copy of the TrainJob that mounts the Secret; the Secret.
+    Args:
+        trainjob: the TrainJob.
+        secret: the name of the Secret, see `nodes_secret`.
     """
-    changed, secret = copy.deepcopy(trainjob), _secret(name_of(trainjob))
+    changed = copy.deepcopy(trainjob)
     entry = {"name": _SECRET_VARIABLE, "value": f"{_SECRET_PLACE}/{_SECRET_KEY}"}
     changed["spec"]["trainer"].setdefault("env", []).append(entry)
-    own = [patch for patch in items(changed, "spec", "runtimePatches") if at(patch, "manager") == _MANAGER]
-    for patch in own:
-        for job in items(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs"):
-            pod = job["template"]["spec"]["template"]["spec"]
-            volume, mount = _secret_volume(secret)
-            pod["volumes"].append(volume)
-            pod["containers"][0]["volumeMounts"].append(mount)
-    return changed, secret
+    for pod in _own_pods(changed):
+        volume, mount = _secret_volume(secret)
+        pod["volumes"].append(volume)
+        pod["containers"][0]["volumeMounts"].append(mount)
+    return changed
 
 
-def mounts_secret(trainjob: Object) -> bool:
-    """Whether the pods of a TrainJob have a Secret by which they recognize each other."""
-    return any(at(entry, "name") == _SECRET_VARIABLE for entry in items(trainjob, "spec", "trainer", "env"))
+def lacks_secret(trainjob: Object) -> bool:
+    """Whether the pods of a TrainJob have no Secret by which they recognize each other, and `with_secret` can add it.
+
+    It cannot if the TrainJob was made for Trainer 2.1.
+    """
+    env = items(trainjob, "spec", "trainer", "env")
+    return bool(_own_pods(trainjob)) and not any(at(entry, "name") == _SECRET_VARIABLE for entry in env)
+
+
+def mounted_secret(trainjob: Object) -> str | None:
+    """The name of the Secret by which the pods of a TrainJob recognize each other; None if they have none."""
+    volumes = [volume for pod in _own_pods(trainjob) for volume in items(pod, "volumes")]
+    names = [at(volume, "secret", "secretName") for volume in volumes if at(volume, "name") == _NODES]
+    return next((name for name in names if isinstance(name, str)), None)
+
+
+def _own_pods(trainjob: Object) -> list[Any]:
+    """The parts of the specification of a TrainJob's pods that Safepoint's patch sets."""
+    return [
+        at(job, "template", "spec", "template", "spec")
+        for patch in items(trainjob, "spec", "runtimePatches")
+        if at(patch, "manager") == _MANAGER
+        for job in items(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+    ]
 
 
 def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
@@ -297,7 +317,7 @@ def config_map_name(job: str, digest: str) -> str:
     return f"{job[:40].rstrip('-')}-{digest[:12]}"
 
 
-def _secret(job: str) -> Object:
+def nodes_secret(job: str) -> Object:
     """The Secret by which the pods recognize each other. Its name is random, so that it cannot be predicted."""
     return {
         "apiVersion": "v1",
@@ -414,7 +434,7 @@ def _volumes(
     add("safepoint-tmp", "/tmp", {"emptyDir": {}})  # the root file system of the container may be read-only
     add("safepoint-shm", "/dev/shm", {"emptyDir": {"medium": "Memory", **_limited(spec.shared_memory_bytes)}})
     if secret is not None:
-        volume, mount = _secret_volume(secret)
+        volume, mount = _secret_volume(name_of(secret))
         volumes.append(volume)
         mounts.append(mount)
     given = {at(volume, "name") for pod in runtime.pods_of(spec.patches) for volume in items(pod, "volumes")}
@@ -428,10 +448,9 @@ def _volumes(
     return volumes, mounts
 
 
-def _secret_volume(secret: Object) -> tuple[Object, Object]:
-    name = "safepoint-nodes"
-    volume = {"name": name, "secret": {"secretName": name_of(secret), "defaultMode": 0o444}}
-    return volume, {"name": name, "mountPath": _SECRET_PLACE, "readOnly": True}
+def _secret_volume(secret: str) -> tuple[Object, Object]:
+    volume = {"name": _NODES, "secret": {"secretName": secret, "defaultMode": 0o444}}
+    return volume, {"name": _NODES, "mountPath": _SECRET_PLACE, "readOnly": True}
 
 
 def _limited(size_bytes: int | None) -> Object:
