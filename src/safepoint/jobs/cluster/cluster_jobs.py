@@ -27,6 +27,7 @@ from safepoint.jobs.cluster.changes.trainer_releases import form_for
 from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
+from safepoint.jobs.cluster.helper.job_storage import JobStorage, storage_of
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
@@ -182,6 +183,15 @@ class ClusterJobs:
     def output_of(self, job: ClusterJob) -> str | None:
         """The job's output location; None if it is unknown, as for a job that Safepoint did not submit."""
         return job.output
+
+    def storage_of(self, name: str) -> JobStorage:
+        """Where a job saves, and with which keys; see `job_storage.storage_of`.
+
+        Raises:
+            NotFoundError: there is no such job.
+            ConflictError: another person has changed what says this.
+        """
+        return storage_of(self._api, self.observe(name).trainjob)
 
     def attempts(self, name: str) -> list[AttemptRecord]:
         """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""

@@ -12,6 +12,8 @@ from safepoint.errors import UsageError
 from safepoint.jobs.cluster import large_code, pod_archive
 from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+from safepoint.jobs.cluster.records.storage_record import FILE as STORAGE_FILE
+from safepoint.jobs.cluster.records.storage_record import storage_record_of
 from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, QUEUE_LABEL, RECORD, SECRET_TYPE, ClusterSpec
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import CLAIMS, parse_location
@@ -25,6 +27,8 @@ _CODE = "code.zip"
 _SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint", "SAFEPOINT_JOB_SECRET_FILE"
 _MANAGER = f"{DOMAIN}/job"
 _MOST_SHIPPED_BYTES = (1 << 20) - (16 << 10)
+_STORAGE_RECORD_BYTES = 4 << 10
+"""The room that is kept for the storage record in a config map with code."""
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _PRIORITY = "kueue.x-k8s.io/priority-class"
 TRACKING = "trainer.opendatahub.io"
@@ -155,17 +159,21 @@ def manifests_for(
         UsageError: the script and the code of the job are too large, the runtime cannot train or has no initializer
             that the job needs, or a patch has a volume with one of Safepoint's names.
     """
+    own_runtime = None
+    if spec.grace_s not in {None, runtime.grace_s} and with_runtime:
+        own_runtime = _own_runtime(spec, runtime)
+    grace_s = runtime.grace_s if own_runtime is None or spec.grace_s is None else spec.grace_s
+    secret = nodes_secret(spec.name) if spec.num_nodes > 1 and with_secret else None
     archive = pod_archive.build_archive()
-    spec, code = large_code.split(spec, room_bytes=_MOST_SHIPPED_BYTES - len(archive))
-    files = _files(spec, archive)
+    spec, code = large_code.split(spec, room_bytes=_MOST_SHIPPED_BYTES - len(archive) - _STORAGE_RECORD_BYTES)
+    env = _environment(spec, grace_s, secret_keys, has_secret=secret is not None)
+    record = storage_record_of(spec.name, env, spec.connection)
+    files = _files(spec, {pod_archive.NAME: archive, STORAGE_FILE: record.to_json()})
     before: list[tuple[str, Object]] = [("configmaps", _shipped(spec.name, files))]
     runtime_reference = {"name": spec.runtime, "kind": str(at(runtime.document, "kind"))}
-    grace_s = runtime.grace_s
-    if spec.grace_s is not None and spec.grace_s != grace_s and with_runtime:
-        grace_s = spec.grace_s
-        before.append(("trainingruntimes", _own_runtime(spec, runtime)))
-        runtime_reference = {"name": name_of(before[-1][1]), "kind": "TrainingRuntime"}
-    secret = nodes_secret(spec.name) if spec.num_nodes > 1 and with_secret else None
+    if own_runtime is not None:
+        before.append(("trainingruntimes", own_runtime))
+        runtime_reference = {"name": name_of(own_runtime), "kind": "TrainingRuntime"}
     if secret is not None:
         before.append(("secrets", secret))
     initializer = _initializer(spec, runtime)
@@ -173,7 +181,7 @@ def manifests_for(
     volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), secret)
     trainer: Object = {
         "command": [*pod_archive.command_of(SHIPPED_TO, files), "run", *_program(spec)],
-        "env": _environment(spec, grace_s, secret_keys, has_secret=secret is not None),
+        "env": env,
         "numNodes": spec.num_nodes,
     }
     if code is not None:
@@ -276,21 +284,20 @@ def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
     }
 
 
-def _files(spec: ClusterSpec, archive: bytes) -> dict[str, bytes]:
-    """The files that the pods mount: the archive of Safepoint, the script and the code.
+def _files(spec: ClusterSpec, own: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files that the pods mount: Safepoint's own, the script and the code.
 
     Raises:
         UsageError: they are too large for a config map.
     """
-    files = {pod_archive.NAME: archive, **spec.files}
+    files = {**own, **spec.files}
     if spec.code is not None:
         files[_CODE] = spec.code
-    size = sum(map(len, files.values()))
-    if size > _MOST_SHIPPED_BYTES:
-        own = size - len(files[pod_archive.NAME])
-        room = _MOST_SHIPPED_BYTES - len(files[pod_archive.NAME])
+    own_bytes = sum(map(len, own.values()))
+    size, room = sum(map(len, files.values())) - own_bytes, _MOST_SHIPPED_BYTES - own_bytes
+    if size > room:
         raise UsageError(
-            f"the job's code has {own:,} bytes, and a config map has room for {room:,}; nothing was submitted",
+            f"the job's code has {size:,} bytes, and a config map has room for {room:,}; nothing was submitted",
             hint="leave data out of the folder, or put the code into the image or on the claim",
         )
     return files

@@ -169,10 +169,15 @@ def module_command(command: Sequence[Any], module: str, *arguments: str) -> list
     Returns:
         The command; None if `command` has no digest. Commands of earlier releases have none.
     """
+    digest = digest_in(command)
+    return None if digest is None else [*_PYTHON, _CHECK + _RUN_MODULE, command[4], digest, module, *arguments]
+
+
+def digest_in(command: Sequence[Any]) -> str | None:
+    """The digest in the command of a pod, see `command_of`; None if it has none."""
     place, digest = command[4:6] if len(command) >= 6 else (None, None)
-    if not isinstance(place, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        return None
-    return [*_PYTHON, _CHECK + _RUN_MODULE, place, digest, module, *arguments]
+    is_valid = isinstance(place, str) and isinstance(digest, str) and _DIGEST.fullmatch(digest)
+    return digest if is_valid else None
 
 
 def digest_of_files(files: Mapping[str, bytes]) -> str:

@@ -11,16 +11,21 @@ from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.checkpoint.tools.removal import COMMAND, remove_all
 from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError, UsageError
 from safepoint.foundation.events.answer_frames import Part
+from safepoint.jobs.cluster import pod_archive
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.changes.made_objects import shipped_files
 from safepoint.jobs.cluster.helper.helper import HelperError, run_helper
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest
-from safepoint.jobs.cluster.objects import Object, at, name_of, texts
+from safepoint.jobs.cluster.manifests import config_map_name
+from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+from safepoint.jobs.cluster.records.storage_record import CERTIFICATES, named_output, read_storage_record
+from safepoint.jobs.cluster.records.storage_record import FILE as STORAGE_FILE
 from safepoint.jobs.cluster.spec import RECORD, REMOVAL, read_record
 from safepoint.jobs.model.connections import keys_in_secret, plain_variables, with_keys
 from safepoint.storage.location import Location, parse_location
 from safepoint.storage.opening import open_store
 
-_CERTIFICATES = ("AWS_CA_BUNDLE", "SAFEPOINT_VERIFY_TLS")
+_OUTPUT = "SAFEPOINT_OUTPUT_DIR"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +45,36 @@ class JobStorage:
     env_here: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def storage_of(trainjob: Object) -> JobStorage:
-    """Where a job saves, as its record says."""
-    record = read_record(texts(trainjob, "metadata", "annotations").get(RECORD))
-    output, connection = at(record, "settings", "SAFEPOINT_OUTPUT_DIR"), at(record, "connection")
-    env = {str(name): str(text) for name, text in texts(record, "env").items()}
-    plain = plain_variables(env)  # another person may have written the record
-    return JobStorage(
-        output=output if isinstance(output, str) else None,
-        connection=connection if isinstance(connection, str) else None,
-        # Other variables, such as SAFEPOINT_PACKAGES, would run that person's code in a pod of this user.
-        env=plain | {name: env[name] for name in _CERTIFICATES if name in env},
-        env_here=plain,
-    )
+def storage_of(api: ClusterApi, trainjob: Object) -> JobStorage:
+    """Where a job saves, as its config map says, see `storage_record`; without a location for jobs of other programs.
+
+    Raises:
+        ConflictError: the config map is missing, or another person has changed it or the TrainJob.
+        AccessDeniedError: you may not read the config map.
+    """
+    name = name_of(trainjob)
+    digest = pod_archive.digest_in(items(trainjob, "spec", "trainer", "command"))
+    if digest is None:
+        return JobStorage(output=None)
+    map_name = config_map_name(name, digest)
+    files = shipped_files(api.find("configmaps", map_name) or {}) or {}
+    record = read_storage_record(files.get(STORAGE_FILE))
+    if record is None or record.job != name or pod_archive.digest_of_files(files) != digest:
+        raise ConflictError(
+            f"config map {map_name} is not the one that job {name} was submitted with, so it is not known where the "
+            "job saves; nothing was done",
+            hint=f"name the location itself, with --connection, instead of job {name}",
+        )
+    annotated = at(read_record(texts(trainjob, "metadata", "annotations").get(RECORD)), "settings", _OUTPUT)
+    for said in (named_output(trainjob), record.output if annotated is None else annotated):
+        if said != record.output:
+            raise ConflictError(
+                f"job {name} was submitted to save to {record.output}, and its TrainJob names {said} now: another "
+                "person may have changed it; nothing was done",
+                hint=f"name the location itself, with --connection, instead of job {name}",
+            )
+    plain = plain_variables(record.env)  # another person may have submitted the job
+    return JobStorage(output=record.output, connection=record.connection, env=record.env, env_here=plain)
 
 
 def secret_values(api: ClusterApi, name: str) -> dict[str, str]:
@@ -101,7 +123,7 @@ def remove_checkpoints(api: ClusterApi, trainjob: Object) -> int:
     Returns:
         The number of deleted checkpoints.
     """
-    name, storage = name_of(trainjob), storage_of(trainjob)
+    name, storage = name_of(trainjob), storage_of(api, trainjob)
     location = location_of(storage.output or "", name)
     api.patch("trainjobs", name, {"metadata": {"annotations": {REMOVAL: "true"}}})
     inventory = open_directly(api, storage, location)
@@ -116,7 +138,7 @@ def open_directly(api: ClusterApi, storage: JobStorage, location: Location) -> I
 
     Only a pod can reach a claim, use a Secret that you may not read, or use a certificate that only the pods have.
     """
-    is_only_in_pods = any(name in storage.env and name not in storage.env_here for name in _CERTIFICATES)
+    is_only_in_pods = any(name in storage.env and name not in storage.env_here for name in CERTIFICATES)
     if location.claim is not None or is_only_in_pods:
         return None
     try:
