@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from safepoint.errors import UsageError
+from safepoint.errors import ConflictError, UsageError
 from safepoint.jobs.cluster.checks.values import check_values
 from safepoint.jobs.cluster.helper.job_storage import storage_of
 from safepoint.jobs.cluster.manifests import Runtime, manifests_for
@@ -47,8 +47,11 @@ def test_a_submitted_job_says_where_it_saves(output: str | None) -> None:
 
 
 def test_a_job_of_another_program_has_no_known_location() -> None:
-    trainjob = {"metadata": {"name": "a"}, "spec": {"trainer": {"command": ["python", "train.py"]}}}
+    trainjob: Any = {"metadata": {"name": "a"}, "spec": {"trainer": {"command": ["python", "train.py"]}}}
     assert storage_of(cast("Any", OneConfigMap({})), trainjob).output is None
+    trainjob["spec"]["trainer"]["env"] = [{"name": "SAFEPOINT_OUTPUT_DIR", "value": "s3://bucket/run"}]
+    with pytest.raises(ConflictError, match="Safepoint did not submit it"):
+        storage_of(cast("Any", OneConfigMap({})), trainjob)
 
 
 @pytest.mark.parametrize("data", [None, b"", b"[]", b"\xff", b"[" * 100_000, b"{}", b'{"job": "a", "output": 5}'])

@@ -46,35 +46,40 @@ class JobStorage:
 
 
 def storage_of(api: ClusterApi, trainjob: Object) -> JobStorage:
-    """Where a job saves, as its config map says, see `storage_record`; without a location for jobs of other programs.
+    """Where a job saves, as its config map says, see `storage_record`. For a job that names no location: without one.
 
     Raises:
-        ConflictError: the config map is missing, or another person has changed it or the TrainJob.
+        ConflictError: this is not certain. Another program has submitted the job, or another person has changed it.
         AccessDeniedError: you may not read the config map.
     """
-    name = name_of(trainjob)
+    named = named_output(trainjob)
     digest = pod_archive.digest_in(items(trainjob, "spec", "trainer", "command"))
-    if digest is None:
+    if digest is None and named is None:
         return JobStorage(output=None)
-    map_name = config_map_name(name, digest)
+    if digest is None:
+        raise _not_certain(trainjob, "Safepoint did not submit it")
+    map_name = config_map_name(name_of(trainjob), digest)
     files = shipped_files(api.find("configmaps", map_name) or {}) or {}
+    if pod_archive.digest_of_files(files) != digest:
+        raise _not_certain(trainjob, f"config map {map_name} is not the one that it was submitted with")
     record = read_storage_record(files.get(STORAGE_FILE))
-    if record is None or record.job != name or pod_archive.digest_of_files(files) != digest:
-        raise ConflictError(
-            f"config map {map_name} is not the one that job {name} was submitted with, so it is not known where the "
-            "job saves; nothing was done",
-            hint=f"name the location itself, with --connection, instead of job {name}",
-        )
+    if record is None or record.job != name_of(trainjob):
+        raise _not_certain(trainjob, f"config map {map_name} does not say it, as those of earlier releases")
     annotated = at(read_record(texts(trainjob, "metadata", "annotations").get(RECORD)), "settings", _OUTPUT)
-    for said in (named_output(trainjob), record.output if annotated is None else annotated):
+    for said in (named, record.output if annotated is None else annotated):
         if said != record.output:
-            raise ConflictError(
-                f"job {name} was submitted to save to {record.output}, and its TrainJob names {said} now: another "
-                "person may have changed it; nothing was done",
-                hint=f"name the location itself, with --connection, instead of job {name}",
-            )
+            raise _not_certain(trainjob, f"it was submitted to save to {record.output}, and names {said} now")
     plain = plain_variables(record.env)  # another person may have submitted the job
     return JobStorage(output=record.output, connection=record.connection, env=record.env, env_here=plain)
+
+
+def _not_certain(trainjob: Object, reason: str) -> ConflictError:
+    name = name_of(trainjob)
+    return ConflictError(
+        f"it is not certain where job {name} saves: {reason}; nothing was done",
+        hint=f"give the location itself, with --connection if it needs keys, instead of job {name}; "
+        f"`safepoint delete {name}` keeps the checkpoints",
+    )
 
 
 def secret_values(api: ClusterApi, name: str) -> dict[str, str]:
