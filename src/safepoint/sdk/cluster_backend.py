@@ -14,7 +14,7 @@ from safepoint.foundation.environment import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
-from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly, storage_of
+from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly
 from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
@@ -161,7 +161,7 @@ class ClusterBackend(KubernetesBackend):
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
         """A job's checkpoints, newest first, then the final model. Checkpoints of other programs are left out."""
         with as_kubeflow_raises():
-            storage = storage_of(self._jobs.observe(name).trainjob)
+            storage = self._jobs.storage_of(name)
             if storage.output is None:
                 return []
             location = location_of(storage.output, name)

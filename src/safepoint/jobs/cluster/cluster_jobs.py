@@ -20,12 +20,14 @@ from safepoint.errors import (
 )
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.changes.plans import Plan, plans_among
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
-from safepoint.jobs.cluster.changes.successor import Plan, Successions, plans_among
+from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
 from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
+from safepoint.jobs.cluster.helper.job_storage import JobStorage, storage_of
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
@@ -143,6 +145,7 @@ class ClusterJobs:
         listed = self._api.objects("trainjobs")
         if not listed:
             self._check_trainer()
+        self._successions.report_changed(listed)
         if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
@@ -180,6 +183,15 @@ class ClusterJobs:
     def output_of(self, job: ClusterJob) -> str | None:
         """The job's output location; None if it is unknown, as for a job that Safepoint did not submit."""
         return job.output
+
+    def storage_of(self, name: str) -> JobStorage:
+        """Where a job saves, and with which keys; see `job_storage.storage_of`.
+
+        Raises:
+            NotFoundError: there is no such job.
+            ConflictError: another person has changed what says this.
+        """
+        return storage_of(self._api, self.observe(name).trainjob)
 
     def attempts(self, name: str) -> list[AttemptRecord]:
         """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
@@ -397,6 +409,7 @@ class ClusterJobs:
         if job.state.is_over:
             self._successions.drop(plan)
             return True
+        self._successions.check(plan, seen.trainjob)
         if job.state is JobState.SUSPENDED:
             safe_step = stopped.safe_step if stopped is not None else job.safe_step
             self._successions.release(plan, seen.trainjob, replace(job, safe_step=safe_step))

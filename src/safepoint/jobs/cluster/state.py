@@ -15,6 +15,7 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, read_receipt
+from safepoint.jobs.cluster.records.storage_record import named_output
 from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record, removal_note
 from safepoint.jobs.model.records import AttemptRecord, command_line
 from safepoint.jobs.model.states import JobState
@@ -169,7 +170,6 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     record = read_record(texts(job, "metadata", "annotations").get(RECORD))
     state, message = _state_of(seen)
     program: list[str] = list(map(str, items(record, "program")))
-    settings = record.get("settings")
     trainer = at(job, "spec", "trainer")
     notes = texts(job, "metadata", "annotations")
     progress = progress_of(job, state)
@@ -195,7 +195,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         num_nodes=num_nodes,
         ranks_per_node=at(trainer, "numProcPerNode"),
         queue=texts(job, "metadata", "labels").get(_QUEUE),
-        output=at(settings, "SAFEPOINT_OUTPUT_DIR"),
+        output=named_output(job),
         progress=progress,
         safe_step=_whole(notes.get(SAFE_STEP)) if safe_step is None else safe_step,
         attempt=attempt,

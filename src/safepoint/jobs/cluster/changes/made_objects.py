@@ -102,14 +102,18 @@ def is_made(api: ClusterApi, kind: str, item: Object) -> bool:
 
 
 def _is_named_by_content(config_map: Object) -> bool:
-    try:
-        files = {
-            name: base64.b64decode(text, validate=True) for name, text in texts(config_map, "binaryData").items()
-        }
-    except (ValueError, TypeError):
+    files = shipped_files(config_map)
+    if files is None or at(config_map, "immutable") is not True:
         return False
-    named = config_map_name(job_of(config_map), pod_archive.digest_of_files(files))
-    return at(config_map, "immutable") is True and name_of(config_map) == named
+    return name_of(config_map) == config_map_name(job_of(config_map), pod_archive.digest_of_files(files))
+
+
+def shipped_files(config_map: Object) -> dict[str, bytes] | None:
+    """The files in a config map, by name; None if its content is not valid."""
+    try:
+        return {name: base64.b64decode(text, validate=True) for name, text in texts(config_map, "binaryData").items()}
+    except (ValueError, TypeError):
+        return None
 
 
 def _has_grace_of_name(runtime: Object) -> bool:

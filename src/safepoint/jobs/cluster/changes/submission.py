@@ -134,15 +134,19 @@ def _differs(wanted: Object, found: Object) -> bool:
 
 def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> None:
     """Make a TrainJob the only owner of other objects, so that the cluster deletes them with the TrainJob."""
-    reference = {
+    for kind, item in made:
+        if [at(one, "uid") for one in items(item, "metadata", "ownerReferences")] != [uid_of(owner)]:
+            api.patch(kind, name_of(item), {"metadata": {"ownerReferences": [reference_to(owner)]}})
+
+
+def reference_to(owner: Object) -> Object:
+    """The entry of `ownerReferences` for a TrainJob."""
+    return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
         "name": name_of(owner),
         "uid": uid_of(owner),
     }
-    for kind, item in made:
-        if [at(one, "uid") for one in items(item, "metadata", "ownerReferences")] != [uid_of(owner)]:
-            api.patch(kind, name_of(item), {"metadata": {"ownerReferences": [reference]}})
 
 
 def _own_left(api: ClusterApi, job: Object) -> None:
