@@ -25,6 +25,7 @@ from safepoint.checkpoint.tools.repair import repair
 from safepoint.errors import AccessDeniedError, StorageError
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.shared_folders import no_links
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.choose import CheckpointChooser
@@ -42,15 +43,15 @@ class Stuck:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: set[str] = set()
         self.errno = errno.EPERM
-        real_rename, real_unlink, real_rmdir = Path.rename, os.unlink, os.rmdir
+        real_rename, real_unlink, real_rmdir = os.rename, os.unlink, os.rmdir
 
         def refuse(path: Any, target: Path | None = None) -> None:
             if Path(path).name in self.names:
                 raise OSError(self.errno, os.strerror(self.errno), str(path), None, target and str(target))
 
-        def rename(path: Path, target: Path) -> Path:
-            refuse(path, target)
-            return real_rename(path, target)
+        def rename(path: Any, target: Any, **folders: int | None) -> None:
+            refuse(path, Path(target))
+            real_rename(path, target, **folders)
 
         def unlink(path: Any, *, dir_fd: int | None = None) -> None:
             refuse(path)
@@ -60,7 +61,7 @@ class Stuck:
             refuse(path)
             real_rmdir(path, dir_fd=dir_fd)
 
-        monkeypatch.setattr(Path, "rename", rename)
+        monkeypatch.setattr(os, "rename", rename)
         monkeypatch.setattr(os, "unlink", unlink)
         monkeypatch.setattr(os, "rmdir", rmdir)
 
@@ -271,14 +272,14 @@ def test_adopt_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of another program whose folder cannot be written keeps no other from being adopted."""
     for step in (4, 6):
         write_foreign(tmp_path, step)
-    real = Path.replace
+    real = no_links.rename
 
-    def replace(path: Path, target: Path) -> Path:
+    def rename(source: Path, target: Path, *, below: Path | None = None) -> None:
         if target == tmp_path / "checkpoint-4" / MANIFEST_NAME:
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(target))
-        return real(path, target)
+        real(source, target, below=below)
 
-    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(no_links, "rename", rename)
     inventory, _ = open_inventory(str(tmp_path))
     done = adopt(inventory, inventory.items(), accumulation=1, dry_run=False, progress=lambda *_: None)
     assert [bool(one.faults) for one in done] == [True, False]

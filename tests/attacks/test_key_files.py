@@ -3,16 +3,22 @@
 The stranger's keys would be used, so that the checkpoints go to the stranger; a pipe or a device would never end.
 """
 
+import http.server
+import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
-from safepoint.errors import AccessDeniedError, SafepointError, UsageError
+from safepoint.errors import AccessDeniedError, ObjectNotFoundError, SafepointError, UsageError
+from safepoint.foundation import clock
 from safepoint.settings.run_settings import RunSettings
-from safepoint.storage import object_store
+from safepoint.storage.key_files import KeyFiles
 from safepoint.storage.location import parse_location
 from safepoint.storage.object_store import ObjectStore
 from safepoint.storage.options import StorageOptions
@@ -132,7 +138,97 @@ def test_files_of_the_user_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = find_keys(StorageOptions(), {"AWS_SHARED_CREDENTIALS_FILE": str(volume / "keys")}).current()
     assert found.access_key_id == "STRANGER"
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(volume / "keys"))
-    object_store._check_key_files(parse_location("gs://bucket/run"))
+    files = KeyFiles(parse_location("gs://bucket/run"))
+    assert Path(files.options["application_credentials"]).read_text() == _KEYS
+
+
+class _Store(http.server.BaseHTTPRequestHandler):
+    """A store, and a token service, of Google or Azure: notes what it is sent, and has no object."""
+
+    protocol_version = "HTTP/1.1"
+    received: ClassVar[list[str]] = []
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        self.received.append(f"{self.path} {body}")
+        answer = b'{"access_token": "T", "expires_in": 0, "token_type": "Bearer"}'
+        self.send_response(200 if self.command == "POST" else 404)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer)
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def log_message(self, *args: object) -> None:
+        """Write no log of requests."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(_Store, "received", [])
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Store) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+def log_in_at(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_BASE_URL", server)
+    azure = {"ACCOUNT_NAME": "abc", "CLIENT_ID": "i", "TENANT_ID": "t", "AUTHORITY_HOST": server, "ENDPOINT": server}
+    for name, value in azure.items():
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_a_file_that_is_replaced_after_it_was_checked(
+    scheme: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """obstore opens it again for the first request."""
+    path = tmp_path / "shared" / "keys"
+    path.parent.mkdir()
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    account = {"type": "service_account", "client_email": "USERS", "private_key": key.decode(), "private_key_id": "1"}
+    google = {**account, "token_uri": f"{server}/users", "gcs_base_url": server}
+    path.write_text(json.dumps(google) if scheme == "gs" else "USERS")
+    named = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AZURE_FEDERATED_TOKEN_FILE"
+    monkeypatch.setenv(named, str(path))
+    log_in_at(server, monkeypatch)
+    store = ObjectStore(parse_location(f"{scheme}://bucket/run"), StorageOptions(request_timeout_s=5))
+    path.unlink()
+    path.parent.chmod(0o1777)
+    stranger = {**google, "client_email": "STRANGER", "token_uri": f"{server}/stranger"}
+    path.write_text(json.dumps(stranger) if scheme == "gs" else "STRANGER")
+    os.chown(path, _STRANGER, _STRANGER)
+    error = failure_of(lambda: store.stat("x", deadline_s=clock.monotonic_s() + 5))
+    assert not [one for one in _Store.received if "stranger" in one.lower()]
+    assert isinstance(error, AccessDeniedError)
+
+
+def test_a_token_that_was_renewed(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kubernetes does it; obstore reads the new one, although it has no path to it."""
+    path = tmp_path / "token"
+    path.write_text("FIRST")
+    monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(path))
+    log_in_at(server, monkeypatch)
+    store = ObjectStore(parse_location("az://bucket/run"), StorageOptions(request_timeout_s=5))
+    for token in ("FIRST", "SECOND"):
+        (tmp_path / "new").write_text(token)
+        os.replace(tmp_path / "new", path)
+        with pytest.raises(ObjectNotFoundError):
+            store.stat("x", deadline_s=clock.monotonic_s() + 5)
+    assert [one for one in _Store.received if "client_assertion=FIRST" in one]
+    assert [one for one in _Store.received if "client_assertion=SECOND" in one]
 
 
 @pytest.mark.parametrize("kind", _KINDS)

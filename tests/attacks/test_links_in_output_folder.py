@@ -16,7 +16,8 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.doctor.deadline import look_at_history
 from safepoint.errors import StorageError
 from safepoint.foundation.events.stream import append_lines
-from safepoint.foundation.files import FolderLock, is_being_read, is_locked, read_lock_owner
+from safepoint.foundation.files import FolderLock, is_locked, read_lock_owner
+from safepoint.foundation.shared_folders.leases import Lease, lease_on
 from safepoint.progress.record import read_progress
 from safepoint.snapshot.keeper.held_folder import HeldFolder, Reporter
 from safepoint.training.engine.save_clock import read_losses
@@ -190,7 +191,7 @@ def test_each_file_by_itself_is_refused_or_ignored(kind: str, outside: Path, tmp
     assert read_progress(path) is None
     assert read_lock_owner(path) == {}
     assert not is_locked(path)
-    assert not is_being_read(path)
+    assert lease_on(path) is Lease.NONE
     read_losses(path)
 
 

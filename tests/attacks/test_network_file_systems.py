@@ -15,6 +15,7 @@ from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 from safepoint.snapshot.keeper.persist.snapshot_commit import Nodes
 from tests.support.checkpoints import commit, prepared
 
@@ -39,7 +40,7 @@ def test_a_checkpoint_that_is_being_read_is_not_deleted(tmp_path: Path) -> None:
     """Also where `flock` refuses an exclusive lock on a file that is open for reading."""
     output = prepared(tmp_path / "out")
     folder = commit(output, 3)
-    with files.reading(folder / "safepoint-manifest.json"):
+    with reading(folder / "safepoint-manifest.json"):
         assert output.is_in_use("checkpoint-3")
         assert not output.delete("checkpoint-3")
     assert not output.is_in_use("checkpoint-3")
@@ -50,9 +51,9 @@ def test_a_lease_on_a_file_that_may_not_be_written(tmp_path: Path) -> None:
     """A manifest with a second name is opened for reading only."""
     folder = commit(prepared(tmp_path / "out"), 3)
     os.link(folder / "safepoint-manifest.json", tmp_path / "second")
-    with files.reading(folder / "safepoint-manifest.json"):
-        assert files.is_being_read(folder / "safepoint-manifest.json")
-    assert not files.is_being_read(folder / "safepoint-manifest.json")
+    with reading(folder / "safepoint-manifest.json"):
+        assert lease_on(folder / "safepoint-manifest.json") is Lease.READER
+    assert lease_on(folder / "safepoint-manifest.json") is Lease.NONE
 
 
 @pytest.fixture
@@ -76,16 +77,15 @@ def test_a_crash_while_a_checkpoint_is_replaced_loses_none(num_renames: int, tmp
     child = os.fork()
     if child == 0:
         left = [num_renames]
-        real = Path.rename
+        real = os.rename
 
-        def rename(source: Path, target: Path) -> Path:
-            moved = real(source, target)
+        def rename(*names: str, **folders: int | None) -> None:
+            real(*names, **folders)
             left[0] -= 1
             if left[0] == 0:
                 os._exit(0)  # a crash after this call
-            return moved
 
-        setattr(Path, "rename", rename)  # noqa: B010  in the child, which ends at once
+        setattr(os, "rename", rename)  # noqa: B010  in the child, which ends at once
         files.replace_folder(working, output.root / "checkpoint-3", trash=output.trash)
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0

@@ -15,6 +15,7 @@ pytestmark = [
 BEGINNING = """
 from safepoint.errors import ConflictError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders.leases import reading
 from tests.support.checkpoints import commit, prepared
 output = prepared(mnt / "out")
 def claims():
@@ -84,7 +85,7 @@ def test_a_lease_protects_a_checkpoint_from_other_machines(guest: Callable[..., 
         on 1 ask; on 2 ask
         """,
         read="""
-with files.reading(commit(output, 3) / "safepoint-manifest.json"):
+with reading(commit(output, 3) / "safepoint-manifest.json"):
     time.sleep(12)
 """,
         ask='print("in use:", output.is_in_use("checkpoint-3"))',

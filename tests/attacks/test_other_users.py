@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import re
 import socket
@@ -16,10 +15,11 @@ import pytest
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import StorageError, UsageError
-from safepoint.foundation import environment, processes
+from safepoint.foundation import environment
 from safepoint.foundation.configuration import Configuration
-from safepoint.foundation.files import FolderLock, is_being_read, reading
+from safepoint.foundation.files import FolderLock
 from safepoint.foundation.processes import JOB_VARIABLE, processes_of
+from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 from safepoint.jobs.local.attempt.launchers import Launchers
 from safepoint.jobs.local.paths import make_private
 from safepoint.settings.run_settings import RunSettings, place_output
@@ -265,32 +265,9 @@ class TestLocks:
         path.touch()
         path.chmod(0o644)
         with stranger(f"file = open({str(path)!r}); fcntl.flock(file, fcntl.LOCK_SH)"):
-            assert not is_being_read(path)
+            assert lease_on(path) is Lease.NONE
             with reading(path):
-                assert is_being_read(path)
-        with path.open() as other:
-            fcntl.flock(other, fcntl.LOCK_SH)
-            assert is_being_read(path)
-
-    @pytest.mark.parametrize("is_reused", [False, True])
-    def test_a_lease_whose_process_has_ended(
-        self, is_reused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Another user's process locks the file, passes it on, and ends. One of this user may get its number."""
-        path = tmp_path / "manifest"
-        path.touch()
-        path.chmod(0o644)
-        code = (
-            f"file = open({str(path)!r})\nchild = os.fork()\n"
-            "if not child: fcntl.flock(file, fcntl.LOCK_SH); os._exit(0)\nos.waitpid(child, 0)"
-        )
-        with stranger(code):
-            if is_reused:
-                users = {os.getpid(): os.getuid()}
-                monkeypatch.setattr(processes, "_pids_with_lock", lambda place: iter(users))
-            assert not is_being_read(path)
-            with reading(path):
-                assert is_being_read(path)
+                assert lease_on(path) is Lease.READER
 
 
 def test_processes_of_another_user_are_not_a_jobs(tmp_path: Path) -> None:

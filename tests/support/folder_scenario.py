@@ -7,9 +7,9 @@ from pathlib import Path
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies, prune
-from safepoint.foundation import files
 from safepoint.foundation.events.run_events import Pruned, PruneFailed
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.shared_folders.leases import reading
 from tests.support.checkpoints import commit
 from tests.support.commands import safepoint
 
@@ -41,7 +41,7 @@ def whole(root: Path) -> None:
     assert OutputFolder(root).steps() == [3, 2]
     for step in (2, 3):
         assert verify(root / f"checkpoint-{step}").is_valid
-    with files.reading(root / "checkpoint-3/safepoint-manifest.json"):
+    with reading(root / "checkpoint-3/safepoint-manifest.json"):
         assert safepoint("checkpoints", "verify", root / "checkpoint-3").code == 0
     for command in (
         ("copy", root / "checkpoint-3", root.parent / "copy"),

@@ -7,6 +7,7 @@ import pytest
 from obstore.store import S3Store
 
 from safepoint.storage import library_bucket
+from safepoint.storage.key_files import KeyFiles
 from safepoint.storage.library_bucket import LibraryBucket
 from safepoint.storage.location import Location
 from safepoint.storage.object_store import ObjectStore
@@ -19,7 +20,9 @@ def library_store(
 ) -> ObjectStore:
     """A store whose requests go through obstore, as those to Google and Azure do; until the test ends."""
 
-    def make_client(location: Location, _: StorageOptions, timeout_s: float, *, is_repeating: bool = False) -> Any:
+    def make_client(
+        location: Location, _: StorageOptions, timeout_s: float, keys: KeyFiles, *, is_repeating: bool = False
+    ) -> Any:
         return S3Store(
             location.bucket,
             endpoint=endpoint or server.endpoint,

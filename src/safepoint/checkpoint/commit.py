@@ -23,6 +23,8 @@ from safepoint.checkpoint.format.manifest import Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing, is_newer_format, list_files
 from safepoint.errors import ConflictError, SaveError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import open_regular
 
 Record = Manifest | NodePart
 """The file that says what a folder holds: a `Manifest` for a whole checkpoint, a `NodePart` for one node's part."""
@@ -124,7 +126,7 @@ class FolderDestination:
                 f"a later release of Safepoint wrote {self.target}; this release does not replace it",
                 hint="move it away, or use that release",
             )
-        self.source.mkdir(parents=True, exist_ok=True)  # one node's part may have no files
+        no_links.make_folders(self.source)  # one node's part may have no files
         present = list_files(self.source)
         if record is not None:
             faults = compare_listing(record.files, present, extra=True)
@@ -152,7 +154,7 @@ class FolderDestination:
             return
         with contextlib.suppress(FileNotFoundError):
             self.target.rmdir()
-        self.source.rename(self.target)
+        no_links.rename(self.source, self.target)
         files.fsync_folder(self.target.parent)
 
     def discard(self) -> None:
@@ -163,9 +165,11 @@ class FolderDestination:
 def link_or_copy(source: Path, target: Path) -> None:
     """Make `target` a second name of the file `source`; where the file system has no hard links, copy the file."""
     try:
-        os.link(source, target, follow_symlinks=False)
+        no_links.link(source, target)
     except OSError:
-        shutil.copyfile(source, target, follow_symlinks=False)
+        descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(descriptor, "wb") as copy, open_regular(source) as file:
+            shutil.copyfileobj(file, copy)
 
 
 def fsync_parents(root: Path, paths: Iterable[str]) -> None:

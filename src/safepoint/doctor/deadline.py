@@ -12,7 +12,8 @@ from pathlib import Path
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.doctor.finding import Finding, Status
-from safepoint.foundation.bounded_json import open_regular, parse_object
+from safepoint.foundation.bounded_json import parse_object
+from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.progress.record import read_progress
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import StorageError
 from safepoint.foundation import clock, files
+from safepoint.foundation.shared_folders.record_locks import SET_LOCK, lock_file
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.storage.location import Location
 from safepoint.storage.opening import Tried, open_store, try_access
@@ -58,7 +59,7 @@ def look_at_folder(folder: Path) -> Disk:
     try:
         has_locks = True
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(descriptor, SET_LOCK, fcntl.F_WRLCK)
         except OSError:
             has_locks = False
         rate = _write(descriptor, most_bytes=min(_MOST_BYTES, free_bytes // 10))

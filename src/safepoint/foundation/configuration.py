@@ -300,8 +300,8 @@ def _warning(path: Path, why: str) -> str:
     folder = printable(os.path.realpath(path.parent))
     return (
         f"the settings in {printable(str(path))} were ignored: {why}, and settings can run programs as you; "
-        "use a copy of the file that belongs to you, or, if you trust everyone who may write there, "
-        f"set {TRUSTED_FOLDERS}={folder}"
+        "use a copy that belongs to you and that only you can write to, or, if you trust everyone who may write "
+        f"there, set {TRUSTED_FOLDERS}={folder}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,11 @@ from safepoint.errors import StorageError, UsageError
 
 _PLANTED = "it, or a folder above it, belongs to another user in a folder that everyone may write to"
 _REPLACED = "it was replaced while it was read"
-_SERVICE_PROTOCOLS = ("tcp://", "udp://", "sctp://")
+_DEFAULT_ACL = "system.posix_acl_default"
+WITHOUT_MODES = ("cifs", "smb", "9p", "vfat", "exfat", "fuse")
+"""Types of file systems on which every file has the mode that was chosen for the mount."""
+_SERVICE_PORT = re.compile(r"(?:SAFEPOINT|PET)_(?:.*_)?PORT(?:_[0-9]+_[A-Z0-9]+)?")
+_SERVICE_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,21 +190,29 @@ class UntrustedFileError(OSError):
 
 
 class PlantedError(UntrustedFileError, PermissionError):
-    """Another user may have put a file where everyone may write."""
+    """Another user may have put a file there, or may have written it."""
 
 
 def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file that may contain keys, or names of programs to run. Links are followed.
 
+    The user has chosen the path, so the file may belong to another user. All else is as for `why_foreign`: not
+    everyone may write to it, no stranger may be in its group, have given it its name, or have planted it.
+
     Raises:
-        PlantedError: another user may have put it there.
+        PlantedError: another user may have put it there, or may have written it.
         UntrustedFileError: it is not a file.
         OSError: it cannot be opened.
     """
     file = open_only_file(path)
-    if is_planted(path, file.fileno()):
+    try:
+        link, now = os.lstat(path), os.stat(path)
+        why = _why_exposed(path, link, now, is_named=True) or (_PLANTED if is_planted(path, file.fileno()) else None)
+    except OSError:
+        why = _REPLACED
+    if why is not None:
         file.close()
-        raise PlantedError(errno.EPERM, _PLANTED, os.fspath(path))
+        raise PlantedError(errno.EPERM, why, os.fspath(path))
     return file
 
 
@@ -222,7 +235,7 @@ def read_trusted(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """The content of a file with keys; see `open_trusted`.
 
     Raises:
-        PlantedError: another user may have put it there.
+        PlantedError: another user may have put it there, or may have written it.
         UntrustedFileError: it is not a file, or is larger than `max_bytes`.
         OSError: it cannot be read.
     """
@@ -236,8 +249,14 @@ def read_trusted(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 def why_foreign(path: str | os.PathLike[str], opened: int | None = None) -> str | None:
     """Why another user may decide what is in a file, such as `it belongs to user eve`; None if only this user may.
 
-    A file counts as this user's if it and the link at `path`, if there is one, belong to this user or to root, not
-    everyone may write to it, and `is_planted` is false. A group that may write to it is trusted.
+    A file counts as this user's if
+
+    - it and the link at `path`, if there is one, belong to this user or to root;
+    - not everyone may write to it. A group may, if this user or root chose the group: a folder of a stranger passes
+      its group, or the rights in its access control list, on to the files that this user makes there;
+    - it has one name. A stranger's second name for it (a hard link) would be in a folder of the stranger, where its
+      relative paths lead to the stranger's files;
+    - `is_planted` is false.
 
     Args:
         path: the file.
@@ -256,11 +275,85 @@ def why_foreign(path: str | os.PathLike[str], opened: int | None = None) -> str 
     for status in (found, link, now):
         if status.st_uid not in {os.geteuid(), 0}:
             return f"it belongs to user {user_name(status.st_uid)}"
-    if now.st_mode & stat.S_IWOTH and not stat.S_ISLNK(now.st_mode):
-        return "everyone may write to it"
+    if why := _why_exposed(path, link, now):
+        return why
     if is_planted(path, opened):
         return _PLANTED
     return None if opened is None or os.path.samestat(found, now) else _REPLACED
+
+
+def _why_exposed(
+    path: str | os.PathLike[str], link: os.stat_result, now: os.stat_result, *, is_named: bool = False
+) -> str | None:
+    """Why strangers may have written a file, or given it this name; None if they cannot.
+
+    Args:
+        path: the file.
+        link: its status, or that of the link at `path`.
+        now: its status. Both are of `path` and not of a descriptor: the file had this many names while it had this
+            one, whatever a stranger did before.
+        is_named: whether the user has chosen the path. Then the mode of a file whose mode cannot be changed, as in a
+            volume of Kubernetes, does not count.
+    """
+    named, real = Path(os.path.abspath(path)).parent, Path(os.path.realpath(path)).parent
+    if not stat.S_ISLNK(now.st_mode) and now.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if now.st_mode & stat.S_IWOTH and not (is_named and _has_mode_of_mount(real)):
+            return "everyone may write to it"
+        if (stranger := _stranger_of(real)) is not None:
+            return f"others may write to it, and it is in a folder of user {user_name(stranger)}"
+    for status, folder in ((link, named), (now, real)):
+        if status.st_nlink > 1 and _has_open_names(folder):
+            return "it has a second name (a hard link), and others may have given it this one"
+    return None
+
+
+def _has_mode_of_mount(folder: Path) -> bool:
+    """Whether the files in `folder` cannot be written, or all have a mode that was chosen for the mount."""
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY) or file_system_of(folder).startswith(WITHOUT_MODES)
+
+
+def _has_open_names(folder: Path) -> bool:
+    """Whether strangers may give names to files in the folder."""
+    found = os.stat(folder)
+    if found.st_uid not in {os.geteuid(), 0} or found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and (
+        bool(found.st_mode & stat.S_ISVTX) or _stranger_of(folder) is not None
+    )
+
+
+def _stranger_of(folder: Path) -> int | None:
+    """The user whose group or access control list new files in `folder` get, unless it is this user or root.
+
+    A folder passes its group on if it has the set-group-ID bit, and its default access control list in any case.
+    """
+    for one in (folder, *folder.parents):
+        found = os.stat(one)
+        if found.st_uid != os.geteuid():
+            return found.st_uid or None
+        if not found.st_mode & stat.S_ISGID and not _has_default_acl(one):
+            return None
+    return None
+
+
+def _has_default_acl(folder: Path) -> bool:
+    try:
+        return bool(os.getxattr(folder, _DEFAULT_ACL))
+    except OSError:
+        return False
+
+
+def file_system_of(folder: Path) -> str:
+    """The type of the file system that holds `folder`, as the kernel calls it; empty when it is unknown."""
+    folder, kinds = folder.resolve(), dict[Path, str]()
+    try:
+        text = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    for line in text.splitlines():
+        _, where, kind, *_ = line.split(" ")
+        kinds[Path(where.replace("\\040", " "))] = kind
+    return next((kinds[path] for path in (folder, *folder.parents) if path in kinds), "")
 
 
 def user_name(uid: int) -> str:
@@ -295,11 +388,11 @@ def is_importable(module: str, folder: str) -> bool:
 
 
 def forget_service_links() -> None:
-    """Remove the variables of Kubernetes Services that look like settings of Safepoint.
+    """Remove the variables of Kubernetes Services that look like settings of Safepoint or torchrun.
 
-    For a Service called `safepoint-metrics`, Kubernetes sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod of
-    its namespace.
+    For a Service called `safepoint-metrics`, Kubernetes sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 and
+    SAFEPOINT_METRICS_PORT_80_TCP=tcp://10.0.0.7:80 in every pod of its namespace. No port of a setting is an address.
     """
     for name, value in list(os.environ.items()):
-        if name.startswith("SAFEPOINT_") and value.startswith(_SERVICE_PROTOCOLS):
+        if _SERVICE_PORT.fullmatch(name) and _SERVICE_ADDRESS.match(value):
             del os.environ[name]

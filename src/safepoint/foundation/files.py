@@ -1,4 +1,4 @@
-"""Durable and atomic file operations, locks and leases.
+"""Durable and atomic file operations, and the lock of a folder.
 
 `fsync_file` makes the content of a file survive a power loss, and `fsync_folder` the names in a folder. A reader
 sees the result of `write_atomic` and of `replace_folder` completely or not at all, also on another node of a shared
@@ -17,31 +17,24 @@ import logging
 import os
 import shutil
 import stat
-import struct
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from safepoint.errors import printable
-from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import open_regular, open_shared, read_object
-from safepoint.foundation.processes import close_in_children, is_locked_by_reader
+from safepoint.foundation.bounded_json import read_object
+from safepoint.foundation.processes import close_in_children
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import count_names, open_regular, open_shared
+from safepoint.foundation.shared_folders.record_locks import CANNOT_LOCK, GET_LOCK, IS_HELD, SET_LOCK, lock_file
 
-_FLOCK = "hhqqi4x"
-"""`struct flock` of 64-bit Linux: type, whence, start, length, process."""
-_SET_LOCK = fcntl.F_OFD_SETLK, fcntl.F_SETLK
-_GET_LOCK = fcntl.F_OFD_GETLK, fcntl.F_GETLK
-"""Two commands each: for a lock that belongs to the open file; and, on kernels without such locks, for a lock that
-belongs to the process."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 _UNKNOWN_BYTES = 1 << 62
-_NUM_LEASE_TRIES, _LEASE_AGAIN_S = 50, 0.01
 _log = logging.getLogger("safepoint")
 _NUM_LOCK_TRIES = 10
-_CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
 def make_folder(path: Path) -> None:
@@ -52,7 +45,7 @@ def make_folder(path: Path) -> None:
     """
     path = path.absolute()
     made = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
-    path.mkdir(parents=True, exist_ok=True)
+    no_links.make_folders(path)
     for folder in made:
         with contextlib.suppress(PermissionError):  # the user may create names in the parent, but may not open it
             fsync_folder(folder.parent)
@@ -76,24 +69,27 @@ def _fsync(path: Path, flag: int) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
+def write_atomic(path: Path, data: bytes, *, durable: bool, below: Path | None = None) -> None:
     """Write `data` so that a reader sees the old content or the new, never a part of it.
 
     Args:
         path: the file. Its folder must exist.
         data: the whole content.
         durable: also survive a power loss; costs about a millisecond.
+        below: a folder above the file; the folders between the two may not be links.
     """
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with working.open("xb") as file:
+        descriptor = no_links.open_file(working, os.O_WRONLY | os.O_CREAT | os.O_EXCL, below=below)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        working.replace(path)
+        no_links.rename(working, path, below=below)
     except BaseException:
-        working.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            no_links.unlink(working, below=below)
         raise
     if durable:
         fsync_folder(path.parent)
@@ -118,7 +114,7 @@ def replace_folder(source: Path, target: Path, *, trash: Path) -> None:
         trash: an existing folder on the same file system, into which the replaced folder is moved.
     """
     if not os.path.lexists(target):
-        source.rename(target)
+        no_links.rename(source, target)
     elif target.is_symlink() or not target.is_dir():
         _replace(source, target, trash)
     else:
@@ -130,11 +126,13 @@ def _exchange(source: Path, target: Path, trash: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     renameat2 = getattr(libc, "renameat2", None)
     if renameat2 is not None:
-        done = renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE)
+        with no_links.located(source) as old, no_links.located(target) as new:
+            names = [(_AT_FDCWD if one.folder is None else one.folder, os.fsencode(one.name)) for one in (old, new)]
+            done = renameat2(*names[0], *names[1], _RENAME_EXCHANGE)
+            error = ctypes.get_errno()
         if done == 0:
-            source.rename(trash / uuid.uuid4().hex)
+            no_links.rename(source, trash / uuid.uuid4().hex)
             return
-        error = ctypes.get_errno()
         if error not in _CANNOT_EXCHANGE:
             raise OSError(error, os.strerror(error), str(target))
     # Network file systems cannot exchange two names. For a moment the name is missing. A reader that looks for it
@@ -147,13 +145,13 @@ def _replace(source: Path, target: Path, trash: Path) -> None:
     # crash `restore_replaced` can give the old name back.
     doomed = trash / uuid.uuid4().hex
     replaced = trash / f"{target.name}.{doomed.name}"
-    target.rename(replaced)
+    no_links.rename(target, replaced)
     try:
-        source.rename(target)
+        no_links.rename(source, target)
     except OSError:
-        replaced.rename(target)  # a failed save must not remove the checkpoint that it was to replace
+        no_links.rename(replaced, target)  # a failed save must not remove the checkpoint that it was to replace
         raise
-    replaced.rename(doomed)
+    no_links.rename(replaced, doomed)
 
 
 def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool]) -> None:
@@ -168,7 +166,7 @@ def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool
         target = folder / path.stem
         if is_name(path.stem) and not os.path.lexists(target):
             with contextlib.suppress(OSError):  # such as an immutable folder; it must not end a start
-                path.rename(target)
+                no_links.rename(path, target)
                 fsync_folder(folder)
 
 
@@ -185,14 +183,16 @@ def refresh(folder: Path) -> None:
 def discard(path: Path, *, trash: Path) -> None:
     """Move `path` to the trash in one step, then delete it there. So after a crash `path` is complete or absent."""
     doomed = trash / uuid.uuid4().hex
-    path.rename(doomed)
+    no_links.rename(path, doomed)
     fsync_folder(path.parent)
     delete_tree(doomed)
 
 
 def delete_tree(path: Path) -> None:
     """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error."""
-    _delete_entry(path)
+    # What is not there, because a folder above it is missing or was replaced by a link, needs no deletion.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), no_links.located(path) as (name, folder):
+        _delete_entry(name, folder)
 
 
 def delete_entries(root: Path, *below: str, pattern: str) -> int:
@@ -239,7 +239,7 @@ def _opened(path: str | Path, flags: int = 0, *, parent: int | None = None) -> G
         os.close(descriptor)
 
 
-def _delete_entry(name: str | Path, parent: int | None = None) -> None:
+def _delete_entry(name: str, parent: int | None = None) -> None:
     try:
         if not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
             os.unlink(name, dir_fd=parent)
@@ -253,7 +253,7 @@ def _delete_entry(name: str | Path, parent: int | None = None) -> None:
         _delete_deep(name, parent)
 
 
-def _delete_deep(path: str | Path, parent: int | None) -> None:
+def _delete_deep(path: str, parent: int | None) -> None:
     """Delete a folder whose tree is too deep for recursion.
 
     Until no sub-folder is left, the folders in each sub-folder are moved up, and the sub-folder is deleted.
@@ -354,21 +354,25 @@ class FolderLock:
         """
         for _ in range(_NUM_LOCK_TRIES):
             file = os.fdopen(open_shared(path, os.O_RDWR | os.O_CREAT, 0o622), "r+b", buffering=0)
-            _let_only_writers_read(file)
             try:
-                _call_lock(file, _SET_LOCK, fcntl.F_WRLCK)
+                lock_file(file, SET_LOCK, fcntl.F_WRLCK)
             except OSError as error:
                 file.close()
-                if error.errno in _CANNOT_LOCK:
+                if error.errno in CANNOT_LOCK:
                     return None
-                if error.errno in {errno.EACCES, errno.EAGAIN}:
+                if error.errno in IS_HELD:
                     raise BlockingIOError(error.errno, "held by another process", str(path)) from error
                 raise
-            if cls._is_own(file, path):
-                break
+            try:
+                if cls._is_own(file, path):
+                    break
+            except BaseException:
+                file.close()
+                raise
             file.close()
         else:
             raise BlockingIOError(errno.EAGAIN, "replaced again and again by another process", str(path))
+        _let_only_writers_read(file)
         with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
             # The file is overwritten, then set to the new length. If it were emptied first, a full disk might have no
             # block left for the new content.
@@ -379,23 +383,19 @@ class FolderLock:
     def _is_own(file: IO[bytes], path: Path) -> bool:
         """Whether the locked file is still the one at `path`, and has no second name.
 
-        If it has a second name, a new file replaces it at `path`, and the result is False.
+        If it has a second name, a new file replaces it at `path`, and the result is False. Nothing in the file is
+        changed before the result is True: another user may have made this name for any file of this user.
         """
-        status = os.fstat(file.fileno())
-        with contextlib.suppress(FileNotFoundError):
-            if not os.path.samestat(status, path.lstat()):
-                return False
-            if status.st_nlink > 1:  # this process may replace the file, because it holds the lock
-                write_atomic(path, b"", durable=False)
-                return False
-            return True
-        return False
+        num_names = count_names(path, file.fileno())
+        if num_names > 1:  # this process may replace the file, because it holds the lock
+            write_atomic(path, b"", durable=False)
+        return num_names == 1
 
     def release(self) -> None:
         """Release the lock."""
         if not self._file.closed:
             with contextlib.suppress(OSError):
-                _call_lock(self._file, _SET_LOCK, fcntl.F_UNLCK)
+                lock_file(self._file, SET_LOCK, fcntl.F_UNLCK)
             self._file.close()
 
 
@@ -409,18 +409,6 @@ def _let_only_writers_read(file: IO[bytes]) -> None:
             os.fchmod(file.fileno(), mode)
 
 
-def _call_lock(file: IO[bytes], commands: tuple[int, int], kind: int) -> int:
-    """Set a lock on the whole file, or query it; returns the kind of lock in the kernel's answer."""
-    query = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
-    try:
-        answer = fcntl.fcntl(file, commands[0], query)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        answer = fcntl.fcntl(file, commands[1], query)
-    return struct.unpack(_FLOCK, answer)[0]
-
-
 def is_locked(path: Path) -> bool:
     """Whether a process holds the `FolderLock` at `path`; False where the file system has no locks.
 
@@ -428,7 +416,7 @@ def is_locked(path: Path) -> bool:
     """
     try:
         with open_regular(path) as file:
-            return _call_lock(file, _GET_LOCK, fcntl.F_WRLCK) != fcntl.F_UNLCK
+            return lock_file(file, GET_LOCK, fcntl.F_WRLCK) != fcntl.F_UNLCK
     except OSError:
         return False
 
@@ -438,50 +426,3 @@ def read_lock_owner(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return read_object(path)
     return {}
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Generator[None]:
-    """Hold a shared lease on the file `path` while the `with` block runs.
-
-    A process that would delete the file calls `is_being_read` first. Any user who can read the file can hold a lock
-    on it for as long as they like. So this function tries for at most half a second, which is longer than
-    `is_being_read` holds its lock. If it gets no lock by then, or if the file system has none, the block runs without
-    a lease.
-    """
-    with open_regular(path) as file:
-        close_in_children(file)
-        with contextlib.suppress(OSError):
-            for _ in range(_NUM_LEASE_TRIES):
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    break
-                clock.sleep(_LEASE_AGAIN_S)
-        yield
-
-
-def is_being_read(path: Path) -> bool:
-    """Whether a process holds a `reading` lease on `path`; False if files cannot be locked.
-
-    On this machine, only running processes of this user and of root count. A process on another machine or in another
-    container, whose user is unknown, counts too.
-
-    The file is opened for writing, because NFS grants an exclusive lock only on a file that is open for writing. To
-    see the leases of other nodes, this function has to request such a lock.
-    """
-    try:
-        with _open_to_lock(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return is_locked_by_reader(os.fstat(file.fileno()))
-    except OSError:
-        return False
-    return False
-
-
-def _open_to_lock(path: Path) -> IO[bytes]:
-    try:
-        return os.fdopen(open_shared(path, os.O_RDWR), "r+b", buffering=0)
-    except OSError:  # the file is read-only
-        return open_regular(path)

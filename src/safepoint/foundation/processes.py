@@ -9,7 +9,7 @@ import fcntl
 import os
 import signal
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 _PROC = Path("/proc")
 _OWNER_OF_NAMESPACE = 0xB701
 """NS_GET_USERNS, see ioctl_ns(2)."""
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO of the kernel: the namespace that contains all others."""
 JOB_VARIABLE = "SAFEPOINT_JOB_DIR"
 """Holds the job's folder in all its processes."""
 
@@ -84,17 +86,6 @@ def processes_of(folder: Path) -> list[int]:
     return [pid for pid in found if _start_ticks(pid) is not None]
 
 
-def _exists(pid: int) -> bool:
-    """Whether a process has this number. Unlike /proc, this is known also of processes that /proc hides."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's
-        return True
-    return True
-
-
 def user_of(pid: int) -> int | None:
     """The real user of a process, which a setuid program does not change; None when the process has ended."""
     with contextlib.suppress(OSError):
@@ -139,45 +130,36 @@ def _place_of(status: os.stat_result) -> str:
     return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
 
 
-def _pids_with_lock(place: str) -> Iterator[int]:
-    """The processes that took a lock on the file; some may have ended, after they passed the open file to another."""
-    with contextlib.suppress(OSError):
-        for line in (_PROC / "locks").read_text(encoding="ascii").splitlines():
-            _, kind, _, _, pid, file, *_ = line.replace("->", "").split()
-            if kind == "FLOCK" and file == place:
-                yield int(pid)
+def find_lock(status: os.stat_result) -> tuple[bool, bool]:
+    """Whether any process of this machine holds a lock on a file, and whether one of this user's processes does.
 
-
-def is_locked_by_reader(status: os.stat_result) -> bool:
-    """Whether a process that may read a checkpoint holds a lock on the file, which has one; see `files.reading`."""
-    place = _place_of(status)
-    holders = list(_pids_with_lock(place))
-    # If no process is listed, one on another machine or in another container holds the lock.
-    return not holders or any(_may_read(pid, place) for pid in holders)
-
-
-def _may_read(pid: int, place: str) -> bool:
-    """Whether the process that took a lock counts as a reader of the file.
-
-    A reader closes the file before it ends (`files.reading`). So the lock of a process that has ended is a
-    stranger's, who keeps the open file in another process. One of this user's processes may have its number by now.
+    The number of a process in the kernel's list of locks is not used: a process passes its lock on together with the
+    open file, ends, and another process gets its number. What a process has open, it has itself.
     """
-    user = user_of(pid)
-    if user is None:
-        return _exists(pid)
-    if user == 0 and os.getuid() != 0:
-        return True
-    if user != os.getuid():
-        return False
-    try:
-        files = list((_PROC / str(pid) / "fdinfo").iterdir())
-    except OSError:  # the process ends, or it does not show its files to this one
-        return _exists(pid)
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            if any(place in line for line in file.read_text(errors="replace").splitlines() if line[:5] == "lock:"):
-                return True
+    place, is_listed = _place_of(status), False
+    with contextlib.suppress(OSError):
+        is_listed = place in (_PROC / "locks").read_text(encoding="utf-8").split()
+    for entry in os.listdir(_PROC):
+        if entry.isdecimal() and user_of(int(entry)) == os.getuid():
+            with contextlib.suppress(OSError):  # it ends, or does not show what it has open
+                if any(_holds_lock(file, place) for file in (_PROC / entry / "fdinfo").iterdir()):
+                    return True, True
+    return is_listed, False
+
+
+def _holds_lock(file: Path, place: str) -> bool:
+    with contextlib.suppress(OSError):  # it was closed meanwhile
+        lines = file.read_text(errors="replace").splitlines()
+        return any(place in line.split() for line in lines if line.startswith("lock:"))
     return False
+
+
+def is_seeing_all() -> bool:
+    """Whether /proc shows all processes of this machine, and not only those of one container."""
+    try:
+        return os.stat(_PROC / "self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def kill(pids: Iterable[int]) -> None:

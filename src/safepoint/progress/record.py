@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 
 from safepoint.errors import ExitCode, without_credentials
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import parse_object, read_regular
+from safepoint.foundation.bounded_json import parse_object
+from safepoint.foundation.shared_folders.opening import read_regular
 
 VERSION = 1
 PROGRESS_NAME = "progress.json"

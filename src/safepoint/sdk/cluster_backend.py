@@ -10,6 +10,7 @@ from typing import Any
 
 from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.errors import NotFoundError, UsageError
+from safepoint.foundation.environment import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
@@ -27,6 +28,7 @@ from safepoint.sdk.upstream import KubernetesBackend, constants, types
 from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_in, checkpoint_of, event_of, states_of
 
 _SCRIPT, _AUTHORITIES = "train.py", "ca-bundle.pem"
+_MOST_BYTES = 4 << 20
 _log = logging.getLogger("safepoint")
 
 
@@ -255,9 +257,15 @@ def _certificates(file: str | os.PathLike[str]) -> bytes:
     """The content of a file of certificates. Everyone who may read the job can read this content.
 
     Raises:
-        UsageError: the file contains a private key.
+        UsageError: the file contains a private key, or another user may have written it.
     """
-    content = Path(file).read_bytes()
+    try:
+        content = read_trusted(file, _MOST_BYTES)
+    except UntrustedFileError as error:
+        raise UsageError(
+            f"ca_bundle {os.fspath(file)} was not used: {error.strerror}; nothing was submitted",
+            hint="give a PEM file that only you can write to",
+        ) from error
     if b"PRIVATE KEY" in content:
         raise UsageError(
             f"ca_bundle {os.fspath(file)} contains a private key, which would be readable in the job; nothing was "

@@ -23,6 +23,7 @@ from safepoint.errors import ObjectNotFoundError, StorageError, TransientError, 
 from safepoint.foundation import clock
 from safepoint.foundation.closed_requests import named_proxy
 from safepoint.storage import failures
+from safepoint.storage.key_files import KeyFiles
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
@@ -45,7 +46,7 @@ _T = TypeVar("_T")
 
 
 def make_client(
-    location: Location, options: StorageOptions, timeout_s: float, *, is_repeating: bool = False
+    location: Location, options: StorageOptions, timeout_s: float, keys: KeyFiles, *, is_repeating: bool = False
 ) -> Client:
     """obstore's client for the requests to a bucket.
 
@@ -53,6 +54,7 @@ def make_client(
         location: `gs` or `az`.
         options: how to reach it.
         timeout_s: of each request.
+        keys: the files with keys.
         is_repeating: whether obstore repeats failed requests itself.
     """
     client_options: dict[str, Any] = {
@@ -63,15 +65,15 @@ def make_client(
         "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
         "allow_invalid_certificates": not options.verify_tls,
     }
-    if options.ca_bundle:
-        client_options["root_certificate"] = Path(options.ca_bundle).read_bytes()
+    if authorities := options.authorities():
+        client_options["root_certificate"] = authorities
     client_options |= _only_to_the_store(location)
     repeats: Any = {
         "max_retries": _NUM_STREAM_TRIES if is_repeating else 0,
         "retry_timeout": timedelta(seconds=DEFAULT_WITHIN_S),
     }
     kind: Any = GCSStore if location.scheme is Scheme.GS else AzureStore
-    return kind(location.bucket, client_options=client_options, retry_config=repeats)
+    return kind(location.bucket, client_options=client_options, retry_config=repeats, **keys.options)
 
 
 def _check_account(location: Location) -> None:
@@ -107,12 +109,14 @@ class LibraryBucket:
 
     Raises:
         UsageError: AZURE_STORAGE_ACCOUNT_NAME is no name of an account.
+        AccessDeniedError: see `KeyFiles`.
     """
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
         _check_account(location)
         self._location = location
         self._options = options
+        self._keys = KeyFiles(location)
         self._clients: dict[float, Client] = {}
         self._lock = threading.Lock()
         # The name of the value that a conditional write compares. Google's stores require the object's generation.
@@ -180,7 +184,10 @@ class LibraryBucket:
         content = source if isinstance(source, Content) else _content_of(source, size_bytes)
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
-        client = make_client(self._location, self._options, self._options.request_timeout_s, is_repeating=True)
+        self._keys.refresh()
+        client = make_client(
+            self._location, self._options, self._options.request_timeout_s, self._keys, is_repeating=True
+        )
 
         def check_deadline() -> None:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
@@ -276,6 +283,7 @@ class LibraryBucket:
             raise from_obstore(error, what) from error
 
     def _client(self, timeout_s: float) -> Client:
+        self._keys.refresh()
         # A client has one timeout for all its requests. Timeouts are rounded down to a doubling series, so that few
         # clients are needed.
         rounded_s = self._options.request_timeout_s
@@ -285,7 +293,7 @@ class LibraryBucket:
             rounded_s *= 2
         with self._lock:
             if rounded_s not in self._clients:
-                self._clients[rounded_s] = make_client(self._location, self._options, rounded_s)
+                self._clients[rounded_s] = make_client(self._location, self._options, rounded_s, self._keys)
             return self._clients[rounded_s]
 
 

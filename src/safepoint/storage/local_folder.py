@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import stat
@@ -9,8 +10,8 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
-from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
-from safepoint.foundation import files
+from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, printable
+from safepoint.foundation import clock, files
 from safepoint.storage.location import Location
 from safepoint.storage.store import (
     Condition,
@@ -26,6 +27,10 @@ from safepoint.storage.store import (
 _CHUNK_BYTES = 8 << 20
 _BLOCK_BYTES = 1 << 20
 _MOST_TRIES = 100
+_LOCK_WITHIN_S, _LOCK_AGAIN_S = 10.0, 0.01
+_held: set[Path] = set()
+"""The folders that another process has kept locked."""
+_log = logging.getLogger("safepoint")
 _WORKING = re.compile(r"\.(.+)\.[0-9a-f]{32}\.part")
 
 
@@ -283,10 +288,29 @@ def _locked(folder: Path) -> Generator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # on a file system without locks, comparison and rename are two steps
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _wait_for_lock(descriptor, folder)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, folder: Path) -> None:
+    """Lock a folder. Everyone who may read it can hold this lock for ever, so the wait has an end."""
+    give_up_s = clock.monotonic_s() + (_LOCK_WITHIN_S if folder not in _held else 0)
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if clock.monotonic_s() >= give_up_s:
+            break
+        clock.sleep(_LOCK_AGAIN_S)
+    if folder not in _held:
+        _held.add(folder)
+        _log.warning(
+            "%s is locked by another process, which does not end; files are written there without a lock, so let no "
+            "other run write to it",
+            printable(str(folder)),
+        )
 
 
 @contextlib.contextmanager

@@ -10,9 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError
+from safepoint.errors import ConditionError, ObjectNotFoundError, StorageError
 from safepoint.foundation import clock
-from safepoint.foundation.environment import UntrustedFileError, expand_home, read_trusted
 from safepoint.storage import failures
 from safepoint.storage.bucket import Bucket
 from safepoint.storage.location import Location, Scheme
@@ -33,13 +32,6 @@ from safepoint.storage.store import (
     is_own_key,
 )
 
-_DEFAULT_KEYS = "GOOGLE_APPLICATION_CREDENTIALS"
-_KEY_FILES = {
-    Scheme.GS: (_DEFAULT_KEYS, "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
-    Scheme.AZ: ("AZURE_FEDERATED_TOKEN_FILE",),
-}
-"""The variables that name files from which obstore takes keys."""
-_MOST_KEY_BYTES = 1 << 20
 _NUM_FENCED_TRIES = 5
 
 
@@ -211,7 +203,6 @@ class ObjectStore:
 def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
     if location.scheme is Scheme.S3:
         return S3Bucket(location.bucket, options, find_keys(options, os.environ))
-    _check_key_files(location)
     try:
         from safepoint.storage.library_bucket import LibraryBucket
     except ModuleNotFoundError as error:
@@ -221,28 +212,6 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
             hint=f"pip install 'safepoint[{location.extra}]'; on a cluster, use an image with obstore",
         ) from error
     return LibraryBucket(location, options)
-
-
-def _check_key_files(location: Location) -> None:
-    """Check the files from which obstore takes keys. It would use those of another user, and wait for a pipe.
-
-    Raises:
-        AccessDeniedError: a file exists and must not be used.
-    """
-    variables = {name.upper(): value for name, value in os.environ.items()}
-    named = [value for name in _KEY_FILES[location.scheme] if (value := variables.get(name))]
-    if location.scheme is Scheme.GS and not variables.get(_DEFAULT_KEYS):
-        named.append(str(expand_home("~/.config/gcloud/application_default_credentials.json")))
-    for path in named:
-        try:
-            read_trusted(path, _MOST_KEY_BYTES)
-        except UntrustedFileError as error:
-            raise AccessDeniedError(
-                f"the keys in {path} were not used: {error.strerror}; {location} was not opened",
-                hint="put your keys into a file in a folder that only you can write to",
-            ) from error
-        except OSError:  # obstore says which keys it needs
-            continue
 
 
 def _read_small(path: Path) -> bytes:

@@ -9,8 +9,10 @@ from urllib.parse import urlsplit
 
 from safepoint.errors import StorageError, without_credentials
 from safepoint.foundation.closed_requests import tunnel_proxy
+from safepoint.foundation.environment import read_trusted
 from safepoint.foundation.quantities import parse_flag
 
+_MOST_BYTES = 4 << 20
 _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -73,9 +75,40 @@ class StorageOptions:
         """Whether these options contain keys. If not, `safepoint.storage.s3.credentials.find_keys` looks for keys."""
         return bool(self.access_key_id and self.secret_access_key)
 
+    def authorities(self) -> bytes | None:
+        """The content of `ca_bundle`, which decides which servers get the keys and the checkpoints; None without one.
+
+        Raises:
+            StorageError: another user may have written the file, or it cannot be read.
+        """
+        if self.ca_bundle is None:
+            return None
+        try:
+            return read_trusted(self.ca_bundle, _MOST_BYTES)
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+
+    def _unusable(self, why: str) -> StorageError:
+        return StorageError(
+            f"the certificates in {self.ca_bundle} (AWS_CA_BUNDLE) were not used: {why}; nothing was sent",
+            hint="name a PEM file that only you can write to",
+        )
+
     def tls_context(self) -> ssl.SSLContext:
-        """The settings of TLS: which certificates are trusted."""
-        context = ssl.create_default_context(cafile=self.ca_bundle)
+        """The settings of TLS: which certificates are trusted.
+
+        Raises:
+            StorageError: see `authorities`; or the file contains no certificate.
+        """
+        trusted = self.authorities()
+        if trusted is None:
+            context = ssl.create_default_context()
+        else:
+            try:
+                # Comments in the file may have any encoding. A space: with no text, the system's would be trusted.
+                context = ssl.create_default_context(cadata=trusted.decode("ascii", errors="ignore") or " ")
+            except ssl.SSLError as error:
+                raise self._unusable("it has no certificate in PEM format") from error
         if not self.verify_tls:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

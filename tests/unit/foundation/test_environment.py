@@ -35,11 +35,23 @@ def test_what_cannot_be_is_named(environ: dict[str, str], word: str) -> None:
 
 def test_a_kubernetes_service_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in every pod beside a Service whose name begins with safepoint is no setting; a setting stays."""
-    monkeypatch.setenv("SAFEPOINT_METRICS_PORT", "tcp://10.0.0.7:80")
-    monkeypatch.setenv("SAFEPOINT_GRACE", "60")
+    links = ("SAFEPOINT_METRICS_PORT", "SAFEPOINT_METRICS_PORT_80_TCP", "SAFEPOINT_PORT", "PET_MASTER_PORT")
+    for name in links:
+        for value in ("tcp://10.0.0.7:80", "sctp6://[::1]:80"):
+            monkeypatch.setenv(name, value)
+            forget_service_links()
+            assert name not in os.environ
+    settings = {
+        "SAFEPOINT_GRACE": "60",
+        "SAFEPOINT_METRICS_PORT": "9000",
+        "SAFEPOINT_OUTPUT_DIR": "s3://bucket/run",
+        "PET_MASTER_PORT": "29500",
+        "OTHER_PORT": "tcp://10.0.0.7:80",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
     forget_service_links()
-    assert "SAFEPOINT_METRICS_PORT" not in os.environ
-    assert os.environ["SAFEPOINT_GRACE"] == "60"
+    assert {name: os.environ[name] for name in settings} == settings
 
 
 def test_what_python_would_find(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -29,7 +31,7 @@ def test_a_failed_write_leaves_the_old_content_and_nothing_else(
         if broken == "fsync":
             patch.setattr(os, "fsync", full)
         elif broken == "replace":
-            patch.setattr(Path, "replace", full)
+            patch.setattr(no_links, "rename", full)
         data: Any = b"new" if broken != "write" else "text, which a binary file refuses"
         if broken == "fsync" and not durable:
             files.write_atomic(path, data, durable=durable)
@@ -58,19 +60,19 @@ def test_a_durable_write_syncs_the_content_before_the_name_and_the_folder_after(
 ) -> None:
     """The order on disk: content, name, folder; a power loss at any point shows the old or the new."""
     order: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+    fsync, rename = os.fsync, no_links.rename
     folder = tmp_path.stat().st_ino
 
     def noting(descriptor: int) -> None:
         order.append("folder" if os.fstat(descriptor).st_ino == folder else "content")
         fsync(descriptor)
 
-    def naming(path: Path, target: Path) -> Path:
+    def naming(source: Path, target: Path, *, below: Path | None) -> None:
         order.append("name")
-        return replace(path, target)
+        rename(source, target, below=below)
 
     monkeypatch.setattr(os, "fsync", noting)
-    monkeypatch.setattr(Path, "replace", naming)
+    monkeypatch.setattr(no_links, "rename", naming)
     files.write_atomic(tmp_path / "file", b"new", durable=True)
     assert order == ["content", "name", "folder"]
     order.clear()
@@ -142,7 +144,7 @@ def test_discarding_takes_it_out_of_sight_before_deleting(tmp_path: Path, monkey
 
 
 def _hold_lease(path: Path, held: Any, done: Any) -> None:
-    with files.reading(path):
+    with reading(path):
         held.set()
         done.wait(30)
 
@@ -157,14 +159,14 @@ def test_another_process_that_reads_is_seen(tmp_path: Path) -> None:
     reader.start()
     try:
         assert held.wait(30)
-        assert files.is_being_read(path)
-        with files.reading(path):
-            assert files.is_being_read(path)
+        assert lease_on(path) is Lease.READER
+        with reading(path):
+            assert lease_on(path) is Lease.READER
     finally:
         done.set()
         reader.join(30)
-    assert not files.is_being_read(path)
-    assert not files.is_being_read(tmp_path / "missing")
+    assert lease_on(path) is Lease.NONE
+    assert lease_on(tmp_path / "missing") is Lease.NONE
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"not json", b"\xff", b"3"])

@@ -18,6 +18,7 @@ from safepoint.errors import NothingValidError, UsageError
 from safepoint.foundation import clock
 from safepoint.foundation.environment import is_planted
 from safepoint.foundation.files import fsync_folder
+from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import plural
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
@@ -165,7 +166,7 @@ def set_aside(output: Path, paths: Sequence[Path]) -> Aside:
     left: dict[Path, str] = {}
     for path in paths:
         try:
-            path.rename(place / path.name)
+            no_links.rename(path, place / path.name, below=output)
         except OSError as error:
             left[path] = error.strerror or str(error)
     if len(left) == len(paths):

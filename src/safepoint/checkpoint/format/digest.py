@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from safepoint.foundation.bounded_json import open_file
+from safepoint.foundation.shared_folders.opening import open_file
 
 ALGORITHM = "xxh3-128"
 PART_BYTES = 64 << 20

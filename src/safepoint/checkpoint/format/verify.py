@@ -23,8 +23,8 @@ from safepoint.checkpoint.format.manifest import (
     is_of_newer_release,
 )
 from safepoint.errors import ManifestError, printable
-from safepoint.foundation.bounded_json import read_regular
 from safepoint.foundation.files import walk_files
+from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.foundation.units import ByteCounter
 
 _MISSING = -1

@@ -16,6 +16,7 @@ from safepoint.checkpoint.format.digest import digest_file
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry
 from safepoint.checkpoint.format.verify import list_files
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.foundation.shared_folders import no_links
 
 FINAL = "final"
 _MODEL_FILES = (
@@ -73,7 +74,7 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
     entries: list[FileEntry] = []
     for path in paths:
         target = working / path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        no_links.make_folders(target.parent)
         link_or_copy(source / path, target)
         entries.append(FileEntry.of(path, digest_file(target)))
     destination = FolderDestination(working, final_folder(output), trash=output.trash, is_durable=False)

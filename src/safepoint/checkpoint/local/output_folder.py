@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import stat
@@ -25,6 +26,10 @@ from safepoint.errors import ConflictError, ManifestError, StorageError, UsageEr
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import host_name, is_planted, is_planted_folder
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.leases import Lease, lease_on
+
+_MOST_UNKNOWN_LEASES = 2
 
 
 class OutputFolder:
@@ -36,7 +41,7 @@ class OutputFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.control = root / ".safepoint"
+        self.control = root / no_links.CONTROL
         self.work = self.control / "work"
         self.trash = self.control / "trash"
         self.events = self.control / "events.jsonl"
@@ -131,7 +136,7 @@ class OutputFolder:
         try:
             probe = self.trash / uuid.uuid4().hex  # a unique name, because other ranks may call `prepare` now too
             files.write_atomic(probe, b"", durable=False)
-            probe.unlink()
+            no_links.unlink(probe)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -243,8 +248,12 @@ class OutputFolder:
         return attempt
 
     def open_attempt(self, attempt_id: str) -> None:
-        """Create the working folder of an attempt."""
-        (self.work / attempt_id).mkdir()
+        """Create the working folder of an attempt.
+
+        Only this user may enter it. So another user who may write to the output folder cannot replace the folders in
+        it by links while a framework saves there.
+        """
+        no_links.make_folder(self.work / attempt_id, 0o700)
 
     def set_aside(self, paths: Sequence[Path]) -> Aside:
         """Move checkpoints aside; see `catalog.set_aside`. Requires `claim`.
@@ -318,5 +327,18 @@ class OutputFolder:
         return str(self.root / name)
 
     def is_in_use(self, name: str) -> bool:
-        """Whether a process reads or uploads the checkpoint, or the part, called `name`."""
-        return any(files.is_being_read(self.root / name / record) for record in (MANIFEST_NAME, PART_NAME))
+        """Whether a process reads or uploads the checkpoint, or the part, called `name`.
+
+        If it is not known who holds the lock, it counts for the newest two checkpoints with such a lock. Otherwise
+        everyone who may read the folder, in another container for example, could fill the disk.
+        """
+        lease = self._lease_on(name)
+        if lease is not Lease.UNKNOWN:
+            return lease is Lease.READER
+        newer = itertools.takewhile(lambda other: other != name, (path.name for path in list_checkpoints(self.root)))
+        unknown = (other for other in newer if self._lease_on(other) is Lease.UNKNOWN)
+        return len(list(itertools.islice(unknown, _MOST_UNKNOWN_LEASES))) < _MOST_UNKNOWN_LEASES
+
+    def _lease_on(self, name: str) -> Lease:
+        found = {lease_on(self.root / name / record) for record in (MANIFEST_NAME, PART_NAME)}
+        return next((lease for lease in (Lease.READER, Lease.UNKNOWN) if lease in found), Lease.NONE)

@@ -16,7 +16,8 @@ from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PART_NAME
 from safepoint.foundation import files
-from safepoint.foundation.bounded_json import read_object, read_regular
+from safepoint.foundation.bounded_json import read_object
+from safepoint.foundation.shared_folders.opening import read_regular
 
 NAME = "passed-over.json"
 _NO_RECORD = ""

@@ -25,6 +25,7 @@ from safepoint.checkpoint.format.verify import list_files, read_part
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import SaveError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders import no_links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class WorkingCheckpoint(FolderDestination):
     def rank_root(self, rank: int) -> Path:
         """Create the output folder for the framework of `rank`, which saves to `checkpoint-<step>/` in it."""
         root = self._root / f"rank-{rank}"
-        (root / self.name).mkdir(parents=True, exist_ok=True)
+        no_links.make_folders(root / self.name)
         return root
 
     def seal(self, rank: int, *, node: int = 0) -> RankPart:
@@ -81,8 +82,8 @@ class WorkingCheckpoint(FolderDestination):
             entries.append(_seal_file(written, path))
         for entry in entries:
             destination = self.source / entry.path
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            (written / entry.path).rename(destination)
+            no_links.make_folders(destination.parent)
+            no_links.rename(written / entry.path, destination)
         return RankPart(rank=rank, node=node, files=tuple(entries))
 
     def commit(self, parts: Sequence[RankPart], describe: Describe) -> Manifest:
@@ -173,4 +174,4 @@ def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry])
         part = read_part(folder)
         paths = sorted({*part.paths, *(entry.path for entry in added)})
         record = dataclasses.replace(part, paths=tuple(paths), manifest=manifest, is_open=False)
-    files.write_atomic(folder / record.file_name, record.to_bytes(), durable=True)
+    files.write_atomic(folder / record.file_name, record.to_bytes(), durable=True, below=folder.parent)

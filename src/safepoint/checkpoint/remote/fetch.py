@@ -19,6 +19,7 @@ from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError, printable
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import format_bytes
 from safepoint.storage.store import Store
 
@@ -96,7 +97,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
         StorageError: the disk has too little room; nothing was created.
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    no_links.make_folders(folder)
     size_bytes = sum(entry.size_bytes for entry in entries)
     free_bytes = files.free_bytes(folder)
     if free_bytes < size_bytes + _SPARE_BYTES:
@@ -108,8 +109,8 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     for entry in entries:
         path = folder / entry.path
         with refusing_impossible_path(entry.path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            no_links.make_folders(path.parent)
+            descriptor = no_links.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             if entry.size_bytes:
                 _allocate(descriptor, entry.size_bytes)
@@ -154,7 +155,7 @@ def fetch(
     """
 
     def one(part: Window) -> None:
-        descriptor = os.open(folder / part.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = no_links.open_file(folder / part.path, os.O_WRONLY)
         try:
             _fetch_window(store, f"{name}/{part.path}", part, descriptor, deadline_s)
         finally:

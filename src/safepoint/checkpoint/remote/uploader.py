@@ -26,6 +26,7 @@ from safepoint.errors import ConflictError, ManifestError, SafepointError, Trans
 from safepoint.foundation import clock, files
 from safepoint.foundation.events.run_events import Uploaded, UploadFailed, UploadSuperseded
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.shared_folders.leases import reading
 
 
 class _SupersededError(Exception):
@@ -196,7 +197,7 @@ class Uploader:
         with contextlib.ExitStack() as lease:
             try:
                 if record is not None:
-                    lease.enter_context(files.reading(folder / record.file_name))
+                    lease.enter_context(reading(folder / record.file_name))
             except OSError:
                 return True
             if record is None or self._record_of(folder) is not record:

@@ -17,7 +17,9 @@ from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import CheckpointError, SafepointError, StorageError, TransientError
-from safepoint.foundation.bounded_json import open_file, parse_object, read_regular
+from safepoint.foundation.bounded_json import parse_object
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import open_file, read_regular
 from safepoint.storage.store import Content, Progress, Sink, Store
 
 _NUM_TRIES = 3
@@ -217,7 +219,7 @@ class UploadRecord:
         with self._lock, contextlib.suppress(OSError):
             self._versions = {}
             if self._path is not None:
-                self._path.unlink(missing_ok=True)
+                no_links.unlink(self._path)
 
 
 def upload_record(output: OutputFolder, name: str) -> UploadRecord:

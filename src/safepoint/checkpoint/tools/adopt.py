@@ -134,7 +134,9 @@ class _InPlace:
     def publish(self) -> None:
         """See `Destination`."""
         assert self._record is not None
-        files.write_atomic(self._folder / self._record.file_name, self._record.to_bytes(), durable=True)
+        files.write_atomic(
+            self._folder / self._record.file_name, self._record.to_bytes(), durable=True, below=self._folder.parent
+        )
 
     def discard(self) -> None:
         """See `Destination`; nothing was written."""

@@ -23,7 +23,8 @@ from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item
 from safepoint.errors import CheckpointError, ConflictError, StorageError, printable
-from safepoint.foundation import clock, files
+from safepoint.foundation import clock
+from safepoint.foundation.shared_folders.leases import reading
 from safepoint.foundation.units import ByteCounter, plural
 from safepoint.storage.browsing import browse
 from safepoint.storage.location import Location
@@ -212,4 +213,4 @@ def _leased(source: Inventory, item: Item) -> contextlib.AbstractContextManager[
     """Hold a lease, so that the retention of a running training does not delete the checkpoint."""
     if source.folder is None:
         return contextlib.nullcontext()
-    return files.reading(source.folder / item.prefix / MANIFEST_NAME)
+    return reading(source.folder / item.prefix / MANIFEST_NAME)

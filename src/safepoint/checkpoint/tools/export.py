@@ -27,6 +27,7 @@ from safepoint.checkpoint.weights.stored_weight import StoredWeight, gather
 from safepoint.checkpoint.weights.zero_weights import zero_folder, zero_weights
 from safepoint.errors import CheckpointError, StorageError, UsageError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders.leases import reading
 from safepoint.foundation.units import ByteCounter, format_bytes
 from safepoint.storage.browsing import StorePath, browse
 from safepoint.storage.local_folder import LocalStore
@@ -88,7 +89,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             if None in list_files(local).values():
                 raise CheckpointError(f"{local} holds a link or a special file; nothing was exported")
             if (local / MANIFEST_NAME).is_file():  # so that the retention of a running training does not delete it
-                lease.enter_context(files.reading(local / MANIFEST_NAME))
+                lease.enter_context(reading(local / MANIFEST_NAME))
         folder = browse(store, prefix, on_read=note)
         if (folder / "pytorch_model_fsdp_1").is_dir():
             raise CheckpointError(f"{folder} holds several models; nothing was exported")

@@ -33,6 +33,7 @@ _WRITTEN = {
 }
 """The command → the argument that names the location to which the command writes; for others a claim is read-only."""
 _OURS = ("on", "namespace", "image", "memory")
+_NO_COLOUR, _FROM_THE_BEGINNING = "\x1b[0m", "\r\x1b[K"
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
 
 _On = Annotated[
@@ -264,14 +265,23 @@ def words_of(context: typer.Context, values: Mapping[str, Any]) -> tuple[str, ..
 
 
 def print_part(part: Part, text: str) -> None:
-    """Print what the pod has sent. A terminal gets its colours, and no other sequence."""
+    """Print what the pod has sent. A terminal gets its colours and lines of progress, and no other sequence."""
     stream = sys.stdout if part is Part.STDOUT else sys.stderr
     if stream.isatty():
         pieces = _COLOUR.split(text)
-        text = "".join(piece if number % 2 else _plain(piece) for number, piece in enumerate(pieces))
-    stream.write(text)
+        text = "".join(piece if number % 2 else _plain(piece, part) for number, piece in enumerate(pieces))
+        text += _NO_COLOUR if len(pieces) > 1 else ""
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))  # names of files may be no text
     stream.flush()
 
 
-def _plain(text: str) -> str:
-    return "".join(letter if letter in "\n\r" else printable(letter) for letter in text)
+def _plain(text: str, part: Part) -> str:
+    """The text without control characters.
+
+    A line of progress on stderr begins with a carriage return. What the line says so far is erased, so that the two
+    texts cannot be read as one.
+    """
+    progress = _FROM_THE_BEGINNING if part is Part.STDERR else None
+    kept = {"\n": "\n", "\r": progress or "\\r"}
+    return "".join(kept.get(letter) or printable(letter) for letter in text)

@@ -146,6 +146,6 @@ def read_ending(frame: Frame) -> Ending | None:
         return None
     given = cast("dict[str, Any]", found)
     code, hint = given.get("code"), given.get("hint")
-    if not isinstance(code, int) or not 0 <= code <= 255:
+    if type(code) is not int or not 0 <= code <= 255:
         return None
     return Ending(code=code, message=str(given.get("message") or ""), hint=None if hint is None else str(hint))

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, dataclass_transform
 
 from safepoint.errors import without_credentials
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import MAX_BYTES, open_file, open_regular, parse_object
+from safepoint.foundation.bounded_json import MAX_BYTES, parse_object
+from safepoint.foundation.shared_folders.opening import open_file, open_regular
 
 EVENTS_NAME = "events.jsonl"
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConditionError, StorageError, UsageError
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import open_regular
-from safepoint.foundation.environment import open_trusted
+from safepoint.foundation.environment import WITHOUT_MODES, file_system_of, open_trusted
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
@@ -33,8 +34,6 @@ _NUM_BYTES = 32
 _WRITER_S = 5.0
 _SQUASHED = 65534
 """The user to whom a file server may give what root writes (root_squash)."""
-_WITHOUT_MODES = ("cifs", "smb", "9p", "vfat", "exfat", "fuse")
-"""Types of file systems on which every file has the mode that was chosen for the mount."""
 _OF_ONE_MACHINE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"}
 """Types of file systems that two machines never share."""
 
@@ -68,7 +67,7 @@ def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None 
     if place.remote is not None:
         return JobSecret(value=_in_store(place.remote, environ), is_common=True)
     folder = place.folder.absolute()
-    return JobSecret(value=_in_folder(OutputFolder(folder)), is_common=_file_system(folder) not in _OF_ONE_MACHINE)
+    return JobSecret(value=_in_folder(OutputFolder(folder)), is_common=file_system_of(folder) not in _OF_ONE_MACHINE)
 
 
 def _from_file(path: Path) -> bytes:
@@ -103,10 +102,10 @@ def _in_folder(output: OutputFolder) -> bytes:
     path = output.control / Path(_NAME).name
     try:
         with contextlib.suppress(FileExistsError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = no_links.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_hex(_NUM_BYTES).encode())
-        return _read_private(path, _file_system(output.control))
+        return _read_private(path, file_system_of(output.control))
     except OSError as error:
         raise StorageError(
             f"the job's secret in {path} cannot be used: {error.strerror}; no rank was started",
@@ -116,7 +115,7 @@ def _in_folder(output: OutputFolder) -> bytes:
 
 def _check_private(status: os.stat_result, file_system: str) -> None:
     """Check that only this user can read the secret, and that only this user can have written it."""
-    if file_system.startswith(_WITHOUT_MODES):
+    if file_system.startswith(WITHOUT_MODES):
         return
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise PermissionError(errno.EPERM, "other users can read it; delete it, or chmod 600")
@@ -138,13 +137,3 @@ def _read_private(path: Path, file_system: str) -> bytes:
         if clock.monotonic_s() > give_up_s:
             raise OSError(errno.EINVAL, "it is incomplete; delete it")
         clock.sleep(0.05)
-
-
-def _file_system(folder: Path) -> str:
-    """The type of the file system that holds `folder`, as the kernel calls it; empty when it is unknown."""
-    folder, kinds = folder.resolve(), dict[Path, str]()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
-            _, where, kind, *_ = line.split(" ")
-            kinds[Path(where.replace("\\040", " "))] = kind
-    return next((kinds[path] for path in (folder, *folder.parents) if path in kinds), "")

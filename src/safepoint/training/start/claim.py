@@ -15,10 +15,11 @@ from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import MAX_BYTES, read_regular
+from safepoint.foundation.bounded_json import MAX_BYTES
 from safepoint.foundation.environment import Place, host_name
 from safepoint.foundation.files import delete_tree, write_atomic
 from safepoint.foundation.quantities import parse_bytes
+from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.storage.location import Location
 from safepoint.training.context.rank_context import RankContext

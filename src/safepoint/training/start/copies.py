@@ -14,8 +14,8 @@ from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, FileEntry, Manifest
 from safepoint.checkpoint.format.verify import Fault, compare_content, read_part, verify, verify_part
 from safepoint.errors import CheckpointError, ManifestError, printable
-from safepoint.foundation import files
 from safepoint.foundation.events.console import ProgressLine
+from safepoint.foundation.shared_folders.leases import reading
 
 _log = logging.getLogger("safepoint")
 
@@ -206,5 +206,5 @@ def lease(point: ResumePoint | None) -> Generator[None]:
     if point is None:
         yield
         return
-    with files.reading(point.path / MANIFEST_NAME):
+    with reading(point.path / MANIFEST_NAME):
         yield

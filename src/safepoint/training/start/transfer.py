@@ -25,6 +25,7 @@ from safepoint.checkpoint.remote.fetch import Window, create_files, fetch, refus
 from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.files import delete_tree, write_at
+from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_first_rank
@@ -149,7 +150,7 @@ class Transfer:
         copy = plan.copies[self._rank]
         for path in sorted(copy.good):
             with refusing_impossible_path(path):
-                (working / path).parent.mkdir(parents=True, exist_ok=True)
+                no_links.make_folders((working / path).parent)
                 link_or_copy(copy.path / path, working / path)
 
     def _fetch(self, plan: TransferPlan, working: Path) -> None:
@@ -198,7 +199,7 @@ class Transfer:
 
     def _commit(self, manifest: Manifest, working: Path, target: Path | None) -> None:
         target = target or self._output.root / checkpoint_name(manifest.step)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        no_links.make_folders(target.parent)
         commit(FolderDestination(working, target, trash=self._output.trash, is_durable=False), manifest)
 
     def _watch(self, what: str) -> Callable[[int, int], None] | None:
@@ -216,7 +217,7 @@ def _write_from(block: torch.Tensor, path: Path, window: Window) -> None:
     content = block.numpy().data
     if digest_bytes(content) != window.digest:
         raise CheckpointError(f"{window.path} was damaged in the transfer from another node")
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = no_links.open_file(path, os.O_WRONLY)
     try:
         write_at(descriptor, content, window.start)
     finally:

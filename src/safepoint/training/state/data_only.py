@@ -28,7 +28,8 @@ from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.errors import CheckpointError, printable
-from safepoint.foundation.bounded_json import read_object, read_regular
+from safepoint.foundation.bounded_json import read_object
+from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.training.state.rng import set_numpy_state
 from safepoint.training.state.temporary_attributes import temporarily
 

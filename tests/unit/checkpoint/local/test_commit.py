@@ -16,6 +16,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.working_checkpoint import RankPart
 from safepoint.errors import ConflictError, SaveError, StorageError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders.leases import reading
 from tests.support.checkpoints import FILES, commit, describe, name_added_files, prepared, written
 
 
@@ -151,7 +152,7 @@ def test_a_checkpoint_that_is_being_read_is_not_pruned(tmp_path: Path) -> None:
     """A lease on the manifest holds the pruner off; without it the checkpoint goes."""
     output = prepared(tmp_path / "out")
     folder = commit(output, 4)
-    with files.reading(folder / MANIFEST_NAME):
+    with reading(folder / MANIFEST_NAME):
         assert not output.delete(folder.name)
         assert verify(folder).is_valid
     assert output.delete(folder.name)

@@ -11,6 +11,7 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manif
 from safepoint.checkpoint.format.verify import verify
 from safepoint.errors import SaveError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders import no_links
 from tests.support.checkpoints import commit, describe, name_added_files, prepared, written
 
 DEEP = {0: {"a/b/c/weights": b"weights", "top": b"top"}, 1: {"a/other/x": b"x"}}
@@ -22,23 +23,18 @@ class Journal:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.synced: list[int] = []
         self.named: list[tuple[str, int]] = []
-        fsync, rename, replace = os.fsync, Path.rename, Path.replace
+        fsync, rename = os.fsync, no_links.rename
 
         def noting_fsync(descriptor: int) -> None:
             fsync(descriptor)
             self.synced.append(os.fstat(descriptor).st_ino)
 
-        def noting_rename(path: Path, target: Path) -> Path:
+        def noting_rename(source: Path, target: Path, *, below: Path | None = None) -> None:
             self.named.append((str(target), len(self.synced)))
-            return rename(path, target)
-
-        def noting_replace(path: Path, target: Path) -> Path:
-            self.named.append((str(target), len(self.synced)))
-            return replace(path, target)
+            rename(source, target, below=below)
 
         monkeypatch.setattr(os, "fsync", noting_fsync)
-        monkeypatch.setattr(Path, "rename", noting_rename)
-        monkeypatch.setattr(Path, "replace", noting_replace)
+        monkeypatch.setattr(no_links, "rename", noting_rename)
 
     def moment(self, target: Path) -> int:
         """How many fsyncs were done when `target` got its name."""
@@ -91,17 +87,19 @@ def test_a_failed_replacement_keeps_what_was_to_be_replaced(
         working = written(output, 8)
         parts = [working.seal(0), working.seal(1)]
         calls = 0
-        rename = Path.rename
+        rename = no_links.rename
 
-        def failing(path: Path, target: Path, fail_at: int = fail_at, rename=rename) -> Path:
+        def failing(
+            source: Path, target: Path, fail_at: int = fail_at, rename=rename, **options: Path | None
+        ) -> None:
             nonlocal calls
             calls += 1
             if calls == fail_at + 1:
                 raise OSError(errno.EIO, "Input/output error")
-            return rename(path, target)
+            rename(source, target, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "rename", failing)
+            patch.setattr(no_links, "rename", failing)
             try:
                 working.commit(parts, describe(8))
             except OSError:
@@ -231,11 +229,11 @@ def test_naming_added_files_leaves_the_old_manifest_when_it_fails(
     before = (folder / MANIFEST_NAME).read_bytes()
     (folder / "notes").write_text("added")
 
-    def full(path: Path, target: Path) -> Path:
+    def full(source: Path, target: Path, *, below: Path | None) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", full)
+        patch.setattr(no_links, "rename", full)
         with pytest.raises(OSError, match="No space"):
             name_added_files(folder)
     assert (folder / MANIFEST_NAME).read_bytes() == before

@@ -25,6 +25,7 @@ from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.foundation import files
 from safepoint.foundation.events.run_events import Pruned, PruneFailed
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.shared_folders.leases import reading
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore
 
@@ -176,7 +177,7 @@ def test_a_disk_that_refuses_is_reported(output: OutputFolder, monkeypatch: pyte
         prune(output, [KeepNewest(2)], events.append)
     assert [event.step for event in events if isinstance(event, PruneFailed)] == [10, 20]
     assert output.steps() == [40, 30, 20, 10]
-    with files.reading(output.root / "checkpoint-10" / MANIFEST_NAME):
+    with reading(output.root / "checkpoint-10" / MANIFEST_NAME):
         prune(output, [KeepNewest(2)], events.append)
     assert output.steps() == [40, 30, 10]
 

@@ -27,7 +27,8 @@ from safepoint.errors import (
     NothingValidError,
     StorageError,
 )
-from safepoint.foundation import clock, files
+from safepoint.foundation import clock
+from safepoint.foundation.shared_folders.leases import reading
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.store import Store
@@ -137,7 +138,7 @@ def test_what_is_read_stays(tmp_path: Path) -> None:
         commit(output, step)
     inventory, _ = open_inventory(str(output.root))
     doomed = inventory.superseded([KeepNewest(1)])
-    with files.reading(output.root / "checkpoint-10" / MANIFEST_NAME):
+    with reading(output.root / "checkpoint-10" / MANIFEST_NAME):
         assert [item.name for item in inventory.superseded([KeepNewest(1)])] == ["checkpoint-20"]
         assert [inventory.delete(item) for item in doomed] == [False, True]
     assert [path.name for path in list_checkpoints(output.root)] == ["checkpoint-30", "checkpoint-10"]

@@ -172,7 +172,7 @@ def test_remove_checkpoints(tmp_path: Path) -> None:
 def test_what_the_pod_prints_cannot_move_the_cursor(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     from_outside.print_part(Part.STDOUT, "a\x1b[31mred\x1b[0m\x1b[2Jb\n")
-    assert capsys.readouterr().out == "a\x1b[31mred\x1b[0m\\x1b[2Jb\n"
+    assert capsys.readouterr().out == "a\x1b[31mred\x1b[0m\\x1b[2Jb\n\x1b[0m"
 
 
 def test_which_commands_write_to_a_claim() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import ConflictError, UsageError
-from safepoint.foundation.files import reading
+from safepoint.foundation.shared_folders.leases import reading
 from safepoint.jobs.local.outputs import remove_checkpoints
 from safepoint.settings.run_settings import place_output
 from tests.support.checkpoints import commit, prepared

@@ -10,9 +10,9 @@ from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import KeepNewest, prune
 from safepoint.errors import CheckpointError, NothingValidError
-from safepoint.foundation import files
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.shared_folders.leases import Lease, lease_on
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.choose import CheckpointChooser
@@ -202,8 +202,8 @@ def test_a_lease_covers_the_checkpoint_that_is_read(output: OutputFolder) -> Non
     point, _ = start(output)
     assert point is not None
     with lease(point):
-        assert files.is_being_read(point.path / MANIFEST_NAME)
-    assert not files.is_being_read(point.path / MANIFEST_NAME)
+        assert lease_on(point.path / MANIFEST_NAME) is Lease.READER
+    assert lease_on(point.path / MANIFEST_NAME) is Lease.NONE
     with lease(None):
         pass
 

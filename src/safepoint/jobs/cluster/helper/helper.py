@@ -51,6 +51,8 @@ _EVENTS_AFTER_S = 2.0
 _TIMES_BROKEN = 20
 _MOST_LINES, _MOST_SHOWN = 20, 4096
 _MOST_CHARACTERS = 1 << 28
+_MOST_LOG_CHARACTERS, _LEAST_PER_LINE = 1 << 30, 256
+"""What is read of a log, also of lines that are no frames; a short line counts as one of 256 characters."""
 _CODES = {int(code) for code in ExitCode}
 
 Receive = Callable[[Part, str], None]
@@ -233,7 +235,13 @@ def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory:
 
 def _frames(api: ClusterApi, pod: str, said: deque[str]) -> Iterator[Frame]:
     said.clear()
+    num_characters = 0
     for line in api.log(pod, CONTAINER, follow=True):
+        num_characters += max(len(line), _LEAST_PER_LINE)
+        if num_characters > _MOST_LOG_CHARACTERS:
+            raise StorageError(
+                f"the pod has printed more than {_MOST_LOG_CHARACTERS:,} characters; no more of its answer was read"
+            )
         frame = read_frame(line.rstrip("\r"))
         if frame is not None:
             yield frame

@@ -1,15 +1,16 @@
 """Finds where a job on a cluster saves, and with which keys. Deletes and lists its checkpoints."""
 
 import base64
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, cast
 
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.checkpoint.tools.removal import COMMAND, remove_all
 from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError, UsageError
+from safepoint.foundation.bounded_json import parse_value
 from safepoint.foundation.events.answer_frames import Part
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.helper.helper import HelperError, run_helper
@@ -20,6 +21,16 @@ from safepoint.jobs.model.connections import keys_in_secret, plain_variables, wi
 from safepoint.storage.location import Location, parse_location
 from safepoint.storage.opening import open_store
 
+_MOST_BYTES = 64 << 20
+_MOST_CHECKPOINTS = 10**9
+_KEYS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("name", "where", "kind"), (str,)),
+    **dict.fromkeys(("files", "bytes"), (int,)),
+    "created_s": (float, int),
+    "faults": (list,),
+    "step": (int, NoneType),
+    "trigger": (str, NoneType),
+}
 _CERTIFICATES = ("AWS_CA_BUNDLE", "SAFEPOINT_VERIFY_TLS")
 
 
@@ -108,7 +119,10 @@ def remove_checkpoints(api: ClusterApi, trainjob: Object) -> int:
     if inventory is not None:
         return remove_all([inventory], str(location))
     answer = ask(api, (COMMAND, str(location)), location, storage, is_read_only=False)
-    return int(answer["deleted"])
+    num_deleted = at(answer, "deleted")
+    if type(num_deleted) is not int or not 0 <= num_deleted <= _MOST_CHECKPOINTS:
+        raise _not_understood("it does not say how many checkpoints were deleted")
+    return num_deleted
 
 
 def open_directly(api: ClusterApi, storage: JobStorage, location: Location) -> Inventory | None:
@@ -136,13 +150,25 @@ def list_in_pod(api: ClusterApi, storage: JobStorage, location: Location) -> lis
         if "there is no folder" in error.message:
             return []
         raise
+    if not isinstance(listed, list) or not all(map(_is_checkpoint, cast("list[Any]", listed))):
+        raise _not_understood("it is no list of checkpoints")
     return cast("list[dict[str, Any]]", listed)
+
+
+def _is_checkpoint(document: Any) -> bool:
+    """Whether a document of `safepoint checkpoints list --json` has the keys that are used here, with their types."""
+    return isinstance(document, dict) and all(type(at(document, key)) in kinds for key, kinds in _KEYS.items())
 
 
 def ask(
     api: ClusterApi, arguments: Sequence[str], location: Location, storage: JobStorage, *, is_read_only: bool
 ) -> Any:
-    """Run a command in a pod that has the claim or the keys of a job; returns the JSON that it prints."""
+    """Run a command in a pod that has the claim or the keys of a job; returns the JSON that it prints.
+
+    Raises:
+        HelperError: it prints something else.
+        SafepointError: see `run_helper`.
+    """
     answer: list[str] = []
     request = HelperRequest(
         arguments=tuple(arguments),
@@ -152,4 +178,14 @@ def ask(
         env=storage.env,
     )
     run_helper(api, request, lambda part, text: answer.append(text) if part is Part.STDOUT else None)
-    return json.loads("".join(answer))
+    try:
+        return parse_value("".join(answer), max_bytes=_MOST_BYTES)
+    except ValueError as error:
+        raise _not_understood(str(error)) from error
+
+
+def _not_understood(why: str) -> HelperError:
+    return HelperError(
+        f"the command in the pod has ended, and its answer cannot be understood: {why}",
+        hint="`safepoint checkpoints list job:NAME` shows which checkpoints there are",
+    )

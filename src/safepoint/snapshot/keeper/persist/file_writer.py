@@ -20,6 +20,7 @@ from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import SaveError
 from safepoint.foundation import clock, files
+from safepoint.foundation.shared_folders import no_links
 from safepoint.snapshot.images.torch_archive import Archive, records_of
 from safepoint.snapshot.memory.block import PAGE_BYTES, SMALL_BYTES, Block
 
@@ -92,7 +93,7 @@ def write_files(sources: list[Source], folder: Path) -> list[FileEntry]:
     if len({source.path for source in sources}) != len(sources):
         raise SaveError("a rank wrote two files under one name")
     for source in sources:
-        (folder / source.path).parent.mkdir(parents=True, exist_ok=True)
+        no_links.make_folders((folder / source.path).parent)
     small = [source for source in sources if source.size_bytes < SMALL_BYTES]
     large = [source for source in sources if source.size_bytes >= SMALL_BYTES]
     with ThreadPoolExecutor(_NUM_SMALL_WRITERS, "safepoint-small-files") as pool:
@@ -107,7 +108,7 @@ def _write_small(source: Source, target: Path) -> FileEntry:
     source.wait_for(source.size_bytes)
     seal_archive(source)
     content = bytes(source.view(0, source.size_bytes))
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         files.write_at(descriptor, memoryview(content), 0)
         os.fsync(descriptor)
@@ -141,17 +142,17 @@ class _Writer:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        self._flags = os.O_WRONLY | os.O_CREAT
         self._is_direct = hasattr(os, "O_DIRECT")
         try:
             direct = os.O_DIRECT if self._is_direct else 0
-            self._descriptor = os.open(target, self._flags | os.O_EXCL | direct, 0o666)
+            self._descriptor = no_links.open_file(target, self._flags | os.O_EXCL | direct)
         except OSError as error:
             if not self._is_direct or error.errno not in _CANNOT_DIRECT:
                 raise
             self._is_direct = False
-            target.unlink(missing_ok=True)  # some file systems create the file, then refuse to open it
-            self._descriptor = os.open(target, self._flags | os.O_EXCL, 0o666)
+            no_links.unlink(target)  # some file systems create the file, then refuse to open it
+            self._descriptor = no_links.open_file(target, self._flags | os.O_EXCL)
 
     def write(self, source: Source, start: int, length: int) -> None:
         """Write `length` bytes of the image from `start`."""
@@ -171,8 +172,12 @@ class _Writer:
 
     def _leave_direct(self) -> None:
         self._is_direct = False
+        descriptor = no_links.open_file(self._target, os.O_WRONLY)
+        is_same = os.path.samestat(os.fstat(descriptor), os.fstat(self._descriptor))
         os.close(self._descriptor)
-        self._descriptor = os.open(self._target, self._flags)
+        self._descriptor = descriptor
+        if not is_same:
+            raise OSError(errno.ESTALE, "another file has its name", str(self._target))
 
     def finish(self, size_bytes: int) -> None:
         os.ftruncate(self._descriptor, size_bytes)

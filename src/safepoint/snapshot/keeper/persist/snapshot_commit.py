@@ -28,6 +28,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.files import refresh, write_atomic
+from safepoint.foundation.shared_folders import no_links
 from safepoint.snapshot.keeper.persist.file_writer import GivenUpError, Source, digest_source, write_files
 from safepoint.snapshot.keeper.snapshot_registry import Snapshot
 from safepoint.snapshot.protocol.messages import CheckpointFacts
@@ -60,7 +61,7 @@ class Nodes:
             OSError: the folder cannot be written.
         """
         folder = self._folder / str(save)
-        folder.mkdir(parents=True, exist_ok=True)
+        no_links.make_folders(folder)
         _write_record(folder / f"part-{self.index}.json", asdict(part))
 
     def collect(self, save: int, is_over: Callable[[], bool]) -> list[RankPart]:
@@ -217,7 +218,7 @@ def commit_snapshot(
 
 def _write(working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, list[Source]]) -> RankPart:
     """Write this node's files."""
-    working.source.mkdir(parents=True, exist_ok=True)
+    no_links.make_folders(working.source)
     entries = write_files(merge(sources), working.source)
     for of_rank in sources.values():
         for source in of_rank:

@@ -5,6 +5,7 @@ cannot be loaded by other stages. This module writes every byte once and for the
 processes can share the work. Buffers and frozen weights, which the layout does not include, are written beside it.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from safepoint.errors import ConflictError, StorageError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import ByteCounter, format_bytes
 from safepoint.training.integrations.deepspeed.partitions import WEIGHT, Partitions
 
@@ -61,7 +63,7 @@ class Universal:
 
     def check_room(self) -> None:
         """Raise StorageError when the disk has too little space; nothing is written."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        no_links.make_folders(self._folder)
         free_bytes = files.free_bytes(self._folder)
         if free_bytes < self.needed_bytes + _SPARE_BYTES:
             raise StorageError(
@@ -116,7 +118,7 @@ class Universal:
             common["optimizer_state_dict"] = {"state": {0: {"step": partitions.steps()[0]}}, "param_groups": groups}
         _save(common, self._root / "zero" / "optimizer_state.pt")
         _save({**partitions.metadata(), "module": {}}, self._root / _MODEL_FILE[self._stage == 3])
-        (self._folder / "latest_universal").write_text(partitions.name)
+        files.write_atomic(self._folder / "latest_universal", partitions.name.encode(), durable=False)
 
     def _check_stage_3(self) -> None:
         """Refuse what DeepSpeed cannot load in stage 3: moments other than Adam's, and unequal step counts."""
@@ -152,8 +154,9 @@ def _share(sizes: dict[str, int], index: int, count: int) -> dict[str, int]:
 
 
 def _save(value: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    no_links.make_folders(path.parent)
     try:
-        torch.save(value, path)
-    except RuntimeError as error:  # torch also raises this when the disk is full
+        with os.fdopen(no_links.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            torch.save(value, file)
+    except (OSError, RuntimeError) as error:  # torch also raises a RuntimeError when the disk is full
         raise StorageError(f"{path} cannot be written: {error}") from error

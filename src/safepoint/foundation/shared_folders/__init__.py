@@ -1,0 +1,1 @@
+"""Files, locks and leases in a folder that other users may write to."""

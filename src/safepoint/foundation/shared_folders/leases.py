@@ -1,0 +1,129 @@
+"""Leases: locks on the manifest of a checkpoint that is being read, so that no run deletes the checkpoint meanwhile.
+
+Everyone who may read a file can take a shared lock on it, from another machine or container too, and nothing tells
+who that was: the number of a process that has ended may belong to another one by now. So a reader takes an exclusive
+lock if it can, which needs the permission to write to the file. Each reader locks one byte of its own, far behind the
+end of the file; so readers do not exclude each other. The lock of a reader that may not write, such as a pod in which
+the volume is read-only, is a shared one. The caller of `lease_on` decides how many of these count.
+"""
+
+import contextlib
+import enum
+import fcntl
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO
+
+from safepoint.foundation import clock
+from safepoint.foundation.processes import close_in_children, find_lock, is_seeing_all
+from safepoint.foundation.shared_folders.opening import open_regular, open_shared
+from safepoint.foundation.shared_folders.record_locks import CANNOT_LOCK, IS_HELD, call_lock
+
+_FIRST_BYTE = 1 << 61
+_NUM_BITS = 56
+_NUM_TRIES = 50
+_AGAIN_S = 0.01
+
+
+class Lease(enum.Enum):
+    """What is known about the readers of a file."""
+
+    NONE = "no process of this user reads it"
+    READER = "a process that may write to it, or one of this user's on this machine, reads it"
+    UNKNOWN = "a process of any user on another machine or in a container holds a shared lock on it"
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Generator[None]:
+    """Hold a lease on the file `path` while the `with` block runs. A process that would delete it asks `lease_on`.
+
+    If another process prevents the lock for half a second, or if the file system has no locks, the block runs without
+    a lease.
+    """
+    with _open_to_lock(path) as file:
+        close_in_children(file)
+        with contextlib.suppress(OSError):
+            for _ in range(_NUM_TRIES):
+                if _has_lock(file):
+                    break
+                clock.sleep(_AGAIN_S)
+        yield
+
+
+def lease_on(path: Path) -> Lease:
+    """Who holds a `reading` lease on `path`; NONE if files cannot be locked.
+
+    The file is opened for writing, because only then does an NFS server ask its clients for their locks.
+    """
+    try:
+        with _open_to_lock(path) as file:
+            return _lease_of(file)
+    except OSError:
+        return Lease.NONE
+
+
+def _lease_of(file: IO[bytes]) -> Lease:
+    try:
+        # A query for a shared lock is in conflict only with exclusive locks.
+        if call_lock(file, fcntl.F_OFD_GETLK, fcntl.F_RDLCK) != fcntl.F_UNLCK:
+            return Lease.READER
+        if call_lock(file, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) == fcntl.F_UNLCK:
+            return Lease.NONE
+    except OSError as error:
+        if error.errno not in CANNOT_LOCK:
+            raise
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Lease.UNKNOWN
+        return Lease.NONE
+    is_here, is_own = find_lock(os.fstat(file.fileno()))
+    if is_own:
+        return Lease.READER
+    # Outside of containers all of this user's processes were seen, so the lock belongs to another user.
+    return Lease.NONE if is_here and is_seeing_all() else Lease.UNKNOWN
+
+
+def _has_lock(file: IO[bytes]) -> bool:
+    """Try to lock one byte; False if another process holds a conflicting lock.
+
+    Raises:
+        OSError: there are no locks.
+    """
+    start = _FIRST_BYTE + (int.from_bytes(os.urandom(8)) >> (64 - _NUM_BITS))
+    # A stranger's shared lock on all bytes prevents an exclusive one.
+    for kind in (fcntl.F_RDLCK,) if _is_read_only(file) else (fcntl.F_WRLCK, fcntl.F_RDLCK):
+        try:
+            call_lock(file, fcntl.F_OFD_SETLK, kind, start=start, length=1)
+        except OSError as error:
+            if error.errno in IS_HELD:
+                continue
+            if error.errno not in CANNOT_LOCK:
+                raise
+            return _has_flock(file)
+        return True
+    return False
+
+
+def _has_flock(file: IO[bytes]) -> bool:
+    """Try to lock the file where locks on bytes belong to the process, which loses them when it closes any copy.
+
+    Raises:
+        OSError: there are no locks.
+    """
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _open_to_lock(path: Path) -> IO[bytes]:
+    try:
+        return os.fdopen(open_shared(path, os.O_RDWR), "r+b", buffering=0)
+    except OSError:  # the file is read-only
+        return open_regular(path)
+
+
+def _is_read_only(file: IO[bytes]) -> bool:
+    return fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

@@ -1,0 +1,147 @@
+"""System calls on paths whose folders another user may replace by links at any time.
+
+`.safepoint` in an output folder, and all folders below it, are Safepoint's own, and never links. If the output folder
+belongs to a group, its members may replace them. So for a path through `.safepoint`, each folder from there on is
+opened by itself, without following a link, and the call is made in the folder that was opened. Paths elsewhere may
+lead through links, for example where a user has linked the output folder to a larger disk.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+CONTROL = ".safepoint"
+"""The folder with Safepoint's own files in an output folder."""
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_IS_LINK = {errno.ENOTDIR, errno.ELOOP}
+
+
+class Located(NamedTuple):
+    """Where to make a system call: a name in an open folder, or a whole path if `folder` is None."""
+
+    name: str
+    folder: int | None
+
+
+@contextlib.contextmanager
+def located(path: Path, *, below: Path | None = None) -> Generator[Located]:
+    """Open the folder of `path`, as the module's description says. Errors name the whole path.
+
+    Args:
+        path: the path. Its last part may be a link: the call decides whether it follows that.
+        below: a folder above `path`; the folders between the two are no links either.
+
+    Raises:
+        OSError: a folder does not exist, or is a link.
+    """
+    names = _own_names(path, below)
+    if not names:
+        yield Located(os.fspath(path), None)
+        return
+    base = Path(*path.parts[: -len(names) - 1])
+    with _named(path):
+        folder = _opened(base, names)
+    try:
+        with _named(path):
+            yield Located(path.name, folder)
+    finally:
+        os.close(folder)
+
+
+def _own_names(path: Path, below: Path | None) -> tuple[str, ...]:
+    """The names of the folders above `path` that may not be links."""
+    above = path.parts[:-1]
+    if below is not None:
+        return path.relative_to(below).parts[:-1]
+    if CONTROL not in above:
+        return ()
+    return above[len(above) - 1 - above[::-1].index(CONTROL) :]
+
+
+def _opened(base: Path, names: Iterable[str]) -> int:
+    folder = os.open(base, _FOLDER)
+    for name in names:
+        try:
+            inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+        except OSError as error:
+            if error.errno in _IS_LINK:
+                raise OSError(error.errno, f"{name} in it is a link, or no folder") from error
+            raise
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or os.fspath(error.filename) in {path.name, *path.parts}:
+            error.filename = os.fspath(path)
+        raise
+
+
+def open_file(path: Path, flags: int, mode: int = 0o666, *, below: Path | None = None) -> int:
+    """`os.open` without following a link at `path` either."""
+    with located(path, below=below) as (name, folder):
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+
+
+def make_folders(path: Path, mode: int = 0o777) -> None:
+    """Create a folder, and the missing folders above it. It may exist.
+
+    Raises:
+        OSError: a folder cannot be created, or there is something else, such as a link to a folder in `.safepoint`.
+    """
+    names = _own_names(path / "x", None)
+    if not names:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    base = Path(*path.parts[: len(path.parts) - len(names)])
+    base.mkdir(parents=True, exist_ok=True)
+    for number in range(len(names)):
+        one = Path(base, *names[: number + 1])
+        try:
+            make_folder(one, mode)
+        except OSError as error:
+            if isinstance(error, FileExistsError) and not _is_folder(one):
+                raise NotADirectoryError(errno.ENOTDIR, "it is a link, or no folder", os.fspath(one)) from error
+            if not _is_folder(one):
+                raise
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        os.close(open_file(path, _FOLDER))
+    except OSError:
+        return False
+    return True
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """`os.mkdir`."""
+    with located(path) as (name, folder):
+        os.mkdir(name, mode, dir_fd=folder)
+
+
+def rename(source: Path, target: Path, *, below: Path | None = None) -> None:
+    """`os.rename`: what is at `target` is replaced. `below` counts for both paths."""
+    with located(source, below=below) as old, located(target, below=below) as new:
+        os.rename(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder)
+
+
+def link(source: Path, target: Path) -> None:
+    """`os.link`: give the file `source`, or the link at `source`, a second name."""
+    with located(source) as old, located(target) as new:
+        os.link(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder, follow_symlinks=False)
+
+
+def unlink(path: Path, *, below: Path | None = None) -> None:
+    """Delete a file or a link. It may be missing."""
+    with contextlib.suppress(FileNotFoundError), located(path, below=below) as (name, folder):
+        os.unlink(name, dir_fd=folder)

@@ -1,0 +1,106 @@
+"""Opens files in a folder that other users may write to: regular files only, and no links.
+
+A file that is opened to be written has no second name (a hard link): the other one may be in another folder.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import uuid
+from pathlib import Path
+from typing import BinaryIO
+
+from safepoint.foundation.shared_folders import no_links
+
+_MAX_COPIED_BYTES = 256 << 20
+_NUM_OPENS = 10
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Read a file: all of it, or the first `max_bytes` + 1 bytes if it is longer than `max_bytes`.
+
+    Raises:
+        OSError: the file cannot be read, is a link, or is not a regular file.
+    """
+    with open_regular(path) as file:
+        return file.read(max_bytes + 1)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it; see `open_file`."""
+    return os.fdopen(open_file(path), "rb")
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file. A link is refused, so that it cannot lead to a file outside the folder.
+
+    A pipe is refused too, without waiting for the process at its other end.
+
+    If `flags` allow writing and the file has a second name (a hard link, as in a backup by `cp -al`), a copy replaces
+    the file at `path` first. So a write does not change the file under the other name. A file of more than 256 MiB is
+    not copied, but refused.
+
+    Args:
+        path: the file.
+        flags: of `os.open`, without `O_TRUNC`.
+
+    Raises:
+        OSError: the file cannot be opened, is not a regular file, or has a second name and cannot be copied.
+    """
+    for _ in range(_NUM_OPENS):
+        descriptor = open_shared(path, flags)
+        num_names = 1 if flags & os.O_ACCMODE == os.O_RDONLY else count_names(path, descriptor)
+        if num_names == 1:
+            return descriptor
+        size_bytes = os.fstat(descriptor).st_size
+        os.close(descriptor)
+        if num_names > 1:
+            _replace_by_copy(path, size_bytes)
+    raise OSError(errno.EAGAIN, "it was replaced again and again while it was opened", str(path))
+
+
+def _replace_by_copy(path: Path, size_bytes: int) -> None:
+    if size_bytes > _MAX_COPIED_BYTES:
+        raise OSError(
+            errno.EFBIG, "it has a second hard link, and is too large to be copied before it is written", str(path)
+        )
+    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open_regular(path) as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            with os.fdopen(no_links.open_file(working, _CREATE, mode), "wb") as copy:
+                shutil.copyfileobj(file, copy)
+        no_links.rename(working, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            no_links.unlink(working)
+        raise
+
+
+def count_names(path: Path, descriptor: int) -> int:
+    """How many names the open file has; 0 if `path` is not one of them any more.
+
+    Both come from one look at `path`: another user may give the file this name, and take it away, at any time.
+    """
+    try:
+        with no_links.located(path) as (name, folder):
+            now = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0
+    return now.st_nlink if os.path.samestat(now, os.fstat(descriptor)) else 0
+
+
+def open_shared(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file as `open_file` does, but never replace it. The caller must not write to a file with a second name.
+
+    Raises:
+        OSError: the file cannot be opened, or is not a regular file.
+    """
+    descriptor = no_links.open_file(path, flags | os.O_NONBLOCK, mode)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
