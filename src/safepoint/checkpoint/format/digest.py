@@ -101,13 +101,23 @@ def digest_file(
     Raises:
         OSError: unreadable, a link, or not a regular file.
     """
-    with os.fdopen(open_file(path), "rb", buffering=0) as file:
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
-        digester = FileDigester()
-        left = None if expected_bytes is None else expected_bytes + 1
-        while count := file.readinto(buffer if left is None else buffer[:left]):
-            left = None if left is None else left - count
-            digester.update(buffer[:count])
-            if progress is not None:
-                progress(count)
+    descriptor = open_file(path)
+    try:
+        return digest_open_file(descriptor, progress, expected_bytes=expected_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def digest_open_file(
+    descriptor: int, progress: Callable[[int], None] | None = None, *, expected_bytes: int | None = None
+) -> FileDigest:
+    """Do what `digest_file` does with an open file. The position in the file is neither used nor changed."""
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    digester, position = FileDigester(), 0
+    end = None if expected_bytes is None else expected_bytes + 1
+    while count := os.preadv(descriptor, [buffer if end is None else buffer[: end - position]], position):
+        position += count
+        digester.update(buffer[:count])
+        if progress is not None:
+            progress(count)
     return digester.result()

@@ -78,7 +78,8 @@ def publish(
     marks = NodeMarks(remote.store, name, manifest, deadline_s)
     if part is not None:
         marks.mark_begun(part.node)
-    destination.put_all([SourceFile(entry.path, folder / entry.path, entry) for entry in record.files], progress)
+    files = [SourceFile(entry.path, folder / entry.path, entry, below=folder.parent) for entry in record.files]
+    destination.put_all(files, progress)
     if part is not None:
         destination.end_uploads(part.paths)
         marks.mark_uploaded(part.node, part.num_nodes)

@@ -194,7 +194,7 @@ def as_final(manifest: Manifest) -> Describe:
 def _source_files(source: Inventory, item: Item, entries: Sequence[FileEntry]) -> list[SourceFile]:
     if source.folder is not None:
         root = source.folder / item.prefix
-        return [SourceFile(entry.path, root / entry.path, entry) for entry in entries]
+        return [SourceFile(entry.path, root / entry.path, entry, below=source.folder) for entry in entries]
     stored = browse(source.store, item.prefix)
     return [SourceFile(entry.path, (stored / entry.path).content, entry) for entry in entries]
 
