@@ -80,9 +80,7 @@ def test_a_link_to_the_secret_of_a_job(tmp_path: Path) -> None:
     (output.control / "job-secret").write_bytes(_SECRET)
     (output.root / "plot.png").symlink_to(output.control / "job-secret")
     store = LocalStore(Location.of_folder(tmp_path / "store"))
-    extra = ExtraFiles(
-        output, RemoteFolder(store), limit_bytes=10_000, is_first_node=True, report=lambda event: None
-    )
+    extra = ExtraFiles(output, RemoteFolder(store), limit_bytes=10_000, is_first_node=True, report=lambda event: None)
     extra.upload(progress=lambda count: None, deadline_s=None)
     assert not list(store.list())
 

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,8 @@ from safepoint.errors import (
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.environment import host_name
-from safepoint.foundation.files import make_folder
+from safepoint.foundation.files import delete_entries, make_folder
+from safepoint.foundation.shared_folders.held_folder import HeldFolder, held
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import ABSENT, Condition, Progress, Store, is_key
@@ -130,19 +132,56 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
     folder = target.folder.absolute()
     refuse_inside_checkpoint(folder)
     working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        make_folder(folder.parent)
-        working.mkdir()  # fails in some places that look like folders, such as /proc
-    except OSError as error:
-        raise StorageError(
-            f"{folder} cannot be created: {error.strerror}; nothing was written", hint="name another folder"
-        ) from error
-    destination = FolderDestination(working, folder, trash=None)
-    with discarding(destination):
-        write(working)
-        commit(destination, None)
+    with contextlib.ExitStack() as holding:
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            make_folder(folder.parent)
+            working.mkdir()  # fails in some places that look like folders, such as /proc
+            place = holding.enter_context(held(working, shown=folder))
+        except OSError as error:
+            raise StorageError(
+                f"{folder} cannot be created: {error.strerror}; nothing was written", hint="name another folder"
+            ) from error
+        destination = _NewFolder(place, folder)
+        with discarding(destination):
+            write(place.inside)
+            commit(destination, None)
+
+
+class _NewFolder(FolderDestination):
+    """The working folder of an export. Safepoint fills the open folder and, after an error, empties it.
+
+    So a user who may write to the folder above cannot lead the export into another folder, neither with a link nor by
+    giving another folder the name of the working folder. Until the commit, only this user may enter it.
+
+    Args:
+        place: the working folder.
+        target: see `FolderDestination`.
+    """
+
+    def __init__(self, place: HeldFolder, target: Path) -> None:
+        super().__init__(place.inside, target, trash=None)
+        self._place = place
+        self._mode = stat.S_IMODE(os.fstat(place.descriptor).st_mode)
+        self._set_mode(self._mode & 0o700)
+
+    def _set_mode(self, mode: int) -> None:
+        with contextlib.suppress(OSError):  # a file system without modes
+            os.fchmod(self._place.descriptor, mode)
+
+    def publish(self) -> None:
+        self.source = self._place.path
+        self._place.check_name(self.source)
+        self._set_mode(self._mode)
+        super().publish()
+        self._place.check_name(self.target)  # the name may have been exchanged just before it was changed
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            delete_entries(self._place.inside, pattern="*")
+            if self._place.has_name(self._place.path):
+                self._place.path.rmdir()
 
 
 def export_to_store(

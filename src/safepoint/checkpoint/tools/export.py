@@ -176,7 +176,7 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
     free = files.free_bytes(working)
     if free < size_bytes + _ROOM:
         raise StorageError(
-            f"{working.parent} has {format_bytes(free)} free, and the model needs {format_bytes(size_bytes)}, plus "
+            f"{working} has {format_bytes(free)} free, and the model needs {format_bytes(size_bytes)}, plus "
             f"{format_bytes(_ROOM)} that must stay free; nothing was exported",
             hint="make room, or name another folder",
         )
