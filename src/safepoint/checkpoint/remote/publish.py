@@ -36,7 +36,7 @@ class Published(Enum):
     """The result of `publish`."""
 
     BEFORE = auto()
-    """The checkpoint was in the store already."""
+    """The checkpoint was in the store already, with all of its files."""
     NOW = auto()
     """It is committed now."""
     IN_PART = auto()
