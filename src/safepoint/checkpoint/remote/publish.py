@@ -21,7 +21,7 @@ from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder, is_name
-from safepoint.checkpoint.remote.store_destination import StoreDestination
+from safepoint.checkpoint.remote.store_destination import StoreDestination, extends
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord
 from safepoint.errors import ManifestError, ObjectNotFoundError, SafepointError, StorageError, TransientError
 from safepoint.foundation import clock
@@ -93,6 +93,8 @@ def publish(
 def finish_parts(remote: RemoteFolder) -> list[str]:
     """Commit the checkpoints that all nodes of an ended attempt have uploaded and no node has committed.
 
+    A committed checkpoint is replaced only if the new manifest adds files to it. The marks may be a stranger's.
+
     Args:
         remote: claimed by this attempt.
 
@@ -101,8 +103,10 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
     """
     committed: list[str] = []
     for name, manifest in complete_marks(remote.store, None):
-        is_there = remote.bytes_of_manifest(name) == manifest.to_bytes()
-        if not is_there and not compare_listing(manifest.files, remote.files_of(name)):
+        present = remote.bytes_of_manifest(name)
+        if present is not None and not extends(manifest, present):
+            continue
+        if not compare_listing(manifest.files, remote.files_of(name)):
             commit(StoreDestination(remote, name), manifest)
             committed.append(name)
     return committed

@@ -7,7 +7,7 @@ checkpoints repair`, or the next writer of the same name deletes them.
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,10 +96,11 @@ class StoreDestination:
             )
         if files is None:
             files = {entry.path: entry.size_bytes for entry in manifest.files} if manifest is not None else {}
-        if present is not None:
-            files = {**self._remote.written_files(self._name, deadline_s=self._deadline_s), **files}
-        self._remote.mark(self._name, files, deadline_s=self._deadline_s)
-        if present is not None and self._completed is None and not _extends(manifest, present):
+        written: Collection[str] = ()
+        if present is not None and self._completed is None:
+            written = self._remote.written_files(self._name, deadline_s=self._deadline_s).keys()
+        self._remote.mark(self._name, files, existing=written, deadline_s=self._deadline_s)
+        if present is not None and self._completed is None and not extends(manifest, present):
             # Several nodes may delete the old manifest. None of them deletes the new one, which is written only after
             # all nodes have uploaded their parts.
             self._store.delete(f"{self._name}/{MANIFEST_NAME}", deadline_s=self._deadline_s)
@@ -227,8 +228,10 @@ def _is_small(file: SourceFile) -> bool:
     return file.size_bytes <= (PART_BYTES if isinstance(file.source, Path) else _SMALL_STREAM_BYTES)
 
 
-def _extends(manifest: Manifest | None, present: bytes) -> bool:
-    """Whether `manifest` only adds files to the manifest in the store."""
+def extends(manifest: Manifest | None, present: bytes) -> bool:
+    """Whether `manifest` only adds files to the manifest in the store, and is of the same run."""
     with contextlib.suppress(ManifestError):
-        return manifest is not None and set(Manifest.from_bytes(present).files) < set(manifest.files)
+        found = Manifest.from_bytes(present)
+        is_of_run = manifest is not None and manifest.run_id == found.run_id
+        return manifest is not None and is_of_run and set(found.files) < set(manifest.files)
     return False

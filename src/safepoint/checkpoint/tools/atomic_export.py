@@ -5,7 +5,8 @@
   the end of a training.
 - Any other prefix of a store is marked by `.safepoint/export.json`, which names the files, before the first byte is
   written. The file that loaders read first is written last, and then the mark is deleted. The next export to the same
-  place deletes the files of an interrupted export, and no others.
+  place deletes the files of an interrupted export, and no others: a mark that a stranger has written makes it delete
+  nothing that was there before the mark (`safepoint.checkpoint.remote.marks`).
 """
 
 import contextlib
@@ -16,13 +17,13 @@ import stat
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 from safepoint.checkpoint.commit import FolderDestination, Record, commit, discarding
 from safepoint.checkpoint.format.catalog import refuse_inside_checkpoint
 from safepoint.checkpoint.format.manifest import Describe, FileEntry
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.final_model import FINAL
+from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder, is_name
 from safepoint.checkpoint.remote.store_destination import DISCARD_WITHIN_S, StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
@@ -37,16 +38,14 @@ from safepoint.errors import (
     printable,
 )
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.files import delete_entries, make_folder
 from safepoint.foundation.shared_folders.held_folder import HeldFolder, held
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
-from safepoint.storage.store import ABSENT, Condition, Progress, Store, is_key
+from safepoint.storage.store import ABSENT, Condition, Progress, Store, StoredObject
 
 MARK = ".safepoint/export.json"
-_MAX_MARK_BYTES = 64 << 20
 _LAST = ("model.safetensors.index.json", "adapter_config.json", "config.json")
 """The files that loaders read first, in the order in which they are written."""
 
@@ -66,9 +65,10 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
     if target.is_remote:
         _refuse_inside(target)
     store = open_store(target)
-    keys = {item.key for item in store.list()}
+    found = {item.key: item for item in store.list()}
+    keys = set(found)
     if target.is_remote and MARK in keys:  # an export to a folder writes no mark
-        keys -= {MARK, *_marked_files(store)}
+        keys -= {MARK, *_leftovers(_read_mark(store), found)}
     is_final = has_manifest and target.is_remote and target.name == FINAL
     if keys and not (is_final and _is_unfinished_final(RemoteFolder(open_store(target.parent)))):
         raise ConflictError(
@@ -233,19 +233,20 @@ class _PrefixDestination:
 
     def __init__(self, target: Location, model: Sequence[SourceFile]) -> None:
         self._store = open_store(target)
-        self._paths = sorted(file.path for file in model)
+        self._files = {file.path: file.size_bytes for file in model}
         self._id = uuid.uuid4().hex
         self._last: tuple[SourceFile, Progress | None] | None = None
         self.entries: tuple[FileEntry, ...] = ()
 
     def begin(self, files: Mapping[str, int]) -> None:
         store = self._store
-        keys = {item.key for item in store.list()}
-        condition, leftovers = ABSENT, set[str]()
-        if MARK in keys:
+        found = {item.key: item for item in store.list()}
+        condition, earlier = ABSENT, Mark()
+        if MARK in found:
             condition = Condition(version=store.stat(MARK).version)
-            leftovers = keys & _marked_files(store)
-        mark = {"id": self._id, "host": host_name(), "since": clock.utc_now(), "files": self._paths}
+            earlier = _read_mark(store)
+        leftovers = _leftovers(earlier, found)
+        mark = {"id": self._id, "host": host_name(), "since": clock.utc_now(), **_marking(files, found, leftovers)}
         try:
             store.write(MARK, json.dumps(mark).encode(), condition=condition)
         except ConditionError as error:
@@ -275,19 +276,19 @@ class _PrefixDestination:
         self._store.delete(MARK)
 
     def _fence(self, deadline_s: float | None = None) -> None:
-        if _read_mark(self._store, deadline_s).get("id") != self._id:
+        if _read_mark(self._store, deadline_s).content.get("id") != self._id:
             raise ConflictError(f"another export to {self._store.location} has begun; this one has ended")
 
     def discard(self) -> None:
         deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S
         with contextlib.suppress(SafepointError):
             self._fence(deadline_s)
-            self._delete(self._paths, deadline_s)
+            self._delete(self._files, deadline_s)
             self._store.delete(MARK, deadline_s=deadline_s)
 
     def _delete(self, paths: Collection[str], deadline_s: float | None = None) -> None:
         """Delete `paths`, and abort unfinished uploads of these files and of the files of this export."""
-        keys = {*paths, *self._paths}
+        keys = {*paths, *self._files}
         self._store.sweep(only=keys.__contains__, keys=keys, deadline_s=deadline_s)
         for path in sorted(paths):
             self._store.delete(path, deadline_s=deadline_s)
@@ -311,12 +312,12 @@ def clean_export(store: Store, *, before_s: float) -> int:
     found = {item.key: item for item in store.list()}
     if MARK not in found:
         return 0
-    named = _marked_files(store)
+    named = _leftovers(_read_mark(store), found)
     doomed = [item for key, item in found.items() if key in named]
     if max(item.modified_s for item in [found[MARK], *doomed]) >= before_s:
         return 0
     # The mark is replaced first, so that an export that still runs finds that it has lost the place.
-    taken = json.dumps({"files": sorted(named)}).encode()
+    taken = json.dumps(_marking({}, found, named)).encode()
     store.write(MARK, taken, condition=Condition(version=found[MARK].version))
     store.sweep(only=named.__contains__, keys=named)
     for item in [*doomed, found[MARK]]:
@@ -324,18 +325,27 @@ def clean_export(store: Store, *, before_s: float) -> int:
     return len(doomed) + 1
 
 
-def _marked_files(store: Store) -> set[str]:
-    """The files that the mark of an export names."""
-    paths: Any = _read_mark(store).get("files")
-    named = cast("list[Any]", paths) if isinstance(paths, list) else []
-    # An export writes nothing below the name of a checkpoint.
-    paths = {path for path in named if isinstance(path, str) and is_key(path) and path != MARK}
-    return {path for path in paths if not ("/" in path and is_name(path.partition("/")[0]))}
+def _leftovers(mark: Mark, found: Mapping[str, StoredObject]) -> set[str]:
+    """The files of an interrupted export, according to its mark."""
+    return {path for path, item in found.items() if _is_exported(path) and mark.names(path, item)}
 
 
-def _read_mark(store: Store, deadline_s: float | None = None) -> dict[str, Any]:
-    with contextlib.suppress(ObjectNotFoundError, ValueError):
-        length = min(store.stat(MARK, deadline_s=deadline_s).size_bytes, _MAX_MARK_BYTES)
-        data = store.read(MARK, length=length, deadline_s=deadline_s).tobytes()
-        return parse_object(data, max_bytes=_MAX_MARK_BYTES)
-    return {}
+def _is_exported(path: str) -> bool:
+    """Whether an export may have written it: never below the name of a checkpoint, nor a file with a hidden name."""
+    parts = path.split("/")
+    return not any(part.startswith(".") for part in parts) and not (len(parts) > 1 and is_name(parts[0]))
+
+
+def _marking(
+    files: Mapping[str, int], found: Mapping[str, StoredObject], leftovers: Collection[str]
+) -> dict[str, object]:
+    """The fields of a mark for the files of this export, and for what is left of an earlier one."""
+    return Mark().extended(files, found, leftovers).fields()
+
+
+def _read_mark(store: Store, deadline_s: float | None = None) -> Mark:
+    with contextlib.suppress(ObjectNotFoundError):
+        found = store.stat(MARK, deadline_s=deadline_s)
+        data = store.read(MARK, length=min(found.size_bytes, MAX_MARK_BYTES), deadline_s=deadline_s).tobytes()
+        return Mark.parse(data, found.modified_s)
+    return Mark()
