@@ -246,7 +246,8 @@ class _PrefixDestination:
             condition = Condition(version=store.stat(MARK).version)
             earlier = _read_mark(store)
         leftovers = _leftovers(earlier, found)
-        mark = {"id": self._id, "host": host_name(), "since": clock.utc_now(), **_marking(files, found, leftovers)}
+        fields = Mark().extended(files, found, leftovers).fields()
+        mark = {"id": self._id, "host": host_name(), "since": clock.utc_now(), **fields}
         try:
             store.write(MARK, json.dumps(mark).encode(), condition=condition)
         except ConditionError as error:
@@ -312,14 +313,16 @@ def clean_export(store: Store, *, before_s: float) -> int:
     found = {item.key: item for item in store.list()}
     if MARK not in found:
         return 0
-    named = _leftovers(_read_mark(store), found)
+    mark = _read_mark(store)
+    named = _leftovers(mark, found)
+    begun = {path for path in mark.sizes if _is_exported(path)}
     doomed = [item for key, item in found.items() if key in named]
     if max(item.modified_s for item in [found[MARK], *doomed]) >= before_s:
         return 0
     # The mark is replaced first, so that an export that still runs finds that it has lost the place.
-    taken = json.dumps(_marking({}, found, named)).encode()
+    taken = json.dumps(mark.extended({}, found, named).fields()).encode()
     store.write(MARK, taken, condition=Condition(version=found[MARK].version))
-    store.sweep(only=named.__contains__, keys=named)
+    store.sweep(only=begun.__contains__, keys=begun)
     for item in [*doomed, found[MARK]]:
         store.delete(item.key)
     return len(doomed) + 1
@@ -334,13 +337,6 @@ def _is_exported(path: str) -> bool:
     """Whether an export may have written it: never below the name of a checkpoint, nor a file with a hidden name."""
     parts = path.split("/")
     return not any(part.startswith(".") for part in parts) and not (len(parts) > 1 and is_name(parts[0]))
-
-
-def _marking(
-    files: Mapping[str, int], found: Mapping[str, StoredObject], leftovers: Collection[str]
-) -> dict[str, object]:
-    """The fields of a mark for the files of this export, and for what is left of an earlier one."""
-    return Mark().extended(files, found, leftovers).fields()
 
 
 def _read_mark(store: Store, deadline_s: float | None = None) -> Mark:
