@@ -18,7 +18,8 @@ from safepoint.checkpoint.tools.removal import remove
 from safepoint.foundation import clock
 from safepoint.storage.store import Store
 
-_NOT_OURS = "a mark of an unfinished save names it, but is newer than its objects, or states other sizes"
+NOT_OURS = "a mark of an unfinished save names it, but is newer than its objects, or states other sizes"
+"""Why an unfinished checkpoint in an object store stays."""
 Progress = Callable[[str, int, int], None]
 """Receives the name of the checkpoint that is read, bytes done, and bytes in all."""
 
@@ -99,7 +100,7 @@ def repair(
         # The sweep comes first, because it reads the marks, which are deleted below.
         num_leftovers = RemoteFolder(inventory.store).sweep(begun_before_s=before_s)
         failed = remove(inventory, [*unfinished, *doomed]).failed
-        failed += tuple((item, _NOT_OURS) for item in unfinished if _is_left(inventory.store, item.prefix))
+        failed += tuple((item, NOT_OURS) for item in unfinished if _is_left(inventory.store, item.prefix))
         unfinished = tuple(item for item in unfinished if item not in [one for one, _ in failed])
         num_leftovers += clean_export(inventory.store, before_s=before_s)
         num_leftovers += _drop_marks(inventory, before_s, keep={item.name for item in items})
