@@ -1,10 +1,9 @@
 """The Protocol of a bucket: the requests that differ between services. `object_store` has what all services share."""
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Protocol
 
-from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject
+from safepoint.storage.store import Condition, Content, OpenFile, Progress, Sink, StoredObject
 
 
 class Bucket(Protocol):
@@ -37,8 +36,7 @@ class Bucket(Protocol):
     def upload(
         self,
         key: str,
-        source: Path | Content,
-        size_bytes: int,
+        source: OpenFile | Content,
         *,
         fence: Callable[[], None] | None,
         progress: Progress | None,

@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,7 +29,7 @@ from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
 from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
-from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject, check_length
+from safepoint.storage.store import Condition, Content, OpenFile, Progress, Sink, StoredObject, check_length
 
 Client = Any  # obstore has no public type for all its stores
 _SAS = {"AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN"}
@@ -174,8 +173,7 @@ class LibraryBucket:
     def upload(
         self,
         key: str,
-        source: Path | Content,
-        size_bytes: int,
+        source: OpenFile | Content,
         *,
         fence: Callable[[], None] | None,
         progress: Progress | None,
@@ -184,7 +182,7 @@ class LibraryBucket:
         """See `Bucket`. obstore repeats requests itself here, because a stream cannot be started again."""
         # A file is passed as a stream too: if obstore read the file itself, `fence` could not be called after the
         # last part.
-        content = source if isinstance(source, Content) else _content_of(source, size_bytes)
+        content = source if isinstance(source, Content) else _content_of(source)
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
         self._keys.refresh()
@@ -300,15 +298,14 @@ class LibraryBucket:
             return self._clients[rounded_s]
 
 
-def _content_of(path: Path, size_bytes: int) -> Content:
+def _content_of(file: OpenFile) -> Content:
     def write_to(sink: Sink) -> None:
-        left = size_bytes + 1  # one byte more than the size shows that the file has grown
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(min(_READ_BYTES, left)):
-                left -= len(block)
-                sink(memoryview(block))
+        done, end = 0, file.size_bytes + 1  # one byte more than the size shows that the file has grown
+        while block := os.pread(file.descriptor, min(_READ_BYTES, end - done), done):
+            done += len(block)
+            sink(memoryview(block))
 
-    return Content(size_bytes=size_bytes, write_to=write_to)
+    return Content(size_bytes=file.size_bytes, write_to=write_to)
 
 
 def from_obstore(error: Exception, what: str) -> StorageError:

@@ -16,12 +16,14 @@ from safepoint.storage.location import Location
 from safepoint.storage.store import (
     Condition,
     Content,
+    OpenFile,
     Progress,
     Sink,
     StoredObject,
     check_key,
     check_length,
     is_own_key,
+    opened_source,
 )
 
 _CHUNK_BYTES = 8 << 20
@@ -106,7 +108,7 @@ class LocalStore:
     def upload(
         self,
         key: str,
-        source: Path | Content,
+        source: Path | OpenFile | Content,
         *,
         fence: Callable[[], None] | None = None,
         progress: Progress | None = None,
@@ -114,13 +116,16 @@ class LocalStore:
     ) -> None:
         """See `Store`. The file is not written in parts: an interrupted upload starts again."""
 
-        def fill(descriptor: int) -> None:
-            if isinstance(source, Content):
-                _receive(source, descriptor, progress)
-            else:
-                _copy(source, descriptor, progress)
+        check_key(key)
+        with opened_source(source) as opened:
 
-        self._create(key, fill, fence=fence)
+            def fill(descriptor: int) -> None:
+                if isinstance(opened, Content):
+                    _receive(opened, descriptor, progress)
+                else:
+                    _copy(opened, descriptor, progress)
+
+            self._create(key, fill, fence=fence)
 
     def _create(
         self,
@@ -258,17 +263,15 @@ def _create_working(path: Path) -> Path:
     raise StorageError(f"another process deletes {path.parent} each time that it is created; nothing was written")
 
 
-def _copy(source: Path, target: int, progress: Progress | None) -> None:
-    with source.open("rb", buffering=0) as reader:
-        size_bytes = os.fstat(reader.fileno()).st_size
-        done = 0
-        # One byte more than the size shows that the file has grown. A file may grow faster than it is copied.
-        while count := os.sendfile(target, reader.fileno(), done, min(_CHUNK_BYTES, size_bytes + 1 - done)):
-            done += count
-            if progress is not None:
-                progress(count)
-        if done != size_bytes:
-            raise StorageError(f"{source} changed while it was copied; nothing was written")
+def _copy(source: OpenFile, target: int, progress: Progress | None) -> None:
+    done = 0
+    # One byte more than the size shows that the file has grown. A file may grow faster than it is copied.
+    while count := os.sendfile(target, source.descriptor, done, min(_CHUNK_BYTES, source.size_bytes + 1 - done)):
+        done += count
+        if progress is not None:
+            progress(count)
+    if done != source.size_bytes:
+        raise StorageError(f"{source.name} changed while it was copied; nothing was written")
 
 
 def _receive(content: Content, target: int, progress: Progress | None) -> None:

@@ -25,12 +25,14 @@ from safepoint.storage.store import (
     WHOLE_BYTES,
     Condition,
     Content,
+    OpenFile,
     Progress,
     Sink,
     StoredObject,
     check_key,
     check_length,
     is_own_key,
+    opened_source,
 )
 
 _NUM_FENCED_TRIES = 5
@@ -130,7 +132,7 @@ class ObjectStore:
     def upload(
         self,
         key: str,
-        source: Path | Content,
+        source: Path | OpenFile | Content,
         *,
         fence: Callable[[], None] | None = None,
         progress: Progress | None = None,
@@ -138,16 +140,14 @@ class ObjectStore:
     ) -> None:
         """See `Store`."""
         check_key(key)
-        size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
-        if size_bytes > WHOLE_BYTES:
-            self._requests.upload(
-                self._full(key), source, size_bytes, fence=fence, progress=progress, deadline_s=deadline_s
-            )
-            return
-        data = _gathered(source) if isinstance(source, Content) else _read_small(source)
+        with opened_source(source) as opened:
+            if opened.size_bytes > WHOLE_BYTES:
+                self._requests.upload(self._full(key), opened, fence=fence, progress=progress, deadline_s=deadline_s)
+                return
+            data = _gathered(opened) if isinstance(opened, Content) else _read_small(opened)
         self._upload_small(key, data, fence, deadline_s)
-        if progress is not None and size_bytes:
-            progress(size_bytes)
+        if progress is not None and data:
+            progress(len(data))
 
     def _upload_small(
         self, key: str, data: bytes, fence: Callable[[], None] | None, deadline_s: float | None
@@ -216,13 +216,14 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
     return LibraryBucket(location, options)
 
 
-def _read_small(path: Path) -> bytes:
+def _read_small(file: OpenFile) -> bytes:
     """The bytes of a file that was small a moment ago; it may have grown to any size since."""
-    with path.open("rb") as file:
-        data = file.read(WHOLE_BYTES + 1)
-    if len(data) > WHOLE_BYTES:
-        raise StorageError(f"{path} changed while it was uploaded; it is not in the store")
-    return data
+    data = bytearray()
+    while block := os.pread(file.descriptor, file.size_bytes + 1 - len(data), len(data)):
+        data += block
+    if len(data) != file.size_bytes:
+        raise StorageError(f"{file.name} changed while it was uploaded; it is not in the store")
+    return bytes(data)
 
 
 def _gathered(content: Content) -> bytes:

@@ -1,13 +1,16 @@
 """The Protocol `Store`: objects that are named by keys. Folders and object stores implement it."""
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from safepoint.errors import StorageError
+from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.storage.location import Location
 
 Progress = Callable[[int], None]
@@ -29,6 +32,42 @@ class Content:
 
     size_bytes: int
     write_to: Callable[[Sink], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFile:
+    """A regular file that is open. Whatever happens to its name meanwhile, all its bytes come from this file.
+
+    Args:
+        descriptor: the open file. It is read at given offsets, on several threads; its position is not used.
+        size_bytes: the size when the file was opened.
+        name: of the file, for messages.
+    """
+
+    descriptor: int
+    size_bytes: int
+    name: str
+
+
+@contextlib.contextmanager
+def opened(path: Path, *, below: Path | None = None) -> Generator[OpenFile]:
+    """Open a regular file once, to upload it.
+
+    Args:
+        path: the file; it may not be a link.
+        below: a folder above the file; the folders between the two may not be links.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link.
+    """
+    with open_regular(path, below=below) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        yield OpenFile(descriptor=file.fileno(), size_bytes=size_bytes, name=str(path))
+
+
+def opened_source(source: "Path | OpenFile | Content") -> "contextlib.AbstractContextManager[OpenFile | Content]":
+    """The source of an upload; a path is opened."""
+    return opened(source) if isinstance(source, Path) else contextlib.nullcontext(source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +183,7 @@ class Store(Protocol):
     def upload(
         self,
         key: str,
-        source: Path | Content,
+        source: Path | OpenFile | Content,
         *,
         fence: Callable[[], None] | None = None,
         progress: Progress | None = None,
@@ -160,7 +199,8 @@ class Store(Protocol):
 
         Args:
             key: of the object.
-            source: a regular file that does not change meanwhile; or a stream.
+            source: a regular file that does not change meanwhile, by its path or open; or a stream. A path is opened
+                once, and may not be a link.
             fence: called immediately before the object becomes visible. An exception that `fence` raises stops the
                 upload. Together with `sweep`, a fence prevents a replaced writer from overwriting its successor's
                 objects (docs/adr/0007-object-stores.md).

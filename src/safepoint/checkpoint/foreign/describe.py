@@ -1,5 +1,7 @@
 """Computes the manifest that a checkpoint of another program would have. It reads each file of the checkpoint once.
 
+What was examined is compared with what is digested, so that the manifest describes bytes that were examined.
+
 The same files always have the same manifest, so that a repeated start continues the same run.
 """
 
@@ -54,15 +56,17 @@ def _describe(
     counter, lock = ByteCounter(progress, sum(found.files.values())), threading.Lock()
 
     def entry_of(path: str) -> FileEntry:
-        digester = FileDigester()
+        digester, comparison = FileDigester(), found.read.comparing(path)
 
         def take(block: memoryview) -> None:
             digester.update(block)
+            comparison.take(block)
             with lock:
                 counter.add(len(block))
 
         if found.files[path]:
             store.stream(f"{found.name}/{path}", take, start=0, length=found.files[path])
+        comparison.finish()
         return FileEntry.of(path, digester.result())
 
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-describe") as threads:

@@ -26,6 +26,7 @@ from safepoint.checkpoint.format.manifest import (
     ManifestFacts,
     path_fault,
 )
+from safepoint.checkpoint.format.read_ranges import ReadRanges
 from safepoint.checkpoint.format.verify import Fault, list_files
 from safepoint.checkpoint.weights.budget import Budget
 from safepoint.checkpoint.weights.torch_file import Inert, read_torch_file
@@ -54,6 +55,7 @@ class Examination:
             `gradient_accumulation` unless it is known.
         writer: the library that wrote the checkpoint, for messages.
         modified_s: when a file was last written, seconds since 1970.
+        read: what was read of the files.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Examination:
     is_batch_known: bool = False
     writer: str = "another program"
     modified_s: float = 0.0
+    read: ReadRanges = field(default_factory=ReadRanges, compare=False)
 
 
 def is_foreign(folder: Path) -> bool:
@@ -118,6 +121,7 @@ class _Examiner:
         self._faults: list[Fault] = []
         self._sizes: dict[str, int] = {}
         self._modified_s = 0.0
+        self._read = ReadRanges()
 
     def name_faults(self) -> tuple[Fault, ...]:
         self._check_names()
@@ -127,7 +131,7 @@ class _Examiner:
         strategy = self._check_names()
         if strategy is None:
             return self._result(None, is_batch_known=False)
-        self._folder: StorePath = browse(self._store, self._name)
+        self._folder: StorePath = browse(self._store, self._name, on_read=self._read.note)
         self._budget = Budget(sum(self._sizes.values()))
         self._arguments = self._read_arguments()
         for path in sorted(self._sizes):
@@ -153,6 +157,7 @@ class _Examiner:
             is_batch_known=is_batch_known,
             writer=f"transformers {version}" if version else "another program",
             modified_s=self._modified_s,
+            read=self._read,
         )
 
     @contextlib.contextmanager

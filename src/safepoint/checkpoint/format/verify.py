@@ -236,7 +236,9 @@ def compare_content(
     faults: list[Fault] = []
     for entry in entries:
         try:
-            found = digest_file(folder / entry.path, counter.add, expected_bytes=entry.size_bytes)
+            found = digest_file(
+                folder / entry.path, counter.add, expected_bytes=entry.size_bytes, expected_parts=entry.parts
+            )
         except OSError as error:
             faults.append(Fault(file=entry.path, reason=f"it cannot be read: {error.strerror or error}"))
             continue

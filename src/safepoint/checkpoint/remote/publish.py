@@ -21,7 +21,7 @@ from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder, is_name
-from safepoint.checkpoint.remote.store_destination import StoreDestination
+from safepoint.checkpoint.remote.store_destination import StoreDestination, extends
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord
 from safepoint.errors import ManifestError, ObjectNotFoundError, SafepointError, StorageError, TransientError
 from safepoint.foundation import clock
@@ -36,7 +36,7 @@ class Published(Enum):
     """The result of `publish`."""
 
     BEFORE = auto()
-    """The checkpoint was in the store already."""
+    """The checkpoint was in the store already, with all of its files."""
     NOW = auto()
     """It is committed now."""
     IN_PART = auto()
@@ -79,7 +79,8 @@ def publish(
     marks = NodeMarks(remote.store, name, manifest, deadline_s)
     if part is not None:
         marks.mark_begun(part.node)
-    destination.put_all([SourceFile(entry.path, folder / entry.path, entry) for entry in record.files], progress)
+    files = [SourceFile(entry.path, folder / entry.path, entry, below=folder.parent) for entry in record.files]
+    destination.put_all(files, progress)
     if part is not None:
         destination.end_uploads(part.paths)
         marks.mark_uploaded(part.node, part.num_nodes)
@@ -93,6 +94,8 @@ def publish(
 def finish_parts(remote: RemoteFolder) -> list[str]:
     """Commit the checkpoints that all nodes of an ended attempt have uploaded and no node has committed.
 
+    A committed checkpoint is replaced only if the new manifest adds files to it. The marks may be a stranger's.
+
     Args:
         remote: claimed by this attempt.
 
@@ -101,8 +104,10 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
     """
     committed: list[str] = []
     for name, manifest in complete_marks(remote.store, None):
-        is_there = remote.bytes_of_manifest(name) == manifest.to_bytes()
-        if not is_there and not compare_listing(manifest.files, remote.files_of(name)):
+        present = remote.bytes_of_manifest(name)
+        if present is not None and not extends(manifest, present):
+            continue
+        if not compare_listing(manifest.files, remote.files_of(name)):
             commit(StoreDestination(remote, name), manifest)
             committed.append(name)
     return committed

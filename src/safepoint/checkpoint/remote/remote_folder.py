@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import (
@@ -25,18 +24,20 @@ from safepoint.checkpoint.format.manifest import (
 )
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
+from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark
 from safepoint.errors import (
     AccessDeniedError,
     ConditionError,
     ConflictError,
     ManifestError,
     ObjectNotFoundError,
+    printable,
 )
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.field_types import TEXT, check_fields, whole
 from safepoint.storage.opening import is_probe
-from safepoint.storage.store import ABSENT, WHOLE_BYTES, Condition, Store, is_key
+from safepoint.storage.store import ABSENT, WHOLE_BYTES, Condition, Store, StoredObject
 
 ATTEMPT_KEY = ".safepoint/attempt.json"
 UNFINISHED = ".safepoint/unfinished"
@@ -119,17 +120,15 @@ class RemoteFolder:
         return {name for name in names if is_name(name)}  # other objects there are ignored
 
     def marked_files(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
-        """The files that the mark of `name` lists: path → size in bytes."""
-        return self._read_mark(name, deadline_s)[0]
+        """The files that the mark of `name` lists: path → size in bytes. They need not be Safepoint's, see `Mark`."""
+        sizes = self._read_mark(name, deadline_s)[0].sizes
+        return {path: max(known) for path, known in sizes.items()}
 
-    def _read_mark(self, name: str, deadline_s: float | None) -> tuple[dict[str, int], Condition]:
-        data, version = self._read(f"{UNFINISHED}/{name}", MAX_MANIFEST_BYTES, deadline_s)
-        files: Any = None
-        with contextlib.suppress(ValueError):
-            files = parse_object(data or b"{}", max_bytes=MAX_MANIFEST_BYTES).get("files")
-        pairs = cast("dict[str, Any]", files).items() if isinstance(files, dict) else ()
-        named = {path: size for path, size in pairs if is_key(path) and isinstance(size, int)}
-        return named, Condition(version=version)
+    def _read_mark(self, name: str, deadline_s: float | None) -> tuple[Mark, Condition]:
+        data, found = self._read(f"{UNFINISHED}/{name}", MAX_MARK_BYTES, deadline_s)
+        if found is None:
+            return Mark(), ABSENT
+        return Mark.parse(data, found.modified_s), Condition(version=found.version)
 
     def manifest(self, step: int, *, deadline_s: float | None = None) -> Manifest:
         """The manifest of the checkpoint of `step`.
@@ -196,8 +195,12 @@ class RemoteFolder:
 
     def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
         """What is under `name`, the manifest included: path → size in bytes."""
+        return {path: item.size_bytes for path, item in self._objects(name, deadline_s).items()}
+
+    def _objects(self, name: str, deadline_s: float | None) -> dict[str, StoredObject]:
+        """What is under `name`, by path."""
         found = self.store.list(name, deadline_s=deadline_s)
-        return {item.key.removeprefix(f"{name}/"): item.size_bytes for item in found}
+        return {item.key.removeprefix(f"{name}/"): item for item in found}
 
     def _have_manifests(self, deadline_s: float | None) -> dict[int, bool]:
         """The step of each folder that is named like a checkpoint → whether the folder has a manifest."""
@@ -256,29 +259,38 @@ class RemoteFolder:
             )
 
     def _read_claim(self, deadline_s: float | None) -> tuple[Claim | None, str | None]:
-        data, version = self._read(ATTEMPT_KEY, _MAX_ATTEMPT_BYTES, deadline_s)
+        data, found = self._read(ATTEMPT_KEY, _MAX_ATTEMPT_BYTES, deadline_s)
+        version = None if found is None else found.version
         try:
-            return Claim(**parse_object(data or b"")), version
+            return Claim(**parse_object(data)), version
         except (ValueError, TypeError):
             return None, version
 
-    def _read(self, key: str, max_bytes: int, deadline_s: float | None) -> tuple[bytes | None, str | None]:
-        """The first bytes of an object, at most `max_bytes`, and its version; (None, None) if there is no object."""
+    def _read(self, key: str, max_bytes: int, deadline_s: float | None) -> tuple[bytes, StoredObject | None]:
+        """The first bytes of an object, at most `max_bytes`, and its version; (b"", None) if there is no object."""
         try:
             found = self.store.stat(key, deadline_s=deadline_s)
             length = min(found.size_bytes, max_bytes)
-            return bytes(self.store.read(key, length=length, deadline_s=deadline_s)), found.version
+            return bytes(self.store.read(key, length=length, deadline_s=deadline_s)), found
         except ObjectNotFoundError:
-            return None, None
+            return b"", None
 
     # ---- writing and deleting -------------------------------------------------------------------------------
 
-    def mark(self, name: str, files: Mapping[str, int], *, deadline_s: float | None = None) -> None:
-        """Add `files` to the mark of `name`: the list of the files that Safepoint has begun to write or delete.
+    def mark(
+        self,
+        name: str,
+        files: Mapping[str, int],
+        *,
+        existing: Collection[str] = (),
+        deadline_s: float | None = None,
+    ) -> None:
+        """Add files to the mark of `name`: the list of the files that Safepoint has begun to write or delete.
 
         Args:
             name: of a checkpoint or model.
-            files: path → size in bytes.
+            files: path → size in bytes of the files that are going to be written.
+            existing: the paths of files that Safepoint has written before, and may delete.
             deadline_s: when to give up.
 
         Raises:
@@ -286,12 +298,13 @@ class RemoteFolder:
         """
         for num_left in reversed(range(_NUM_TRIES)):
             present, condition = self._read_mark(name, deadline_s)
-            merged = {**present, **{path: max(size, present.get(path, 0)) for path, size in files.items()}}
+            found = self._objects(name, deadline_s) if existing or condition != ABSENT else {}
+            merged = present.extended(files, found, existing)
             self.fence(deadline_s=deadline_s)
-            if condition != ABSENT and merged == present:
+            if condition != ABSENT and merged.sizes == present.sizes and not existing:
                 return
             try:
-                data = json.dumps({"files": merged}).encode()
+                data = json.dumps(merged.fields()).encode()
                 self.store.write(f"{UNFINISHED}/{name}", data, condition=condition, deadline_s=deadline_s)
             except ConditionError:  # another node of this run has marked it
                 if not num_left:
@@ -380,12 +393,19 @@ class RemoteFolder:
         return {name for key in keys if is_name(name := key.partition("/")[0])}
 
     def delete_marked(
-        self, name: str, *, but: Collection[str] = (), keep_mark: bool = False, deadline_s: float | None = None
+        self,
+        name: str,
+        *,
+        own: Collection[str] = (),
+        but: Collection[str] = (),
+        keep_mark: bool = False,
+        deadline_s: float | None = None,
     ) -> int:
-        """Delete the manifest of `name` and the files that its mark lists, and then the mark. Other files stay.
+        """Delete the leftovers that the mark of `name` lists (see `Mark`), and then the mark. Other files stay.
 
         Args:
             name: of a checkpoint or model.
+            own: paths of files to delete in any case, because Safepoint has written them.
             but: paths of files to keep: those of the committed checkpoint. If `but` is empty, the mark is deleted
                 only when no file is left below `name`.
             keep_mark: keep the mark.
@@ -398,8 +418,17 @@ class RemoteFolder:
             ConflictError: another attempt has claimed the location.
         """
         # Listed before the fence, so that the list has no objects that a later attempt has written.
-        paths = self.files_of(name, deadline_s=deadline_s).keys()
-        doomed = paths & ({MANIFEST_NAME, *self.marked_files(name, deadline_s=deadline_s)} - set(but))
+        found = {path: item for path, item in self._objects(name, deadline_s).items() if path not in but}
+        mark = self._read_mark(name, deadline_s)[0]
+        doomed = {path for path, item in found.items() if path in own or mark.names(path, item)}
+        for path in sorted((found.keys() & mark.sizes.keys()) - doomed)[:1]:
+            _log.warning(
+                "%s/%s, and other objects like it, stay in %s: a mark of an unfinished save names them, but it is "
+                "newer than they are, or states other sizes. Delete them if they are of no use",
+                name,
+                printable(path),
+                self.store.location,
+            )
         self.fence(deadline_s=deadline_s)
         for path in sorted(doomed):
             self.store.delete(f"{name}/{path}", deadline_s=deadline_s)
@@ -431,9 +460,10 @@ class RemoteFolder:
         """
         if self.is_newer_format(name, deadline_s=deadline_s):
             return False
-        self.mark(name, self.written_files(name, deadline_s=deadline_s), deadline_s=deadline_s)
+        written = self.written_files(name, deadline_s=deadline_s).keys()
+        self.mark(name, {}, existing=written, deadline_s=deadline_s)
         self.store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
-        self.delete_marked(name, deadline_s=deadline_s)
+        self.delete_marked(name, own=written, deadline_s=deadline_s)
         return True
 
     def written_files(self, name: str, *, deadline_s: float | None = None) -> Mapping[str, int]:

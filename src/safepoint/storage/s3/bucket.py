@@ -5,14 +5,14 @@ import contextlib
 import http.client
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from safepoint.errors import ConditionError, ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage.s3.answers import other_answer, present, refusing_other_answers, size_of, time_of
+from safepoint.storage.s3.file_parts import md5_of
 from safepoint.storage.s3.multipart import upload_in_parts
-from safepoint.storage.s3.requests import MAX_ANSWER_BYTES, Request, S3Requests, UploadId, md5_of, refusal
-from safepoint.storage.store import WHOLE_BYTES, Condition, Content, Progress, StoredObject
+from safepoint.storage.s3.requests import MAX_ANSWER_BYTES, Request, S3Requests, UploadId, refusal
+from safepoint.storage.store import WHOLE_BYTES, Condition, Content, OpenFile, Progress, StoredObject
 
 _BLOCK_BYTES = 1 << 20
 _NUM_LISTINGS = 8
@@ -104,15 +104,14 @@ class S3Bucket(S3Requests):
     def upload(
         self,
         key: str,
-        source: Path | Content,
-        size_bytes: int,
+        source: OpenFile | Content,
         *,
         fence: Callable[[], None] | None,
         progress: Progress | None,
         deadline_s: float | None,
     ) -> None:
         """See `Bucket`; an interrupted upload can be continued."""
-        before = self._head_or_none(key, deadline_s)
+        before, size_bytes = self._head_or_none(key, deadline_s), source.size_bytes
 
         def has_arrived(etag: str) -> bool:
             found = self._head_or_none(key, deadline_s)
@@ -127,7 +126,6 @@ class S3Bucket(S3Requests):
             self,
             key,
             source,
-            size_bytes,
             has_arrived=has_arrived,
             fence=fence,
             progress=progress,

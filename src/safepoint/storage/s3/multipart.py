@@ -9,14 +9,14 @@ import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
-from pathlib import Path
 
 from safepoint.errors import ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage.failures import changed_in_transit
-from safepoint.storage.s3.requests import FilePart, PartOnServer, S3Requests, UploadId, is_md5, md5_of
+from safepoint.storage.s3.file_parts import FilePart, md5_of
+from safepoint.storage.s3.requests import PartOnServer, S3Requests, UploadId, is_md5
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
-from safepoint.storage.store import WHOLE_BYTES, Content, Progress, check_length
+from safepoint.storage.store import WHOLE_BYTES, Content, OpenFile, Progress, check_length
 
 _MAX_PARTS = 9_000  # S3 allows 10,000
 _NUM_PARTS = 64
@@ -47,8 +47,7 @@ def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
 def upload_in_parts(
     uploads: S3Requests,
     key: str,
-    source: Path | Content,
-    size_bytes: int,
+    source: OpenFile | Content,
     *,
     has_arrived: Callable[[str], bool],
     fence: Callable[[], None] | None,
@@ -61,7 +60,6 @@ def upload_in_parts(
         uploads: the bucket.
         key: within the bucket.
         source: a file or stream of more than one part. A file must not change during the upload.
-        size_bytes: its size.
         has_arrived: takes an ETag, and returns whether the object has this ETag. Called if an earlier request, whose
             answer was lost, may have completed the upload.
         fence: see `Store.upload`.
@@ -74,6 +72,7 @@ def upload_in_parts(
         TransientError: a request failed until the deadline, or the bytes that arrived differ from those that were
             sent.
     """
+    size_bytes = source.size_bytes
     part_bytes = part_bytes_of(size_bytes, is_stream=isinstance(source, Content))
     starts = range(0, size_bytes, part_bytes)
     parts = {number: (start, min(part_bytes, size_bytes - start)) for number, start in enumerate(starts, 1)}
@@ -113,7 +112,7 @@ def _read_back(uploads: S3Requests, key: str, part: tuple[int, int], md5: bytes,
 def _send_file(
     uploads: S3Requests,
     key: str,
-    source: Path,
+    source: OpenFile,
     parts: _Parts,
     md5s: dict[int, bytes],
     progress: Progress,
@@ -289,6 +288,6 @@ def _begin_or_continue(
     return continued or (uploads.begin(key, deadline_s=deadline_s), {})
 
 
-def _is_of(part: PartOnServer, source: Path, parts: _Parts) -> bool:
+def _is_of(part: PartOnServer, source: OpenFile, parts: _Parts) -> bool:
     start, length = parts.get(part.number, (0, -1))
     return part.size_bytes == length and md5_of(FilePart(source, start, length)).hex() == part.etag

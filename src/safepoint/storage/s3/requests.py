@@ -10,7 +10,6 @@ passing them through Python.
 import base64
 import contextlib
 import functools
-import hashlib
 import http.client
 import os
 import re
@@ -19,8 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
@@ -39,6 +37,7 @@ from safepoint.storage.s3.answers import (
     text_in,
 )
 from safepoint.storage.s3.credentials import Keys, KeySource
+from safepoint.storage.s3.file_parts import FilePart, PartReader
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.s3.signing import encoded_path, encoded_query, signed_headers
 from safepoint.storage.store import Sink, StoredObject
@@ -93,20 +92,6 @@ class PartOnServer:
 
     number: int
     etag: str
-    size_bytes: int
-
-
-class FilePart(NamedTuple):
-    """A part of a file.
-
-    Args:
-        path: the file.
-        start: the first byte.
-        size_bytes: the number of bytes.
-    """
-
-    path: Path
-    start: int
     size_bytes: int
 
 
@@ -462,19 +447,6 @@ def is_md5(etag: str) -> bool:
     return _MD5.fullmatch(etag) is not None
 
 
-def md5_of(source: bytes | memoryview | FilePart) -> bytes:
-    """The MD5 of bytes, or of a part of a file; of a file that ends earlier, the MD5 up to its end."""
-    if not isinstance(source, FilePart):
-        return hashlib.md5(source, usedforsecurity=False).digest()
-    md5, left = hashlib.md5(usedforsecurity=False), source.size_bytes
-    with source.path.open("rb", buffering=0) as file:
-        file.seek(source.start)
-        while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
-            md5.update(block)
-            left -= len(block)
-    return md5.digest()
-
-
 def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview | FilePart) -> None:
     socket = connection.sock
     if not isinstance(body, FilePart):
@@ -482,16 +454,16 @@ def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview 
             socket.sendall(body[begin : begin + _BLOCK_BYTES])
         return
     start, end = body.start, body.start + body.size_bytes
-    with body.path.open("rb", buffering=0) as file:
-        if os.fstat(file.fileno()).st_size < end:
-            raise StorageError(f"{body.path} became shorter while it was uploaded")
-        if not isinstance(socket, ssl.SSLSocket):
-            socket.sendfile(file, offset=start, count=body.size_bytes)
-            return
-        while start < end:
-            block = os.pread(file.fileno(), min(_BLOCK_BYTES, end - start), start)
-            socket.sendall(block)
-            start += len(block)
+    if os.fstat(body.file.descriptor).st_size < end:
+        raise StorageError(f"{body.file.name} became shorter while it was uploaded")
+    reader = PartReader(body.file.descriptor, start)
+    if not isinstance(socket, ssl.SSLSocket):
+        socket.sendfile(cast("Any", reader), offset=start, count=body.size_bytes)
+        return
+    while block := reader.read(min(_BLOCK_BYTES, end - reader.position)):
+        socket.sendall(block)
+    if reader.position < end:
+        raise StorageError(f"{body.file.name} became shorter while it was uploaded")
 
 
 def refusal(status: int, data: bytes, what: str) -> StorageError:

@@ -253,7 +253,7 @@ class FinalUpload:
         for file in self._large:
             self._destination.put(SourceFile(file.path, self._leader.content_of(file)), self._progress)
         for path, _ in small:
-            self._destination.put(SourceFile(path, self._small / path), self._progress)
+            self._destination.put(SourceFile(path, self._small / path, below=self._small), self._progress)
         self._leader.check()
         manifest = describe(self._destination.entries)
         commit(self._destination, manifest)

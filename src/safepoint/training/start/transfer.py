@@ -28,6 +28,7 @@ from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.files import delete_tree, write_at
 from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_first_rank
@@ -179,7 +180,7 @@ class Transfer:
             if source == self._rank:
                 root = copy.path if window.path in copy.good else working
                 try:
-                    _read_into(root / window.path, window.start, block)
+                    _read_into(root / window.path, window.start, block, below=root.parent)
                 except OSError as error:
                     problem = problem or error
             if window.size_bytes and self._sender is not None:
@@ -211,11 +212,14 @@ class Transfer:
         return ProgressLine(what).update if self._peers.place.is_first else None
 
 
-def _read_into(path: Path, start: int, block: torch.Tensor) -> None:
-    with path.open("rb") as file:
-        file.seek(start)
-        if file.readinto(block.numpy().data) < len(block):
-            raise OSError(f"{path} ends too early")
+def _read_into(path: Path, start: int, block: torch.Tensor, *, below: Path) -> None:
+    content, done = block.numpy().data, 0
+    with open_regular(path, below=below) as file:
+        while done < len(block):
+            count = os.preadv(file.fileno(), [content[done:]], start + done)
+            if not count:
+                raise OSError(f"{path} ends too early")
+            done += count
 
 
 def _write_from(block: torch.Tensor, path: Path, window: Window) -> None:

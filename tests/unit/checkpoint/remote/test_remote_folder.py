@@ -155,12 +155,12 @@ def test_cleaning_takes_what_safepoint_left_unfinished(local: Path, tmp_path: Pa
     remote.claim(claim(1))
     publish(remote, local)
     for step in (30, 40):
-        remote.mark(checkpoint_name(step), {"model.safetensors": 100})
+        remote.mark(checkpoint_name(step), {"model.safetensors": 4})
         store.write(f"{checkpoint_name(step)}/model.safetensors", b"torn")
     store.write("checkpoint-50/model.safetensors", b"written by another tool")
     store.write("notes.txt", b"the user's own")
     # A publish that was cut off between its commit and its tidying: complete, but for what it was about to delete.
-    remote.mark("checkpoint-20", {"left over": 100})
+    remote.mark("checkpoint-20", {"left over": 37})
     store.write("checkpoint-20/left over", b"of an earlier checkpoint of this step")
     remote.claim(claim(2))
     assert remote.clean(keep=["checkpoint-30"]) == 2
