@@ -174,18 +174,29 @@ class RemoteFolder:
         return False
 
     def superseded(
-        self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
+        self,
+        policies: Sequence[Policy],
+        *,
+        protected: Collection[int] = (),
+        run_id: str | None = None,
+        deadline_s: float | None = None,
     ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
         steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
-        if all(isinstance(policy, KeepNewest) for policy in policies):  # these policies look at nothing but the steps
-            candidates = [Candidate(step=step) for step in steps]
-        else:
-            candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
+        now_s = clock.wall_s()
+        if all(isinstance(policy, KeepNewest) for policy in policies):
+            # These policies look at nothing but steps. If they would keep all, as if all were of one run, they also
+            # keep all of each run, and no manifest has to be read.
+            as_one_run = [Candidate(step=step) for step in steps]
+            if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
+                return []
+        candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
         # Only checkpoints of this attempt count as good. One of an earlier attempt may be damaged by now: to find
         # out, all of it would have to be read.
         is_good = self._committed.__contains__
-        return select_superseded(candidates, policies, now_s=clock.wall_s(), protected=protected, is_good=is_good)
+        return select_superseded(
+            candidates, policies, now_s=now_s, protected=protected, is_good=is_good, run_id=run_id
+        )
 
     def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
         if step not in self._candidates:

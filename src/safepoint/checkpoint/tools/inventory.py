@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from safepoint.checkpoint.foreign.examine import examine
-from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
+from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest, Trigger
 from safepoint.checkpoint.format.verify import (
     Fault,
@@ -71,6 +71,7 @@ class Kind(StrEnum):
 class Stated:
     """What a manifest states about a checkpoint, without its files; see `Manifest`."""
 
+    run_id: str
     step: int
     trigger: Trigger
     created: str
@@ -81,6 +82,7 @@ class Stated:
         """The facts of a manifest. Of a time that is far too long only the beginning is kept."""
         is_short = sum(map(len, manifest.metrics)) <= _MAX_NAME_CHARS
         return cls(
+            run_id=manifest.run_id,
             step=manifest.step,
             trigger=manifest.trigger,
             created=manifest.created[:_MAX_NAME_CHARS],
@@ -330,8 +332,13 @@ class Inventory:
         by_step = {
             item.stated.step: item
             for item in self.items()
-            if item.stated is not None and item.kind is Kind.CHECKPOINT and item.name != FINAL
+            if item.kind is Kind.CHECKPOINT
+            and item.stated is not None
+            and item.name == checkpoint_name(item.stated.step)
         }
+        if self.folder is not None:  # one of another user in a sticky folder counts neither here nor for a run
+            counted = {step_of(path) for path in list_checkpoints(self.folder)}
+            by_step = {step: item for step, item in by_step.items() if step in counted}
         candidates = [
             replace(Candidate.of(item.stated), is_valid=item.is_complete, is_in_use=self.is_in_use(item))
             for item in by_step.values()

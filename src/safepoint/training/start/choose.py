@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from safepoint.checkpoint.foreign.examine import is_foreign
-from safepoint.checkpoint.format.catalog import Aside, checkpoint_name, list_checkpoints, refuse_invalid, step_of
+from safepoint.checkpoint.format.catalog import (
+    Aside,
+    checkpoint_name,
+    list_checkpoints,
+    planted_checkpoints,
+    refuse_invalid,
+    refuse_planted,
+    step_of,
+)
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -192,6 +200,7 @@ class CheckpointChooser:
     # ---- which checkpoint ---------------------------------------------------------------------------------------
 
     def _newest(self, *, is_named: bool) -> ResumePoint | None:
+        num_planted = self._report_planted()
         in_folders, in_store = self._steps_in_folders(), self._steps_in_store()
         steps = sorted(in_folders | in_store, reverse=True)
         for step in steps:
@@ -215,7 +224,20 @@ class CheckpointChooser:
             )
         if steps:
             on_first_rank(self._peers, lambda: refuse_invalid(self._output.root))
+        settings = self._settings
+        if num_planted and not (settings.from_scratch or settings.has_begun or self._peers.place.restart):
+            on_first_rank(self._peers, lambda: refuse_planted(self._output.root, num_planted))
         return None
+
+    def _report_planted(self) -> int:
+        """Report the checkpoints of other users, which do not count. Returns their number."""
+        found = on_all_ranks(
+            self._peers, lambda: planted_checkpoints(self._output.root) if self._folders.is_owner else {}
+        )
+        for rank, planted in enumerate(found):
+            for path, fault in planted.items():
+                self._reject(path, fault, rank)
+        return sum(map(len, found))
 
     def _named_foreign(self, place: Place) -> ResumePoint:
         found = self._foreign.read(place)
