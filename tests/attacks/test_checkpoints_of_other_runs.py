@@ -216,7 +216,7 @@ def test_only_checkpoints_of_another_user(tmp_path: Path) -> None:
 
 @as_root
 def test_ones_that_count(tmp_path: Path) -> None:
-    """Those of the folder's owner, and those in a folder that only a user may write to, whoever made them."""
+    """Those of the folder's owner, and those in a folder that only a user may write to."""
     output = _sticky(tmp_path / "out", own=(10,))
     os.chown(output.root, _STRANGER, _STRANGER)
     assert names(output.root) == ["checkpoint-999", "checkpoint-10"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from safepoint.checkpoint.format.digest import PART_BYTES, FileDigester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError, printable
 from safepoint.foundation import files
 from safepoint.foundation.units import format_bytes
@@ -148,7 +149,8 @@ def fetch(
         deadline_s: when to give up.
 
     Raises:
-        CheckpointError: a part is missing, or had a wrong digest each time it was fetched.
+        CheckpointError: a part is missing, had a wrong digest each time it was fetched, or is in a file that the
+            store refuses, while it gives others.
         StorageError: the store cannot be read.
         OSError: the disk is full or gone.
     """
@@ -230,7 +232,8 @@ def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, 
             position += len(block)
 
         try:
-            store.stream(key, take, start=part.start, length=part.size_bytes, deadline_s=deadline_s)
+            with Refusals(store).as_fault(key, deadline_s=deadline_s):
+                store.stream(key, take, start=part.start, length=part.size_bytes, deadline_s=deadline_s)
         except ObjectNotFoundError as error:
             raise CheckpointError(f"{key} is missing in {store.location}") from error
         if digester.result().digest == part.digest:

@@ -19,7 +19,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.errors import CheckpointError, SaveError
+from safepoint.errors import CheckpointError, SafepointError, SaveError
 from safepoint.foundation import files
 
 Progress = Callable[[str, int, int], None]
@@ -78,6 +78,17 @@ def adopt(
 
 
 def _adopt(
+    inventory: Inventory, item: Item, *, accumulation: int | None, dry_run: bool, progress: Progress
+) -> tuple[Fault, ...]:
+    try:
+        return _adopt_one(inventory, item, accumulation=accumulation, dry_run=dry_run, progress=progress)
+    except SafepointError:
+        raise
+    except Exception as error:  # noqa: BLE001  what nothing has foreseen; the next one is adopted nevertheless
+        return (Fault(file=".", reason=f"it is damaged: {type(error).__name__}: {error}"),)
+
+
+def _adopt_one(
     inventory: Inventory, item: Item, *, accumulation: int | None, dry_run: bool, progress: Progress
 ) -> tuple[Fault, ...]:
     found = examine(inventory.store, item.name, accumulation=accumulation)

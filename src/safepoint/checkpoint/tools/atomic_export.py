@@ -32,6 +32,7 @@ from safepoint.errors import (
     ObjectNotFoundError,
     SafepointError,
     StorageError,
+    UnreadableError,
     UsageError,
     printable,
 )
@@ -104,6 +105,8 @@ def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
     but a name that Safepoint gives counts even if its manifest is damaged."""
     try:
         remote.manifest_of(name)
+    except UnreadableError:
+        return True  # it may be one
     except ManifestError:
         return remote.is_newer_format(name) or (is_name(name) and _has_manifest(remote, name))
     return True

@@ -29,7 +29,7 @@ from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.fetch import check_listing
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.errors import CheckpointError, ManifestError, NothingValidError
+from safepoint.errors import CheckpointError, ManifestError, NothingValidError, UnreadableError
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.events.run_events import (
@@ -363,7 +363,7 @@ class CheckpointChooser:
         try:
             manifest = self._remote.manifest(step)
             check_listing(self._remote.store, checkpoint_name(step), manifest)
-        except ManifestError as error:
+        except (ManifestError, UnreadableError) as error:
             return Fault(file=MANIFEST_NAME, reason=str(error))
         except CheckpointError as error:
             return Fault(file="its content", reason=str(error))
