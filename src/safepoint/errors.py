@@ -14,7 +14,8 @@ SafepointError                 base of all of them
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is damaged, or has a layout that Safepoint cannot read
-│   └── ManifestError    14   the manifest itself is unreadable or unacceptable
+│   ├── ManifestError    14   the manifest itself is unreadable or unacceptable
+│   └── UnreadableError  14   the store refuses an object of the checkpoint, and gives others
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   there is no valid checkpoint
 ├── UnsupportedError     16   not supported on this machine or in this installation
@@ -188,6 +189,10 @@ class CheckpointError(SafepointError):
 
 class ManifestError(CheckpointError):
     """A manifest is unreadable, malformed, altered, hostile, or of a version this release does not know."""
+
+
+class UnreadableError(CheckpointError):
+    """The store refuses an object of the checkpoint, and gives other objects."""
 
 
 class NothingValidError(SafepointError):

@@ -172,6 +172,11 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
         return True
 
 
+def is_of_stranger(path: str | os.PathLike[str]) -> bool:
+    """`is_planted` for `path` alone, without the folders above it."""
+    return _is_planted(path)
+
+
 def _is_planted(path: str | os.PathLike[str]) -> bool:
     try:
         return _is_of_stranger(path)

@@ -12,6 +12,7 @@ import platform
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -19,7 +20,7 @@ import torch
 
 from safepoint._version import __version__
 from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
-from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
+from safepoint.checkpoint.format.manifest import Manifest, ManifestFacts, Trigger
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
@@ -29,6 +30,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events import console
 from safepoint.foundation.events.run_events import SaveFailed
+from safepoint.foundation.events.start_events import ResumedFromOtherRun
 from safepoint.foundation.events.stream import EventLog
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
@@ -147,6 +149,7 @@ class Checkpointer:
             waiting=lambda who: self._log.info("waiting until an earlier run leaves %s (%s)", output.root, who),
         ):
             output.clean()
+        self._last_run = output.last_run()
         newest = next((manifest for _, manifest in output.manifests()), None)
         run_id = newest.run_id if newest else uuid.uuid4().hex
         attempt = output.next_attempt(run_id, after=newest.attempt if newest else 0)
@@ -302,7 +305,22 @@ class Checkpointer:
         if rejected:  # they are newer than the loaded one, and would count as the newest in retention
             self._output.pass_over(rejected)
         load_state(found[0], state)
+        self._continue_run(*found)
         return found[1].step
+
+    def _continue_run(self, path: Path, manifest: Manifest) -> None:
+        """From now on save for the run of the loaded checkpoint, and report if it is another one than before."""
+        run_id = manifest.run_id
+        if self._last_run not in {None, run_id}:
+            event = ResumedFromOtherRun(
+                step=manifest.step, path=str(path), run_id=run_id, last_run_id=str(self._last_run)
+            )
+            self._events.write(event)
+            self._log.warning("%s", event.line)
+        if run_id != self._facts.run_id:
+            attempt = self._output.next_attempt(run_id, after=manifest.attempt)
+            self._facts = replace(self._facts, run_id=run_id, attempt=attempt)
+        self._last_run = run_id
 
     def close(self) -> None:
         """Wait until everything is durable, and release the folder."""

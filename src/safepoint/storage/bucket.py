@@ -25,8 +25,8 @@ class Bucket(Protocol):
         """See `Store.stream`; `length` is positive."""
         ...
 
-    def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytes | bytearray:
-        """All bytes from `start`, of one version of the object."""
+    def get_rest(self, key: str, *, start: int, most_bytes: int, deadline_s: float | None) -> bytes | bytearray:
+        """All bytes from `start`, of one version of the object. More than `most_bytes` are an error."""
         ...
 
     def put(self, key: str, data: bytes, condition: Condition | None, *, within_s: float) -> str:

@@ -3,6 +3,10 @@
 This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
 In an upload in parts, however, obstore repeats the requests. An interrupted upload of a large file starts from its
 first byte.
+
+The server may be hostile. Objects are read as streams, and no more than was asked for is kept. A listing has the same
+limits as one of S3. What obstore itself keeps in memory is not limited: one page of a listing, and the text of an
+error. Each of them has to arrive within the time limit of one request.
 """
 
 import contextlib
@@ -10,7 +14,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -24,12 +28,13 @@ from safepoint.foundation import clock
 from safepoint.foundation.closed_requests import named_proxy
 from safepoint.storage import failures
 from safepoint.storage.key_files import KeyFiles
+from safepoint.storage.library_listing import Listing, run_in_thread
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
 from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
-from safepoint.storage.store import Condition, Content, OpenFile, Progress, Sink, StoredObject, check_length
+from safepoint.storage.store import Condition, Content, OpenFile, Progress, Sink, StoredObject, check_length, too_long
 
 Client = Any  # obstore has no public type for all its stores
 _SAS = {"AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN"}
@@ -40,6 +45,8 @@ _SHORTEST_TRY_S = 0.25
 _NUM_STREAM_TRIES = 10
 _BLOCK_BYTES = 16 << 20
 _READ_BYTES = 1 << 20
+_CHUNK = 100
+"""How many names obstore hands over at once. Until it has so many, it requests further pages."""
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _T = TypeVar("_T")
@@ -125,14 +132,16 @@ class LibraryBucket:
     def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
         """See `Bucket`."""
 
-        def everything(client: Client) -> Sequence[Any]:
-            pages: Any = obstore.list(client, prefix.rstrip("/") or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
-            return [item for page in pages for item in page]
+        def everything(client: Client) -> list[StoredObject]:
+            pages: Any = obstore.list(client, prefix.rstrip("/") or None, chunk_size=_CHUNK)  # pyright: ignore[reportUnknownMemberType]
+            listing = Listing(f"LIST {self._name(prefix)}", self._object, until_s=deadline_s)
+            return run_in_thread(lambda: listing.read(pages))
 
         # One attempt reads all pages. If a later page fails, the whole listing is repeated, so that it never looks
         # complete when it is not.
-        for item in self._call("LIST", prefix, everything, deadline_s):
-            yield self._object(item["path"], item)
+        for found in self._call("LIST", prefix, everything, deadline_s):
+            if found.key.startswith(prefix):  # a hostile server may list others
+                yield found
 
     def head(self, key: str, *, deadline_s: float | None) -> StoredObject:
         """See `Bucket`."""
@@ -145,9 +154,10 @@ class LibraryBucket:
 
     def _range(self, key: str, start: int, length: int, deadline_s: float | None) -> memoryview:
         def get(client: Client) -> memoryview:
-            data = memoryview(obstore.get_range(client, key, start=start, length=length))
-            if len(data) == length:
-                return data
+            data = bytearray()
+            self._read(client, key, {"range": (start, start + length)}, data, length)
+            if len(data) >= length:
+                return memoryview(data)[:length]
             size_bytes = obstore.head(client, key)["size"]
             if size_bytes < start + length:
                 raise StorageError(f"{self._name(key)} has {size_bytes} bytes, not {start + length}")
@@ -155,12 +165,25 @@ class LibraryBucket:
 
         return self._call("GET", key, get, deadline_s, size_bytes=length)
 
-    def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytes:
+    def get_rest(self, key: str, *, start: int, most_bytes: int, deadline_s: float | None) -> bytearray:
         """See `Bucket`."""
-        options: Any = {"range": {"offset": start}} if start else None
-        return self._call(
-            "GET", key, lambda client: bytes(obstore.get(client, key, options=options).bytes()), deadline_s
-        )
+
+        def get(client: Client) -> bytearray:
+            data = bytearray()
+            self._read(client, key, {"range": {"offset": start}} if start else None, data, most_bytes + 1)
+            if len(data) > most_bytes:
+                raise too_long(f"GET {self._name(key)}", most_bytes)
+            return data
+
+        return self._call("GET", key, get, deadline_s)
+
+    def _read(self, client: Client, key: str, options: Any, data: bytearray, most_bytes: int) -> None:
+        """Append an object, or a range of it, to `data`, until it has `most_bytes` bytes or a few more."""
+        stream: Any = obstore.get(client, key, options=options).stream(min_chunk_size=_READ_BYTES)
+        for block in stream:
+            data += memoryview(block)
+            if len(data) >= most_bytes:
+                return
 
     def put(self, key: str, data: bytes, condition: Condition | None, *, within_s: float) -> str:
         """See `Bucket`."""

@@ -14,6 +14,7 @@ from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundEr
 from safepoint.foundation import clock, files
 from safepoint.storage.location import Location
 from safepoint.storage.store import (
+    MOST_READ_BYTES,
     Condition,
     Content,
     OpenFile,
@@ -24,6 +25,7 @@ from safepoint.storage.store import (
     check_length,
     is_own_key,
     opened_source,
+    too_long,
 )
 
 _CHUNK_BYTES = 8 << 20
@@ -68,12 +70,20 @@ class LocalStore:
             return _object(key, os.fstat(descriptor))
 
     def read(
-        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        most_bytes: int = MOST_READ_BYTES,
+        deadline_s: float | None = None,
     ) -> memoryview:
         """See `Store`."""
         with self._open(key) as descriptor:
             size_bytes = os.fstat(descriptor).st_size
             count = max(0, size_bytes - start) if length is None else length
+            if length is None and count > most_bytes:
+                raise too_long(str(self._path(key)), most_bytes)
             if start + count > size_bytes:
                 raise StorageError(f"{self._path(key)} has {size_bytes} bytes, not {start + count}; nothing was read")
             buffer = memoryview(bytearray(count))

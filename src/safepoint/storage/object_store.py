@@ -22,6 +22,7 @@ from safepoint.storage.s3.bucket import S3Bucket
 from safepoint.storage.s3.credentials import find_keys
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.store import (
+    MOST_READ_BYTES,
     WHOLE_BYTES,
     Condition,
     Content,
@@ -72,12 +73,19 @@ class ObjectStore:
         return dataclasses.replace(self._requests.head(self._full(key), deadline_s=deadline_s), key=key)
 
     def read(
-        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        most_bytes: int = MOST_READ_BYTES,
+        deadline_s: float | None = None,
     ) -> memoryview:
         """See `Store`."""
         check_key(key)
         if length is None:
-            rest = self._requests.get_rest(self._full(key), start=start, deadline_s=deadline_s)
+            full = self._full(key)
+            rest = self._requests.get_rest(full, start=start, most_bytes=most_bytes, deadline_s=deadline_s)
             return memoryview(rest).toreadonly()
         found = bytearray()
         self.stream(key, found.extend, start=start, length=length, deadline_s=deadline_s)

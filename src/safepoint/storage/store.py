@@ -102,6 +102,8 @@ class Condition:
 
 WHOLE_BYTES = 16 << 20
 """Object stores write objects up to this size with one request. Only larger objects can leave unfinished uploads."""
+MOST_READ_BYTES = 64 << 20
+"""The limit of a read that states neither a length nor a limit of its own."""
 ABSENT = Condition()
 """Write only when there is no object under the key."""
 
@@ -148,13 +150,27 @@ class Store(Protocol):
         ...
 
     def read(
-        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        most_bytes: int = MOST_READ_BYTES,
+        deadline_s: float | None = None,
     ) -> memoryview:
         """Read `length` bytes from `start` on; without `length`, all bytes from `start` to the end.
 
+        Args:
+            key: of the object.
+            start: the first byte.
+            length: the number of bytes.
+            most_bytes: without `length`, the most bytes that are read. What the server says about the size of the
+                object is not trusted.
+            deadline_s: when to give up.
+
         Raises:
             ObjectNotFoundError: there is no such object.
-            StorageError: the object has fewer bytes than asked for.
+            StorageError: the object has fewer bytes than asked for, or more than `most_bytes`.
         """
         ...
 
@@ -235,6 +251,11 @@ class Store(Protocol):
             deadline_s: when to give up.
         """
         ...
+
+
+def too_long(what: str, most_bytes: int) -> StorageError:
+    """The error for an object that is larger than its reader allows."""
+    return StorageError(f"{what}: the object has more than {most_bytes:,} bytes; it was not read")
 
 
 def check_length(content: Content, num_bytes: int) -> None:

@@ -14,6 +14,7 @@ from safepoint.checkpoint.foreign.examine import Examination
 from safepoint.checkpoint.foreign.layout import ARGUMENTS
 from safepoint.checkpoint.format.digest import FileDigester, digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, ManifestFacts, Trigger
+from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.errors import CheckpointError, ObjectNotFoundError, SafepointError, StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.units import ByteCounter
@@ -32,7 +33,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
 
     Raises:
         CheckpointError: the checkpoint changed after it was examined; it has too many files for a manifest, or a
-            value that no manifest can have; or a file in a folder cannot be read.
+            value that no manifest can have; or a file in a folder cannot be read, or is refused by the store alone.
         StorageError: the object store cannot be read.
     """
     facts = found.facts
@@ -65,7 +66,9 @@ def _describe(
                 counter.add(len(block))
 
         if found.files[path]:
-            store.stream(f"{found.name}/{path}", take, start=0, length=found.files[path])
+            key = f"{found.name}/{path}"
+            with Refusals(store).as_fault(key):
+                store.stream(key, take, start=0, length=found.files[path])
         comparison.finish()
         return FileEntry.of(path, digester.result())
 

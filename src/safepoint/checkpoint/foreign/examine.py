@@ -28,10 +28,11 @@ from safepoint.checkpoint.format.manifest import (
 )
 from safepoint.checkpoint.format.read_ranges import ReadRanges
 from safepoint.checkpoint.format.verify import Fault, list_files
+from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.checkpoint.weights.budget import Budget
 from safepoint.checkpoint.weights.torch_file import Inert, read_torch_file
 from safepoint.checkpoint.weights.zero_weights import zero_files, zero_folder
-from safepoint.errors import CheckpointError, ObjectNotFoundError, SafepointError, without_credentials
+from safepoint.errors import CheckpointError, ObjectNotFoundError, SafepointError, TransientError, without_credentials
 from safepoint.storage.browsing import StorePath, browse
 from safepoint.storage.store import Store
 
@@ -122,15 +123,22 @@ class _Examiner:
         self._sizes: dict[str, int] = {}
         self._modified_s = 0.0
         self._read = ReadRanges()
+        self._refusals = Refusals(store)
 
     def name_faults(self) -> tuple[Fault, ...]:
         self._check_names()
         return tuple(self._faults)
 
     def examine(self) -> Examination:
+        facts, is_batch_known = None, False
+        with self._noting("."):  # hostile content may cause an exception anywhere
+            facts, is_batch_known = self._examine()
+        return self._result(facts, is_batch_known=is_batch_known)
+
+    def _examine(self) -> tuple[ManifestFacts | None, bool]:
         strategy = self._check_names()
         if strategy is None:
-            return self._result(None, is_batch_known=False)
+            return None, False
         self._folder: StorePath = browse(self._store, self._name, on_read=self._read.note)
         self._budget = Budget(sum(self._sizes.values()))
         self._arguments = self._read_arguments()
@@ -141,11 +149,10 @@ class _Examiner:
         for path in layout.missing_rng(self._sizes, num_ranks):
             if Fault(file=path, reason="it is missing") not in self._faults:
                 self._faults.append(Fault(file=path, reason="it is missing"))
-        facts, is_batch_known = None, False
         with self._noting(layout.STATE):
             if not self._faults:
-                facts, is_batch_known = self._facts(strategy)
-        return self._result(facts, is_batch_known=is_batch_known)
+                return self._facts(strategy)
+        return None, False
 
     def _result(self, facts: ManifestFacts | None, *, is_batch_known: bool) -> Examination:
         version = facts.libraries.get("transformers") if facts is not None else None
@@ -164,12 +171,15 @@ class _Examiner:
     def _noting(self, path: str) -> Generator[None]:
         """Turn the errors of the block into a fault of the file `path`."""
         try:
-            yield
+            with self._refusals.as_fault(f"{self._name}/{path}"):
+                yield
         except (CheckpointError, ObjectNotFoundError) as error:
             self._faults.append(Fault(file=path, reason=error.message))
-        except (OSError, SafepointError) as error:
+        except SafepointError as error:
             if not self._store.location.is_folder:
                 raise
+            self._faults.append(Fault(file=path, reason=f"it cannot be read: {error}"))
+        except OSError as error:
             self._faults.append(Fault(file=path, reason=f"it cannot be read: {error}"))
         except Exception as error:  # noqa: BLE001  hostile content may raise anything
             self._faults.append(Fault(file=path, reason=f"it is damaged: {type(error).__name__}: {error}"))
@@ -289,16 +299,15 @@ class _Examiner:
         return facts, is_known
 
     def _read_arguments(self) -> dict[str, Any]:
-        """The attributes of the TrainingArguments.
-
-        They are empty if the file cannot be read; no Trainer needs this file.
-        """
-        with contextlib.suppress(CheckpointError, OSError, ObjectNotFoundError):
+        """The attributes of the TrainingArguments; empty if the file, which no Trainer loads, cannot be read."""
+        try:
             found: Any = read_torch_file(self._folder / layout.ARGUMENTS, budget=self._budget)
             state: Any = found.state if isinstance(found, Inert) else None
-            if isinstance(state, dict):
-                return cast("dict[str, Any]", state)
-        return {}
+        except TransientError:
+            raise
+        except Exception:  # noqa: BLE001  if it has to be read, `_check_file` or `describe` report why it cannot be
+            return {}
+        return cast("dict[str, Any]", state) if isinstance(state, dict) else {}
 
     def _libraries(self) -> dict[str, str]:
         """The version of transformers in `config.json` or `generation_config.json`; empty if neither states it."""

@@ -81,7 +81,7 @@ def _read(store: Store, location: Location) -> bytes | None:
     if size_bytes > MOST_BYTES:
         raise StorageError(f"{location} has more than {MOST_BYTES:,} bytes; it was not read")
     try:
-        return bytes(store.read(location.name))
+        return bytes(store.read(location.name, most_bytes=size_bytes))
     except ObjectNotFoundError:
         return None
 

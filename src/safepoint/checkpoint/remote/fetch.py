@@ -18,6 +18,7 @@ from safepoint.checkpoint.format.digest import PART_BYTES, FileDigester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.read_ranges import Comparison, ReadRanges
 from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError, printable
 from safepoint.foundation import files
 from safepoint.foundation.shared_folders import no_links
@@ -150,7 +151,8 @@ def fetch(
         deadline_s: when to give up.
 
     Raises:
-        CheckpointError: a part is missing, or had a wrong digest each time it was fetched.
+        CheckpointError: a part is missing, had a wrong digest each time it was fetched, or is in a file that the
+            store refuses, while it gives others.
         StorageError: the store cannot be read.
         OSError: the disk is full or gone.
     """
@@ -246,7 +248,8 @@ def _fetch_window(
             position += len(block)
 
         try:
-            store.stream(key, take, start=part.start, length=part.size_bytes, deadline_s=deadline_s)
+            with Refusals(store).as_fault(key, deadline_s=deadline_s):
+                store.stream(key, take, start=part.start, length=part.size_bytes, deadline_s=deadline_s)
         except ObjectNotFoundError as error:
             raise CheckpointError(f"{key} is missing in {store.location}") from error
         if digester.result().digest == part.digest:

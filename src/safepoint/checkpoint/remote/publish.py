@@ -18,12 +18,20 @@ from pathlib import Path
 from safepoint.checkpoint.commit import Record, commit, manifest_of
 from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.digest import digest_bytes
-from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest, NodePart
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder, is_name
 from safepoint.checkpoint.remote.store_destination import StoreDestination, extends
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord
-from safepoint.errors import ManifestError, ObjectNotFoundError, SafepointError, StorageError, TransientError
+from safepoint.errors import (
+    ManifestError,
+    ObjectNotFoundError,
+    SafepointError,
+    StorageError,
+    TransientError,
+    UnreadableError,
+)
 from safepoint.foundation import clock
 from safepoint.storage.store import Progress, Store
 
@@ -104,7 +112,11 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
     """
     committed: list[str] = []
     for name, manifest in complete_marks(remote.store, None):
-        present = remote.bytes_of_manifest(name)
+        try:
+            with remote.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
+                present = remote.bytes_of_manifest(name)
+        except UnreadableError:  # it may be another checkpoint, and is not replaced
+            continue
         if present is not None and not extends(manifest, present):
             continue
         if not compare_listing(manifest.files, remote.files_of(name)):
@@ -154,7 +166,8 @@ def complete_marks(store: Store, deadline_s: float | None) -> Iterator[tuple[str
             continue
         key = f"{PARTS}/{name}/{digest}/0-of-{num_nodes}"
         # The mark is missing if another node has just committed. It is invalid if a hostile writer has altered it.
-        with contextlib.suppress(ObjectNotFoundError, ManifestError):
+        ignored = contextlib.suppress(ObjectNotFoundError, ManifestError, UnreadableError)
+        with ignored, Refusals(store).as_fault(key, deadline_s=deadline_s):
             size_bytes = min(store.stat(key, deadline_s=deadline_s).size_bytes, MAX_MANIFEST_BYTES)
             data = bytes(store.read(key, length=size_bytes, deadline_s=deadline_s))
             manifest = Manifest.from_bytes(data)

@@ -25,12 +25,14 @@ from safepoint.checkpoint.format.manifest import (
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
 from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark
+from safepoint.checkpoint.remote.refusals import ATTEMPT_KEY, Refusals
 from safepoint.errors import (
     AccessDeniedError,
     ConditionError,
     ConflictError,
     ManifestError,
     ObjectNotFoundError,
+    UnreadableError,
     printable,
 )
 from safepoint.foundation import clock
@@ -39,7 +41,6 @@ from safepoint.foundation.field_types import TEXT, check_fields, whole
 from safepoint.storage.opening import is_probe
 from safepoint.storage.store import ABSENT, WHOLE_BYTES, Condition, Store, StoredObject
 
-ATTEMPT_KEY = ".safepoint/attempt.json"
 UNFINISHED = ".safepoint/unfinished"
 PARTS = ".safepoint/parts"
 """The marks of nodes that upload their parts; see `safepoint.checkpoint.remote.publish`."""
@@ -89,6 +90,7 @@ class RemoteFolder:
         self._candidates: dict[int, Candidate] = {}
         self._committed: set[int] = set()
         self._seen_claim: Condition | None = None
+        self.refusals = Refusals(store)
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
@@ -135,6 +137,7 @@ class RemoteFolder:
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
+            UnreadableError: the store refuses it, and gives other objects.
         """
         manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
         if manifest.step != step:
@@ -146,8 +149,10 @@ class RemoteFolder:
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
+            UnreadableError: the store refuses it, and gives other objects.
         """
-        data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
+        with self.refusals.as_fault(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s):
+            data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
         if data is None:
             raise ManifestError("there is none, so this is not a checkpoint")
         return Manifest.from_bytes(data)
@@ -174,22 +179,34 @@ class RemoteFolder:
         return False
 
     def superseded(
-        self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
+        self,
+        policies: Sequence[Policy],
+        *,
+        protected: Collection[int] = (),
+        run_id: str | None = None,
+        deadline_s: float | None = None,
     ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
         steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
-        if all(isinstance(policy, KeepNewest) for policy in policies):  # these policies look at nothing but the steps
-            candidates = [Candidate(step=step) for step in steps]
-        else:
-            candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
+        now_s = clock.wall_s()
+        if all(isinstance(policy, KeepNewest) for policy in policies):
+            # These policies look at nothing but steps. If they would keep all, as if all were of one run, they also
+            # keep all of each run, and no manifest has to be read.
+            as_one_run = [Candidate(step=step) for step in steps]
+            if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
+                return []
+        candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
         # Only checkpoints of this attempt count as good. One of an earlier attempt may be damaged by now: to find
         # out, all of it would have to be read.
         is_good = self._committed.__contains__
-        return select_superseded(candidates, policies, now_s=clock.wall_s(), protected=protected, is_good=is_good)
+        return select_superseded(
+            candidates, policies, now_s=now_s, protected=protected, is_good=is_good, run_id=run_id
+        )
 
     def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
         if step not in self._candidates:
-            with contextlib.suppress(ManifestError):
+            # One that cannot be read may be good. So it is neither counted nor deleted.
+            with contextlib.suppress(ManifestError, UnreadableError):
                 self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s))
         return self._candidates.get(step)
 
@@ -332,31 +349,36 @@ class RemoteFolder:
             The number of aborted uploads.
         """
         marked = self.unfinished(deadline_s=deadline_s) if names is None else names
-        listed: dict[str, Mapping[str, int]] = {
-            name: self.marked_files(name, deadline_s=deadline_s) for name in marked
-        }
+        listed: dict[str, Mapping[str, int]] = {}
+        for name in marked:
+            listed[name] = {}  # for a mark that the store refuses
+            with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{UNFINISHED}/{name}"):
+                listed[name] = self.marked_files(name, deadline_s=deadline_s)
 
         def is_ours(key: str) -> bool:
             name, _, path = key.partition("/")
             if not is_name(name) or (names is not None and name not in names) or not only(path):
                 return False
             if name not in listed:
-                listed[name] = self._files_of_manifest(name, deadline_s)
+                listed[name] = {}
+                with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
+                    listed[name] = self._files_of_manifest(name, deadline_s)
             return path in listed[name]
 
         large = [f"{name}/{path}" for name, files in listed.items() for path in files if files[path] > WHOLE_BYTES]
         return self.store.sweep(only=is_ours, keys=large, begun_before_s=begun_before_s, deadline_s=deadline_s)
 
     def _files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
+        # A refusal is an error here: without its manifest, it is not known which files may be deleted.
         with contextlib.suppress(ManifestError):
-            manifest = self.manifest_of(name, deadline_s=deadline_s)
+            manifest = Manifest.from_bytes(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")
             return {entry.path: entry.size_bytes for entry in manifest.files} | {MANIFEST_NAME: 0}
         return {}
 
     def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
         """Delete what ended attempts left unfinished; call it after `claim`.
 
-        Objects that the credentials may not delete stay, with a warning.
+        Objects that the store does not let this run read or delete stay, with a warning.
 
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
@@ -366,18 +388,18 @@ class RemoteFolder:
             The number of deleted objects and uploads.
         """
         num_deleted = self.sweep(self.unfinished(deadline_s=deadline_s) - set(keep), deadline_s=deadline_s)
-        for name in sorted(self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)):
-            if name in keep or self.is_newer_format(name, deadline_s=deadline_s):
-                continue
+        for name in sorted((self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)) - set(keep)):
             try:
-                num_deleted += self.delete_marked(
-                    name, but=self._files_of_manifest(name, deadline_s), deadline_s=deadline_s
-                )
-            except AccessDeniedError as error:
+                with self.refusals.as_fault(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s):
+                    but = self._files_of_manifest(name, deadline_s)
+                    is_newer_format = not but and self.is_newer_format(name, deadline_s=deadline_s)
+                if not is_newer_format:
+                    num_deleted += self.delete_marked(name, but=but, deadline_s=deadline_s)
+            except (AccessDeniedError, UnreadableError) as error:
                 # No reader uses these objects: the checkpoint has no manifest, or its manifest does not list them.
                 _log.warning(
-                    "objects that an earlier attempt left unfinished in %s stay in the store, because you have no "
-                    "permission to delete them: %s",
+                    "objects that an earlier attempt left unfinished in %s stay in the store, because it does not "
+                    "let you read or delete them: %s",
                     name,
                     error,
                 )

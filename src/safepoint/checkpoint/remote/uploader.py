@@ -44,6 +44,7 @@ class Uploader:
         node: the number of the node whose folder it is; node 0 prunes the store.
         num_nodes: how many nodes upload parts of the same checkpoints; 1 where all ranks share one folder.
         extra_bytes: how many bytes of other files in the folder to upload at most; see `ExtraFiles`.
+        run_id: the run whose checkpoints are pruned in the store; None for all runs.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Uploader:
         node: int = 0,
         num_nodes: int = 1,
         extra_bytes: int = 0,
+        run_id: str | None = None,
     ) -> None:
         self._output = output
+        self._run_id = run_id
         self.extra_files = ExtraFiles(output, remote, limit_bytes=extra_bytes, is_first_node=node == 0, report=report)
         self._remote = remote
         self._policies = policies
@@ -271,7 +274,7 @@ class Uploader:
 
     def _prune(self) -> None:
         if self._policies and self._node == 0 and not self.newest_only:
-            prune(self._remote, self._policies, self._report, deadline_s=self.deadline_s)
+            prune(self._remote, self._policies, self._report, run_id=self._run_id, deadline_s=self.deadline_s)
 
     def _committed(self) -> Iterator[tuple[Path, Record]]:
         """The committed checkpoints of the folder, newest first."""

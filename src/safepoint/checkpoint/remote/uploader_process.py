@@ -45,6 +45,7 @@ class UploaderPlan:
         folder: the local output folder.
         location: the location that its checkpoints are published to.
         attempt_id: of the attempt that has claimed the location.
+        run_id: see `Uploader`.
         keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
         node: see `Uploader`.
         num_nodes: see `Uploader`.
@@ -58,6 +59,7 @@ class UploaderPlan:
     folder: str
     location: str
     attempt_id: str
+    run_id: str | None = None
     keep: str | None = None
     node: int = 0
     num_nodes: int = 1
@@ -93,6 +95,7 @@ class _Process:
             node=plan.node,
             num_nodes=plan.num_nodes,
             extra_bytes=plan.extra_bytes,
+            run_id=plan.run_id,
         )
         self._wake = threading.Event()
         self._finishing = threading.Event()

@@ -19,7 +19,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.errors import CheckpointError, SaveError
+from safepoint.errors import CheckpointError, SafepointError, SaveError
 from safepoint.foundation import files
 from safepoint.foundation.shared_folders.held_folder import HeldFolder, held
 
@@ -87,8 +87,12 @@ def _adopt(
             if inventory.folder is not None:
                 place = holding.enter_context(held(inventory.folder / item.name))
             return _adopt_held(inventory, item, place, accumulation=accumulation, dry_run=dry_run, progress=progress)
+    except SafepointError:
+        raise
     except OSError as error:
         return (Fault(file=".", reason=str(error)),)
+    except Exception as error:  # noqa: BLE001  what nothing has foreseen; the next one is adopted nevertheless
+        return (Fault(file=".", reason=f"it is damaged: {type(error).__name__}: {error}"),)
 
 
 def _adopt_held(

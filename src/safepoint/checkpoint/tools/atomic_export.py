@@ -34,6 +34,7 @@ from safepoint.errors import (
     ObjectNotFoundError,
     SafepointError,
     StorageError,
+    UnreadableError,
     UsageError,
     printable,
 )
@@ -109,6 +110,8 @@ def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
     """
     try:
         remote.manifest_of(name)
+    except UnreadableError:
+        return True  # it may be one
     except ManifestError:
         return remote.is_newer_format(name) or (is_name(name) and _has_manifest(remote, name))
     return True

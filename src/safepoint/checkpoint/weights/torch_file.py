@@ -18,7 +18,7 @@ from safepoint.checkpoint.format.safetensors_layout import KINDS, SIZES
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
 from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.stored_weight import Run
-from safepoint.errors import CheckpointError
+from safepoint.errors import CheckpointError, SafepointError
 from safepoint.storage.browsing import RawReader, ReadablePath
 
 _LOCAL_HEADER_BYTES = 30
@@ -252,7 +252,9 @@ def read_torch_file(
             with zipfile.ZipFile(reader) as archive:
                 reader.most_bytes = MAX_PICKLE_BYTES
                 return _read(path, begin, archive, file, check_name, budget)
-        except (zipfile.BadZipFile, ValueError, KeyError, EOFError, NotImplementedError) as error:
+        except (SafepointError, OSError, MemoryError):
+            raise
+        except Exception as error:  # zipfile raises many more than it documents, such as RuntimeError for encryption
             raise CheckpointError(f"{path.name} is not a file of torch.save: {error}") from error
 
 

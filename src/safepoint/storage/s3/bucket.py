@@ -12,7 +12,7 @@ from safepoint.storage.s3.answers import other_answer, present, refusing_other_a
 from safepoint.storage.s3.file_parts import md5_of
 from safepoint.storage.s3.multipart import upload_in_parts
 from safepoint.storage.s3.requests import MAX_ANSWER_BYTES, Request, S3Requests, UploadId, refusal
-from safepoint.storage.store import WHOLE_BYTES, Condition, Content, OpenFile, Progress, StoredObject
+from safepoint.storage.store import WHOLE_BYTES, Condition, Content, OpenFile, Progress, StoredObject, too_long
 
 _BLOCK_BYTES = 1 << 20
 _NUM_LISTINGS = 8
@@ -54,7 +54,7 @@ class S3Bucket(S3Requests):
         request = Request(method="GET", key=key, query={}, headers={"range": "bytes=0-0"})
         self._exchange(lambda: request, what, receive, deadline_s)
 
-    def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytearray:
+    def get_rest(self, key: str, *, start: int, most_bytes: int, deadline_s: float | None) -> bytearray:
         """See `Bucket`. The time limit suffices for `WHOLE_BYTES`, so use it for small objects only."""
         what = self._what("GET", key)
 
@@ -65,11 +65,14 @@ class S3Bucket(S3Requests):
                 self._check_range(response, what, first=start, end=start)
             elif response.status != 200 or (response.length is None and not response.chunked):
                 raise other_answer(what)
+            if (response.length or 0) > most_bytes:
+                raise too_long(what, most_bytes)
             found = bytearray()
-            while block := response.read(_BLOCK_BYTES):
+            # The server may state any length, or none in a chunked answer.
+            while block := response.read(min(_BLOCK_BYTES, most_bytes + 1 - len(found))):
                 found += block
-                if response.chunked and len(found) > MAX_ANSWER_BYTES:  # a chunked answer does not state its length
-                    raise other_answer(what)
+                if len(found) > most_bytes:
+                    raise too_long(what, most_bytes)
             if response.length:
                 raise TransientError(f"the answer for {what} was cut off")
             return found

@@ -48,10 +48,10 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _ENCRYPTION = "x-amz-server-side-encryption"
 _RANGE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
 _T = TypeVar("_T")
-_CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _ERROR = re.compile(rb"<Error[\s>]")
-_MAX_LISTED = 2_000_000
-_MAX_LISTED_BYTES = 1 << 30
+MOST_LISTED = 2_000_000
+MOST_LISTED_BYTES = 1 << 30
 """The limits of a listing: the names, and the bytes of all pages. That many `StoredObject`s take about 1 GB."""
 _LIST_WITHIN_S = 1800.0
 """How long a listing may take."""
@@ -186,8 +186,8 @@ class S3Requests:
                         element.text = unquote_plus(element.text or "", errors="surrogateescape")
             for element in page.iter(name):
                 num_listed += 1
-                if num_listed > _MAX_LISTED or num_bytes > _MAX_LISTED_BYTES:
-                    count = f"more than {min(num_listed, _MAX_LISTED)} names below {query.get('prefix', key)!r}"
+                if num_listed > MOST_LISTED or num_bytes > MOST_LISTED_BYTES:
+                    count = f"more than {min(num_listed, MOST_LISTED)} names below {query.get('prefix', key)!r}"
                     raise StorageError(
                         f"{what}: there are too many names to list, {count}",
                         hint="use a location that only this run writes to",

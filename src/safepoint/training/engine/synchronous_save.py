@@ -186,4 +186,12 @@ class SynchronousSave:
         if self._folders.is_owner:
             limit, protected = self._setup.loop.retention()
             policies = parse_policies(self._context.settings.keep, limit)
-            prune(self._setup.output, policies, self._context.reporter.report, protected=protected)
+            # What was just saved stays, whatever else is in the folder.
+            newest = () if self._newest is None else (self._newest[1].step,)
+            prune(
+                self._setup.output,
+                policies,
+                self._context.reporter.report,
+                protected={*protected, *newest},
+                run_id=self._setup.start.attempt.run_id,
+            )

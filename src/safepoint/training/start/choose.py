@@ -15,13 +15,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from safepoint.checkpoint.foreign.examine import is_foreign
-from safepoint.checkpoint.format.catalog import Aside, checkpoint_name, list_checkpoints, refuse_invalid, step_of
+from safepoint.checkpoint.format.catalog import (
+    Aside,
+    checkpoint_name,
+    list_checkpoints,
+    planted_checkpoints,
+    refuse_invalid,
+    refuse_planted,
+    step_of,
+)
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.fetch import check_listing
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.errors import CheckpointError, ManifestError, NothingValidError
+from safepoint.errors import CheckpointError, ManifestError, NothingValidError, UnreadableError
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.events.run_events import (
@@ -195,6 +203,7 @@ class CheckpointChooser:
     # ---- which checkpoint ---------------------------------------------------------------------------------------
 
     def _newest(self, *, is_named: bool) -> ResumePoint | None:
+        num_planted = self._report_planted()
         in_folders, in_store = self._steps_in_folders(), self._steps_in_store()
         steps = sorted(in_folders | in_store, reverse=True)
         for step in steps:
@@ -218,7 +227,20 @@ class CheckpointChooser:
             )
         if steps:
             on_first_rank(self._peers, lambda: refuse_invalid(self._output.root))
+        settings = self._settings
+        if num_planted and not (settings.from_scratch or settings.has_begun or self._peers.place.restart):
+            on_first_rank(self._peers, lambda: refuse_planted(self._output.root, num_planted))
         return None
+
+    def _report_planted(self) -> int:
+        """Report the checkpoints of other users, which do not count. Returns their number."""
+        found = on_all_ranks(
+            self._peers, lambda: planted_checkpoints(self._output.root) if self._folders.is_owner else {}
+        )
+        for rank, planted in enumerate(found):
+            for path, fault in planted.items():
+                self._reject(path, fault, rank)
+        return sum(map(len, found))
 
     def _named_foreign(self, place: Place) -> ResumePoint:
         found = self._foreign.read(place)
@@ -344,7 +366,7 @@ class CheckpointChooser:
         try:
             manifest = self._remote.manifest(step)
             check_listing(self._remote.store, checkpoint_name(step), manifest)
-        except ManifestError as error:
+        except (ManifestError, UnreadableError) as error:
             return Fault(file=MANIFEST_NAME, reason=str(error))
         except CheckpointError as error:
             return Fault(file="its content", reason=str(error))

@@ -150,6 +150,11 @@ class StoreClaim:
         """The number of this run's attempt that claimed the location last; 0 if another run, or none, claimed it."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
+    @property
+    def last_run(self) -> str | None:
+        """The run that held the location before; None if no run did."""
+        return self._before.run_id if self._before is not None else None
+
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
         """Claim the location for the attempt, and delete unfinished objects of earlier attempts.
 
@@ -207,6 +212,7 @@ def start_uploader(
         folder=str(output.root.absolute()),
         location=str(location),
         attempt_id=attempt.attempt_id,
+        run_id=attempt.run_id,
         keep=settings.store_keep,
         node=folders.index,
         num_nodes=folders.count,

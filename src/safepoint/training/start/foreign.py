@@ -19,7 +19,7 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.errors import CheckpointError
+from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.storage.location import Location, Scheme, parse_location
 from safepoint.storage.opening import open_store
@@ -130,9 +130,10 @@ class ForeignCheckpoints:
                 manifest = describe(store, found, ProgressLine("reading").update)
             except CheckpointError as error:
                 return Fault(file=".", reason=error.message)
-            except (ValueError, OverflowError) as error:
-                # The checks above have missed an invalid value. It must not end the start: an older checkpoint may be
-                # good.
+            except SafepointError:
+                raise
+            except Exception as error:  # noqa: BLE001
+                # What nothing above has foreseen. It must not end the start: an older checkpoint may be good.
                 return Fault(file=".", reason=f"it is damaged: {type(error).__name__}: {error}")
             origin = Origin(where=self.where(place), writer=found.writer, is_batch_known=found.is_batch_known)
             folder = None if place.folder is None else place.folder / found.name

@@ -213,7 +213,13 @@ def commit_snapshot(
         return read_manifest(working.target)
     if facts.num_nodes > 1:
         nodes.announce(facts.save)
-    prune(facts.output, parse_policies(facts.keep, facts.limit), report, protected=facts.protected)
+    prune(
+        facts.output,
+        parse_policies(facts.keep, facts.limit),
+        report,
+        protected={*facts.protected, manifest.step},  # what was just saved stays, whatever else is in the folder
+        run_id=manifest.run_id,
+    )
     return manifest
 
 
