@@ -11,6 +11,7 @@ and Accelerate load some of them without any restriction.
 
 import contextlib
 import dataclasses
+import errno
 import os
 import pickle
 import re
@@ -25,6 +26,7 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
+from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.errors import CheckpointError, printable
@@ -61,8 +63,7 @@ def load_data(file: Any, *, mmap: bool = False) -> Any:
         CheckpointError: the file names something that is not allowed, or is not a file of `torch.save`.
         OSError: the file cannot be read.
     """
-    where = file if isinstance(file, _PATH) else getattr(file, "name", "a file of the checkpoint")
-    return _load(torch.load, file, where, map_location="cpu", mmap=mmap)
+    return _load(torch.load, file, _place_of(file, "a file of the checkpoint"), map_location="cpu", mmap=mmap)
 
 
 @contextlib.contextmanager
@@ -85,8 +86,9 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
         if not _is_in(folder, f):
             return original(f, map_location, pickle_module, **options)
         try:
-            where = f if isinstance(f, _PATH) else folder
-            return _load(original, f, where, map_location=map_location, **{**options, "weights_only": True})
+            return _load(
+                original, f, _place_of(f, folder), map_location=map_location, **{**options, "weights_only": True}
+            )
         except CheckpointError as error:
             refused.append(error)
             raise
@@ -168,11 +170,26 @@ def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
     return any(os.path.exists(parent) and os.path.samefile(parent, folder) for parent in parents)
 
 
+def _place_of(file: Any, otherwise: Any) -> Any:
+    """How messages name a file: its path, or `otherwise` for an open file without a path."""
+    place = file if isinstance(file, _PATH) else getattr(file, "name", None)
+    return place if isinstance(place, _PATH) else otherwise
+
+
 def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> Any:
     try:
         return restricted_load(file, load=load, also=_classes(), **options)
-    except (OSError, MemoryError):
+    except MemoryError:
         raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # torch seeks to places that a hostile file names
+            raise
+        raise _refusal(where, "") from error
+    except ArchiveError as error:
+        raise CheckpointError(
+            f"{os.fspath(where)} was not loaded: {printable(str(error))}, and torch.save writes no such file",
+            hint=_DELETE_IT,
+        ) from error
     except OldFormatError as error:
         raise CheckpointError(
             f"{os.fspath(where)} was not loaded: it is damaged, or it has the format of torch before 1.6, whose "
