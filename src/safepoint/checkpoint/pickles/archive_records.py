@@ -54,7 +54,8 @@ def check_records(file: BinaryIO) -> None:
     """
     place = file.tell()
     try:
-        size_bytes = file.seek(0, io.SEEK_END) - place
+        file.seek(0, io.SEEK_END)
+        size_bytes = file.tell() - place  # `seek` of DCP's file objects returns the position in another file
 
         def read_range(start: int, count: int) -> bytes:
             file.seek(place + start)
