@@ -16,6 +16,7 @@ import os
 import pickle
 import re
 import sys
+import threading
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +29,12 @@ from torch.distributed.checkpoint import filesystem, metadata
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
 from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object, read_regular
 from safepoint.training.state.rng import set_numpy_state
+from safepoint.training.state.strategy import innermost
 from safepoint.training.state.temporary_attributes import temporarily
 
 _DEEPSPEED = {
@@ -47,6 +50,10 @@ _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _MAX_NAME_BYTES = 4096
 _MOST_PLACES = 50_000_000
 _DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
+_ELSEWHERE = (
+    "while a checkpoint is loaded, torch.load loads only data, from other files too: load this file before training "
+    "starts, or call torch.serialization.add_safe_globals([CLASS]) in the script"
+)
 _PATH: Any = (str, os.PathLike)
 _NAME = re.compile(r"GLOBAL (\S+) w")
 """Finds, in the message of torch's error, the name of the function or class that was refused."""
@@ -67,12 +74,15 @@ def load_data(file: Any, *, mmap: bool = False) -> Any:
 
 
 @contextlib.contextmanager
-def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
+def only_data(folder: str | os.PathLike[str], *optimizers: Any) -> Generator[None]:
     """While the block runs, let frameworks read the files of a checkpoint with the restrictions of `load_data`.
 
     Args:
-        folder: the folder of the checkpoint. Files elsewhere are the script's own, and are loaded without these
-            restrictions.
+        folder: the folder of the checkpoint. What this thread, and the threads that it starts, load from elsewhere is
+            restricted as well: whether a path is in the folder can change between a look at the path and its use. The
+            other threads of the script load their own files without restrictions.
+        optimizers: whose states are loaded; see `checked_optimizers`. Wrappers, and anything but optimizers of torch,
+            are allowed.
 
     Raises:
         CheckpointError: a file was refused. It is raised even if the framework caught it, or raised another error.
@@ -81,15 +91,21 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
     _check_named_files(folder)
     original: Callable[..., Any] = torch.load
     refused: list[CheckpointError] = []
+    place = _Place(folder)
+    this_thread = threading.current_thread()
+    others = set(threading.enumerate()) - {this_thread}
 
     def load(f: Any, map_location: Any = None, pickle_module: Any = None, **options: Any) -> Any:
-        if not _is_in(folder, f):
+        if threading.current_thread() in others and not _is_in(folder, f):
             return original(f, map_location, pickle_module, **options)
+        named = _place_of(f, folder)
+        if threading.current_thread() is this_thread:
+            place.path = named
         try:
-            return _load(
-                original, f, _place_of(f, folder), map_location=map_location, **{**options, "weights_only": True}
-            )
+            return _load(original, f, named, map_location=map_location, **{**options, "weights_only": True})
         except CheckpointError as error:
+            if not _is_in(folder, f):
+                error.hint = _ELSEWHERE
             refused.append(error)
             raise
 
@@ -105,6 +121,9 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
         temporarily(torch, load=load),
         temporarily(filesystem, pickle=restricted),
         temporarily(np.random, set_state=set_numpy_state),
+        checked_optimizers(
+            place, *(one for one in map(innermost, optimizers) if isinstance(one, torch.optim.Optimizer))
+        ),
     ):
         try:
             yield
@@ -119,17 +138,41 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
         raise refused[0]
 
 
+class _Place:
+    """The file that was read last, for messages."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return os.fspath(self.path)
+
+
 def _check_named_folders(folder: str | os.PathLike[str]) -> None:
-    """Refuse a checkpoint with a file that makes DeepSpeed load a folder outside of the checkpoint.
+    for name in _NAME_A_FOLDER:
+        named_folder(folder, name)
+
+
+def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
+    """The folder in a checkpoint that one of DeepSpeed's files names.
+
+    Args:
+        folder: the checkpoint.
+        name: of the file: `latest` or `latest_universal`.
+
+    Returns:
+        The name, with which DeepSpeed does not have to read the file; None if there is no such file.
 
     Raises:
-        CheckpointError: such a file names a folder that is not in the checkpoint.
+        CheckpointError: the file names a folder that is not in the checkpoint.
     """
-    for path in (Path(folder) / name for name in _NAME_A_FOLDER):
-        if path.is_file():
-            named = read_regular(path, _MAX_NAME_BYTES).decode(errors="replace").strip()
-            if named in {".", ".."} or not re.fullmatch(r"[\w.-]+", named):
-                raise _refusal(path, named)
+    path = Path(folder) / name
+    if not path.is_file():
+        return None
+    named = read_regular(path, _MAX_NAME_BYTES).decode(errors="replace").strip()
+    if named in {".", ".."} or not re.fullmatch(r"[\w.-]+", named):
+        raise _refusal(path, named)
+    return named
 
 
 def _check_named_files(folder: str | os.PathLike[str]) -> None:
@@ -161,13 +204,16 @@ def _check_path(where: str | os.PathLike[str], name: Any) -> None:
 def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
     """Whether the file is in the folder, before or after links in its path are followed.
 
-    An open file counts as inside, because its path is not known.
+    An open file counts as inside, because its path is not known. So does a path that changes meanwhile.
     """
     if not isinstance(file, _PATH):
         return True
     paths = (os.path.abspath(file), os.path.realpath(file), Path(file).absolute())  # the last one may contain `..`
     parents = {parent for path in paths for parent in Path(path).parents}
-    return any(os.path.exists(parent) and os.path.samefile(parent, folder) for parent in parents)
+    try:
+        return any(os.path.exists(parent) and os.path.samefile(parent, folder) for parent in parents)
+    except OSError:
+        return True
 
 
 def _place_of(file: Any, otherwise: Any) -> Any:

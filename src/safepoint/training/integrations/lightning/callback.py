@@ -145,6 +145,12 @@ class SafepointCallback(Checkpoint):
                 self._context.log.info("the run resumes from %s, not from ckpt_path", folder)
             parts.restore(folder, weights_only, original)
 
+        def restore_states(original: Callable[[], None]) -> None:
+            if folder is None:
+                original()
+            else:
+                parts.restore_states(folder, original)
+
         def restored(original: Callable[[], None]) -> None:
             original()
             # If `begin` raises an error, `_close` must find no training, because none has started.
@@ -192,6 +198,7 @@ class SafepointCallback(Checkpoint):
         self._overrides.callback(data.untrack)
         for place, name, instead in (
             (connector, "_restore_modules_and_callbacks", restore),
+            (connector, "restore_training_state", restore_states),
             (connector, "resume_end", restored),
             (fit, "setup_data", set_up_data),
             (fit, "on_run_start", begin_run),

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
@@ -80,6 +81,19 @@ class LightningParts(Parts):
             )
         with self._direct_io():
             restore(folder / STATE, weights_only)
+
+    def restore_states(self, folder: Path, restore: Callable[[], None]) -> None:
+        """Restore loops, optimizers and schedulers.
+
+        Args:
+            folder: the checkpoint that `restore` has read.
+            restore: Lightning's own method.
+
+        Raises:
+            CheckpointError: the state of an optimizer does not fit.
+        """
+        with checked_optimizers(folder / STATE, *self.optimizers()):
+            restore()
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(self._without_other_paths))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
@@ -199,7 +200,8 @@ class NamedParts(Parts):
         for name, part in self._whole.items():
             # A module copies the tensors into its own. An optimizer or another part may keep the loaded ones.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
-            state = load_plain(folder / f"{name}.pt", is_copied=is_module)
+            path = folder / f"{name}.pt"
+            state = load_plain(path, is_copied=is_module)
             difference = first_difference(shapes_of(state), shapes_of(part.state_dict())) if is_module else ""
             if isinstance(part, torch.optim.Optimizer):
                 difference = optimizer_difference(state, part.state_dict())
@@ -209,7 +211,9 @@ class NamedParts(Parts):
                     hint=f"create {name} as in the run that wrote the checkpoint, or start from the beginning with "
                     "--from-scratch",
                 )
-            part.load_state_dict(state)
+            known = [part] if isinstance(part, torch.optim.Optimizer) else []
+            with checked_optimizers(path, *known):
+                part.load_state_dict(state)
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
