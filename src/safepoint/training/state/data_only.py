@@ -33,7 +33,9 @@ from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object, read_regular
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import set_numpy_state
+from safepoint.training.state.scheduler_states import checked_schedulers
 from safepoint.training.state.strategy import innermost
 from safepoint.training.state.temporary_attributes import temporarily
 
@@ -74,24 +76,26 @@ def load_data(file: Any, *, mmap: bool = False) -> Any:
 
 
 @contextlib.contextmanager
-def only_data(folder: str | os.PathLike[str], *optimizers: Any) -> Generator[None]:
+def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
     """While the block runs, let frameworks read the files of a checkpoint with the restrictions of `load_data`.
 
     Args:
         folder: the folder of the checkpoint. What this thread, and the threads that it starts, load from elsewhere is
             restricted as well: whether a path is in the folder can change between a look at the path and its use. The
             other threads of the script load their own files without restrictions.
-        optimizers: whose states are loaded; see `checked_optimizers`. Wrappers, and anything but optimizers of torch,
-            are allowed.
+        parts: the optimizers and schedulers whose states are loaded, also in wrappers; see `checked_optimizers` and
+            `checked_schedulers`. Other objects are ignored.
 
     Raises:
-        CheckpointError: a file was refused. It is raised even if the framework caught it, or raised another error.
+        CheckpointError: a file was refused. It is raised even if the framework caught it, or raised another error. Or
+            the framework raised an error that invalid states cause; see `states_of`.
     """
     _check_named_folders(folder)
     _check_named_files(folder)
     original: Callable[..., Any] = torch.load
     refused: list[CheckpointError] = []
     place = _Place(folder)
+    optimizers = [one for one in map(innermost, parts) if isinstance(one, torch.optim.Optimizer)]
     this_thread = threading.current_thread()
     others = set(threading.enumerate()) - {this_thread}
 
@@ -121,12 +125,12 @@ def only_data(folder: str | os.PathLike[str], *optimizers: Any) -> Generator[Non
         temporarily(torch, load=load),
         temporarily(filesystem, pickle=restricted),
         temporarily(np.random, set_state=set_numpy_state),
-        checked_optimizers(
-            place, *(one for one in map(innermost, optimizers) if isinstance(one, torch.optim.Optimizer))
-        ),
+        checked_optimizers(place, *optimizers),
+        checked_schedulers(place, *parts),
     ):
         try:
-            yield
+            with states_of(place):
+                yield
         except BaseException as error:
             # DCP raises an error of its own on all ranks, which contains the errors of the ranks.
             failures: Mapping[int, tuple[BaseException, Any]] = getattr(error, "failures", {})

@@ -20,6 +20,7 @@ from safepoint.training.integrations.lightning.lightning_data import LightningDa
 from safepoint.training.integrations.lightning.lightning_parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
 from safepoint.training.start.copies import verify_best
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.temporary_attributes import Overrides, temporarily
 
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
@@ -160,7 +161,8 @@ class SafepointCallback(Checkpoint):
             self._training = training
             self._steps = int(self._trainer.global_step)
             if folder is not None:
-                self._resume(data)
+                with states_of(folder / STATE):
+                    self._resume(data)
 
         def set_up_data(original: Callable[[], None]) -> None:
             process: Callable[[Any], Any] = strategy.process_dataloader

@@ -16,6 +16,8 @@ from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.training.plain.state.parts import Parts
+from safepoint.training.state.loading import states_of
+from safepoint.training.state.scheduler_states import checked_schedulers
 from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
@@ -79,7 +81,7 @@ class LightningParts(Parts):
                 f"{folder.name} has no {STATE}: it was not written by a Lightning Trainer; training was not started",
                 hint="resume with the script that wrote it, or start from the beginning with --from-scratch",
             )
-        with self._direct_io():
+        with self._direct_io(), states_of(folder / STATE):
             restore(folder / STATE, weights_only)
 
     def restore_states(self, folder: Path, restore: Callable[[], None]) -> None:
@@ -90,9 +92,10 @@ class LightningParts(Parts):
             restore: Lightning's own method.
 
         Raises:
-            CheckpointError: the state of an optimizer does not fit.
+            CheckpointError: a state is invalid, or that of an optimizer does not fit.
         """
-        with checked_optimizers(folder / STATE, *self.optimizers()):
+        path, schedulers = folder / STATE, [one.scheduler for one in self._trainer.lr_scheduler_configs]
+        with states_of(path), checked_optimizers(path, *self.optimizers()), checked_schedulers(path, *schedulers):
             restore()
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:

@@ -162,7 +162,8 @@ class TrainerRun(TrainerCallback):
             return _load_only_data(original, *args, **kwargs)
 
     def _load_optimizer(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return _load_only_data(original, *args, optimizer=self._trainer.optimizer, **kwargs)
+        parts = (self._trainer.optimizer, self._trainer.lr_scheduler)
+        return _load_only_data(original, *args, parts=parts, **kwargs)
 
     def _resume_path(self, resume_from: Any) -> Any:
         if self._start.point is not None:
@@ -443,8 +444,8 @@ class TrainerRun(TrainerCallback):
 
 
 def _load_only_data(
-    original: Callable[..., Any], checkpoint: Any = None, *args: Any, optimizer: Any = None, **kwargs: Any
+    original: Callable[..., Any], checkpoint: Any = None, *args: Any, parts: tuple[Any, ...] = (), **kwargs: Any
 ) -> Any:
     """Call a loading method of the Trainer so that it loads data only: code in a pickle file is not executed."""
-    with only_data(checkpoint, optimizer) if checkpoint is not None else contextlib.nullcontext():
+    with only_data(checkpoint, *parts) if checkpoint is not None else contextlib.nullcontext():
         return original(checkpoint, *args, **kwargs)

@@ -22,7 +22,9 @@ from safepoint.training.plain.state.part_checks import (
 )
 from safepoint.training.plain.state.sharded import sharded_parts
 from safepoint.training.state.base_model import base_entries, base_of, has_adapters, without
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.plain_values import load_plain
+from safepoint.training.state.scheduler_states import checked_schedulers
 
 _SHARDS = "sharded"
 _log = logging.getLogger("safepoint")
@@ -202,9 +204,10 @@ class NamedParts(Parts):
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             path = folder / f"{name}.pt"
             state = load_plain(path, is_copied=is_module)
-            difference = first_difference(shapes_of(state), shapes_of(part.state_dict())) if is_module else ""
-            if isinstance(part, torch.optim.Optimizer):
-                difference = optimizer_difference(state, part.state_dict())
+            with states_of(path):
+                difference = first_difference(shapes_of(state), shapes_of(part.state_dict())) if is_module else ""
+                if isinstance(part, torch.optim.Optimizer):
+                    difference = optimizer_difference(state, part.state_dict())
             if difference:
                 raise ConflictError(
                     f"{name} of {folder.name} differs from this script's: {difference}; training was not started",
@@ -212,7 +215,7 @@ class NamedParts(Parts):
                     "--from-scratch",
                 )
             known = [part] if isinstance(part, torch.optim.Optimizer) else []
-            with checked_optimizers(path, *known):
+            with states_of(path), checked_optimizers(path, *known), checked_schedulers(path, part):
                 part.load_state_dict(state)
 
 

@@ -24,6 +24,7 @@ from safepoint.errors import ConflictError, UsageError
 from safepoint.training.plain.state.part_checks import Shapes, first_difference, shapes_of
 from safepoint.training.state.base_model import plain_key, without
 from safepoint.training.state.data_only import only_data
+from safepoint.training.state.loading import states_of
 
 _dcp: Any = dcp
 
@@ -80,7 +81,7 @@ class ShardedParts:
         options = StateDictOptions(strict=not self.left_out)
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
-        with checked_optimizers(folder, *self._optimizers):
+        with states_of(folder), checked_optimizers(folder, *self._optimizers):
             set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
         # DCP has created optimizer state for the unused parameters. Remove it.
         for name, parameter in self._module.named_parameters():
