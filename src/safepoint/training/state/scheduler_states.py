@@ -45,8 +45,8 @@ def _checked(where: object, scheduler: Any) -> contextlib.AbstractContextManager
         if fault:
             raise CheckpointError(
                 f"{where} was not loaded: {fault}",
-                hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older "
-                "one; otherwise create the scheduler as in the run that wrote it",
+                hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an "
+                "older one; otherwise create the scheduler as in the run that wrote it",
             )
         original(state_dict)
 
@@ -57,22 +57,30 @@ def _fault(scheduler: Any, state: Any) -> str:
     """What is wrong with a state; empty if nothing is."""
     if not isinstance(state, Mapping):
         return "the state of its scheduler is no dictionary"
-    own: dict[str, Any] = scheduler.state_dict()
-    for name, value in cast("Mapping[Any, Any]", state).items():
+    saved = cast("Mapping[Any, Any]", state)
+    kind: Any = type(scheduler)
+    # `checked_schedulers` has put a function among the attributes.
+    own = {name: one for name, one in scheduler.state_dict().items() if not callable(getattr(kind, name, None))}
+    for name, value in saved.items():
         shown = printable(repr(name))
-        if name not in own and (not isinstance(name, str) or hasattr(scheduler, name)):
-            return f"the state of its scheduler sets {shown}, which is not saved"
-        if name in own and not _fits(value, own[name]):
+        if name not in own:
+            if not isinstance(name, str) or hasattr(scheduler, name):
+                return f"the state of its scheduler sets {shown}, which is not saved"
+        elif not _fits(value, own[name]):
             return f"{shown} of its scheduler is of another kind than in the script"
-        if name in _OF_GROUPS and name in own and len(value) != len(own[name]):
+        elif name in _OF_GROUPS and len(value) != len(own[name]):
             return f"{shown} of its scheduler has {len(value)} numbers, and the optimizer has {len(own[name])} groups"
+    return _inner_fault(scheduler, saved.get("_schedulers"))
+
+
+def _inner_fault(scheduler: Any, states: Any) -> str:
+    """What is wrong with the states of the schedulers of which this one consists."""
     inner: Any = getattr(scheduler, "_schedulers", None)
-    if isinstance(inner, list | tuple) and "_schedulers" in own and "_schedulers" in state:
-        states: Any = state["_schedulers"]
-        if not isinstance(states, list | tuple) or len(cast("list[Any]", states)) != len(cast("list[Any]", inner)):
-            return "it has another number of schedulers"
-        return next(filter(None, map(_fault, cast("list[Any]", inner), cast("list[Any]", states))), "")
-    return ""
+    if not isinstance(inner, list | tuple) or states is None:
+        return ""
+    if not isinstance(states, list | tuple) or len(cast("list[Any]", states)) != len(cast("list[Any]", inner)):
+        return "its scheduler consists of another number of schedulers"
+    return next(filter(None, map(_fault, cast("list[Any]", inner), cast("list[Any]", states))), "")
 
 
 def _fits(value: Any, own: Any) -> bool:

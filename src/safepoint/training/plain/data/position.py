@@ -2,13 +2,14 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError
 from safepoint.foundation.field_types import NAMED, TEXT, Kind, check_fields, whole
+from safepoint.training.state.plain_values import TENSORS
 
 ACCELERATED = "Accelerate's "
 """Prefix of the kind of a sampler whose batches Accelerate assigns to the ranks."""
@@ -21,12 +22,6 @@ _INDEPENDENT = "DistributedSampler"
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
 """Accelerate's samplers whose order does not depend on the number of ranks: all ranks draw the same order, and
 Accelerate assigns its batches to the ranks in turn."""
-
-
-def _are_tensors(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, torch.Tensor) for one in cast("list[Any]", value))
-
-
 _MOST = 1 << 53
 """The most epochs, and the most batches in an epoch: counts up to this number are exact as floats."""
 _KINDS: dict[str, Kind] = {
@@ -34,7 +29,7 @@ _KINDS: dict[str, Kind] = {
     "batches": whole(0, _MOST),
     "epoch_rng": NAMED.optional,
     "sampler": TEXT,
-    "generators": Kind(words="a list of tensors", fits=_are_tensors),
+    "generators": TENSORS,
     "fetched": NAMED,
 }
 
