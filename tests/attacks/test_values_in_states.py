@@ -225,17 +225,10 @@ def _position(**changes: Any) -> Callable[[Any], Any]:
     [
         (_LOOP, "rank_0.pt", _position(epoch=-(10**9))),
         (_LOOP, "rank_0.pt", _position(epoch=10**9)),
-        (_LOOP, "rank_0.pt", _position(batches="x")),
         (_LOOP, "rank_0.pt", _position(evil=1)),
-        (_LOOP, "rank_0.pt", lambda content: {"rng": content["rng"]}),
-        (_LOOP, "scheduler.pt", lambda content: {**content, "T_max": "x"}),
-        (_LOOP, "optimizer.pt", lambda content: {**content, "state": 5}),
-        (_LOOP, "model.pt", lambda content: 5),
         (_TINY, "trainer_state.json", lambda content: {**content, "epoch": "abc"}),
-        (_TINY, "trainer_state.json", lambda content: {**content, "unknown": 1}),
         (_TINY, "scheduler.pt", lambda content: {**content, "get_lr": 5}),
         (_TINY, "optimizer.pt", lambda content: {**content, "param_groups": 5}),
-        (_TINY, "safepoint_state_0.pt", lambda content: {**content, "loss": {**content["loss"], "total": "x"}}),
     ],
 )
 def test_runs(program: list[str], file: str, change: Callable[[Any], Any], tmp_path: Path) -> None:

@@ -99,20 +99,23 @@ class _Before:
             yield
         except BaseException:
             # Some classes change their dictionaries in place.
-            vars(self._optimizer).update(state=defaultdict[Any, Any](dict, self._state), param_groups=self._groups)
+            self._optimizer.__dict__.update(state=defaultdict[Any, Any](dict, self._state), param_groups=self._groups)
             for group, own in zip(self._groups, self._settings, strict=True):
                 group.update(own)
             raise
 
     def with_own_settings(self, state: Any) -> Any:
         """A loaded state in which `_OWN` are the settings of this optimizer. Invalid states are left as they are."""
-        groups: Any = state.get("param_groups") if isinstance(state, Mapping) else None
+        if not isinstance(state, Mapping):
+            return state
+        saved = cast("Mapping[str, Any]", state)
+        groups: Any = saved.get("param_groups")
         if not isinstance(groups, list) or len(cast("list[Any]", groups)) != len(self._settings):
-            return state
-        if not all(isinstance(group, Mapping) for group in cast("list[Any]", groups)):
-            return state
-        changed = [_with_own(group, own) for group, own in zip(groups, self._settings, strict=True)]
-        return {**cast("dict[str, Any]", state), "param_groups": changed}
+            return saved
+        pairs = list(zip(cast("list[Any]", groups), self._settings, strict=True))
+        if not all(isinstance(group, Mapping) for group, _ in pairs):
+            return saved
+        return {**saved, "param_groups": [_with_own(group, own) for group, own in pairs]}
 
     def check(self, where: object) -> None:
         """Check what the optimizer has loaded.
@@ -199,11 +202,13 @@ class _States:
 
 def _create(optimizer: Any, parameter: torch.Tensor, place: tuple[int, int]) -> dict[str, Any]:
     """Let a copy of an optimizer step once with a copy of one parameter, and return the state it creates."""
-    copy: Any = object.__new__(type(optimizer))
-    vars(copy).update(
-        {name: list(one) if type(one) is list else _copied(one) for name, one in vars(optimizer).items()}
-    )
-    vars(copy).pop("step", None)  # schedulers put a wrapper there
+    attributes = cast("dict[str, Any]", vars(optimizer))
+    own = {
+        name: list(cast("list[Any]", one)) if type(one) is list else _copied(one) for name, one in attributes.items()
+    }
+    own.pop("step", None)  # schedulers put a wrapper there
+    copy = object.__new__(cast("Any", type(optimizer)))
+    copy.__dict__.update(own)
     with torch.no_grad():
         fresh = torch.nn.Parameter(torch.zeros_like(parameter))
         fresh.grad = torch.zeros_like(parameter)
@@ -211,7 +216,8 @@ def _create(optimizer: Any, parameter: torch.Tensor, place: tuple[int, int]) -> 
     copy.state, copy.param_groups = defaultdict[Any, Any](dict), [group]
     copy._optimizer_step_pre_hooks, copy._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     devices = [parameter.device] if parameter.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    random: Any = torch.random
+    with random.fork_rng(devices=devices):
         if hasattr(copy, "init_state"):  # bitsandbytes
             if hasattr(copy, "page_mng"):
                 copy.page_mng = SimpleNamespace(paged_tensors=[])

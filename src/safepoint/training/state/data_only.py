@@ -95,7 +95,8 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
     original: Callable[..., Any] = torch.load
     refused: list[CheckpointError] = []
     place = _Place(folder)
-    optimizers = [one for one in map(innermost, parts) if isinstance(one, torch.optim.Optimizer)]
+    found: list[Any] = [innermost(one) for one in parts]
+    optimizers = [one for one in found if isinstance(one, torch.optim.Optimizer)]
     this_thread = threading.current_thread()
     others = set(threading.enumerate()) - {this_thread}
 
@@ -149,7 +150,7 @@ class _Place:
         self.path = path
 
     def __str__(self) -> str:
-        return os.fspath(self.path)
+        return str(self.path)
 
 
 def _check_named_folders(folder: str | os.PathLike[str]) -> None:

@@ -58,7 +58,7 @@ def _fault(scheduler: Any, state: Any) -> str:
     if not isinstance(state, Mapping):
         return "the state of its scheduler is no dictionary"
     saved = cast("Mapping[Any, Any]", state)
-    kind: Any = type(scheduler)
+    kind = cast("Any", type(scheduler))
     # `checked_schedulers` has put a function among the attributes.
     own = {name: one for name, one in scheduler.state_dict().items() if not callable(getattr(kind, name, None))}
     for name, value in saved.items():
@@ -80,7 +80,8 @@ def _inner_fault(scheduler: Any, states: Any) -> str:
         return ""
     if not isinstance(states, list | tuple) or len(cast("list[Any]", states)) != len(cast("list[Any]", inner)):
         return "its scheduler consists of another number of schedulers"
-    return next(filter(None, map(_fault, cast("list[Any]", inner), cast("list[Any]", states))), "")
+    pairs = zip(cast("list[Any]", inner), cast("list[Any]", states), strict=True)
+    return next((fault for one, of_one in pairs if (fault := _fault(one, of_one))), "")
 
 
 def _fits(value: Any, own: Any) -> bool:
