@@ -127,9 +127,10 @@ class _Before:
             for name, setting in own.items():
                 if name in group and not _fits(group[name], setting):
                     raise _refusal(where, f"the setting {name!r} of its optimizer is {_shown(group[name])}")
-            for name in _OWN:
-                group.pop(name, None)
-            group.update({name: own[name] for name in _OWN if name in own})
+            changed = _with_own(group, own)
+            for name in group.keys() - changed.keys():
+                del group[name]
+            group.update(changed)
         _States(self._optimizer, where).check()
 
 
@@ -247,7 +248,8 @@ def _copied(state: Any) -> Any:
 
 
 def _with_own(group: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: one for name, one in group.items() if name not in _OWN}
+    """A group with the optimizer's own settings for `_OWN`, in the same order, so that files have the same bytes."""
+    kept = {name: one for name, one in group.items() if name not in _OWN or name in own}
     return {**kept, **{name: own[name] for name in _OWN if name in own}}
 
 

@@ -39,7 +39,7 @@ def states_of(where: object) -> Generator[None]:
         if isinstance(error, RuntimeError) and _ANOTHER_CAUSE.search(str(error)):
             raise
         raise CheckpointError(
-            f"{where} could not be loaded: {_summary(error)}; training was not started",
+            f"{where} could not be loaded: {_summary(error)}",
             hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older "
             "one; otherwise load it with the script and the libraries that wrote it",
         ) from error
