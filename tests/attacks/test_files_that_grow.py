@@ -77,7 +77,7 @@ def test_while_it_is_uploaded(tmp_path: Path, is_known: bool) -> None:
 
 def test_while_it_is_read_as_a_stream(tmp_path: Path) -> None:
     """A store that takes only streams gets one byte more than the size, which shows that the file has grown."""
-    library_bucket = pytest.importorskip("safepoint.storage.library_bucket")
+    library_bucket = pytest.importorskip("safepoint.storage.library.library_bucket")
     file, sizes = tmp_path / "file", list[int]()
     file.write_bytes(bytes(5000))
 

@@ -180,7 +180,7 @@ def test_the_same_page_again_and_again(num_names: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("limit", "value"), [("MOST_LISTED", 5000), ("MOST_LISTED_BYTES", 1 << 22)])
 def test_names_without_end(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page has new names."""
-    listing = pytest.importorskip("safepoint.storage.library_listing")
+    listing = pytest.importorskip("safepoint.storage.library.listing")
     monkeypatch.setattr(listing, limit, value)
     count = itertools.count()
 
@@ -198,7 +198,7 @@ def test_names_without_end(limit: str, value: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("limit", ["_LIST_WITHIN_S", "_CHUNK_WITHIN_S", "deadline"])
 def test_empty_pages_without_end(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """obstore requests one after the other, and returns nothing; in the end its requests stop."""
-    listing = pytest.importorskip("safepoint.storage.library_listing")
+    listing = pytest.importorskip("safepoint.storage.library.listing")
     if limit != "deadline":
         monkeypatch.setattr(listing, limit, 0.5)
     count = itertools.count()

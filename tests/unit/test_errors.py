@@ -18,6 +18,7 @@ CODES = {
     "TransientError": 13,
     "CheckpointError": 14,
     "ManifestError": 14,
+    "UnreadableError": 14,
     "NothingValidError": 14,
     "WaitTimeoutError": 15,
     "UnsupportedError": 16,

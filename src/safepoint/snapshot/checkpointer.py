@@ -24,6 +24,7 @@ from safepoint.checkpoint.format.manifest import Manifest, ManifestFacts, Trigge
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.errors import CheckpointError, ConflictError, SaveError
 from safepoint.foundation import clock
@@ -416,7 +417,8 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
                 "torch.serialization.add_safe_globals([CLASS]) in it",
             ) from error
         if hasattr(value, "load_state_dict"):
-            value.load_state_dict(content)
+            with checked_optimizers(path, *([value] if isinstance(value, torch.optim.Optimizer) else [])):
+                value.load_state_dict(content)
         elif isinstance(value, dict):
             cast("dict[Any, Any]", value).update(content)
         else:

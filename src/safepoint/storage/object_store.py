@@ -214,7 +214,7 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
     if location.scheme is Scheme.S3:
         return S3Bucket(location.bucket, options, find_keys(options, os.environ))
     try:
-        from safepoint.storage.library_bucket import LibraryBucket
+        from safepoint.storage.library.library_bucket import LibraryBucket
     except ModuleNotFoundError as error:
         raise StorageError(
             f"{location} cannot be used: {location.scheme}:// needs the package obstore, and the module {error.name} "

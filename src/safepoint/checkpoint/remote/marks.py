@@ -11,9 +11,12 @@ mark states, and if one of these is true:
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
+from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
+from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.storage.store import StoredObject, is_key
 
@@ -92,3 +95,8 @@ def _pairs(value: Any) -> list[tuple[str, Any]]:
 def _sizes_of(value: Any) -> tuple[int, ...]:
     values = cast("list[Any]", value) if isinstance(value, list) else [value]
     return tuple(size for size in values if type(size) is int and size >= 0)
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` is the name of a checkpoint or of the final model."""
+    return text == FINAL or (step_of(Path(text)) is not None and "/" not in text)

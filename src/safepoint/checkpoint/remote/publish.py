@@ -20,8 +20,9 @@ from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.checkpoint.remote.marks import is_name
 from safepoint.checkpoint.remote.refusals import Refusals
-from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder, is_name
+from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder
 from safepoint.checkpoint.remote.store_destination import StoreDestination, extends
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord
 from safepoint.errors import (

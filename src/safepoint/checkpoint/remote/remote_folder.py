@@ -22,9 +22,8 @@ from safepoint.checkpoint.format.manifest import (
     Manifest,
     is_of_newer_release,
 )
-from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
-from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark
+from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark, is_name
 from safepoint.checkpoint.remote.refusals import ATTEMPT_KEY, Refusals
 from safepoint.errors import (
     AccessDeniedError,
@@ -116,9 +115,8 @@ class RemoteFolder:
 
     def unfinished(self, *, deadline_s: float | None = None) -> set[str]:
         """The names of checkpoints and models that Safepoint has begun, and not finished, to write or delete."""
-        names = {
-            item.key.removeprefix(f"{UNFINISHED}/") for item in self.store.list(UNFINISHED, deadline_s=deadline_s)
-        }
+        listed = self.store.list(UNFINISHED, deadline_s=deadline_s)
+        names = {item.key.removeprefix(f"{UNFINISHED}/") for item in listed}
         return {name for name in names if is_name(name)}  # other objects there are ignored
 
     def marked_files(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
@@ -500,8 +498,3 @@ class RemoteFolder:
     def where(self, name: str) -> str:
         """The checkpoint's location."""
         return str(self.store.location.child(name))
-
-
-def is_name(text: str) -> bool:
-    """Whether `text` is the name of a checkpoint or of the final model."""
-    return text == FINAL or (step_of(Path(text)) is not None and "/" not in text)

@@ -23,8 +23,8 @@ from safepoint.checkpoint.format.catalog import refuse_inside_checkpoint
 from safepoint.checkpoint.format.manifest import Describe, FileEntry
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.final_model import FINAL
-from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark
-from safepoint.checkpoint.remote.remote_folder import RemoteFolder, is_name
+from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark, is_name
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.store_destination import DISCARD_WITHIN_S, StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.errors import (

@@ -11,7 +11,8 @@ from functools import partial
 
 from safepoint.checkpoint.format.catalog import Aside
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder, is_name
+from safepoint.checkpoint.remote.marks import is_name
+from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder
 from safepoint.checkpoint.tools.atomic_export import clean_export
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
 from safepoint.checkpoint.tools.removal import remove

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.errors import UsageError
+from safepoint.errors import CheckpointError, UsageError
 from safepoint.settings.run_settings import place_output
 from safepoint.snapshot.staging.guard import before_changes
 from safepoint.training.collective.collective_wait import on_all_ranks
@@ -28,6 +28,7 @@ from safepoint.training.plain.plain_loop import PlainLoop
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.start.copies import ResumePoint, lease
 from safepoint.training.start.start import Start, agree_on_start
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import devices_left_out
 from safepoint.training.state.strategy import check_partitions, check_strategy
 
@@ -176,8 +177,13 @@ class Training:
         manifest, context, loop = point.manifest, self._context, self._loop
         check_strategy(manifest, loop.strategy)
         check_partitions(manifest, loop.zero_stage, context.place.world_size)
-        with self._reading:
+        with self._reading, states_of(point.path):
             position, rng = loop.position_in(point.path, ranks_before=manifest.world_size)
+            if position.epoch > manifest.epoch + 1:  # the training would end at once, as if it were complete
+                raise CheckpointError(
+                    f"{point.path} has a position in epoch {position.epoch}, and its manifest says epoch "
+                    f"{manifest.epoch:g}; training was not started"
+                )
             # This comes before anything is loaded, because it may raise an error.
             position = rescale_position(
                 position,
@@ -189,7 +195,8 @@ class Training:
             loop.load(point.path, manifest)
         loop.step = manifest.step
         loop.batches_per_step = manifest.gradient_accumulation
-        self._data.resume(position, rng)
+        with states_of(point.path):
+            self._data.resume(position, rng)
         self._batches_before = position.batches
         context.outcome.training_begins(manifest.step, is_saved=point.is_durable)
 

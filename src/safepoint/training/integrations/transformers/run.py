@@ -162,6 +162,10 @@ class TrainerRun(TrainerCallback):
         with only_own_adapters(self._trainer.model):
             return _load_only_data(original, *args, **kwargs)
 
+    def _load_optimizer(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        parts = (self._trainer.optimizer, self._trainer.lr_scheduler)
+        return _load_only_data(original, *args, parts=parts, **kwargs)
+
     def _resume_path(self, resume_from: Any) -> Any:
         if self._start.point is not None:
             return str(self._start.point.path)
@@ -184,7 +188,7 @@ class TrainerRun(TrainerCallback):
         overrides.override(trainer, "_push_from_checkpoint", self._push_later)
         overrides.override(trainer, "_load_best_model", self._load_best_model)
         overrides.override(trainer, "_load_from_checkpoint", self._load_model)
-        overrides.override(trainer, "_load_optimizer_and_scheduler", _load_only_data)
+        overrides.override(trainer, "_load_optimizer_and_scheduler", self._load_optimizer)
         overrides.override(trainer.callback_handler, "on_save", self._callbacks.on_save)
         self._resume.override(overrides)
         trainer.add_callback(self)
@@ -442,7 +446,9 @@ class TrainerRun(TrainerCallback):
         )
 
 
-def _load_only_data(original: Callable[..., Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _load_only_data(
+    original: Callable[..., Any], checkpoint: Any = None, *args: Any, parts: tuple[Any, ...] = (), **kwargs: Any
+) -> Any:
     """Call a loading method of the Trainer so that it loads data only: code in a pickle file is not executed."""
-    with only_data(checkpoint) if checkpoint is not None else contextlib.nullcontext():
+    with only_data(checkpoint, *parts) if checkpoint is not None else contextlib.nullcontext():
         return original(checkpoint, *args, **kwargs)

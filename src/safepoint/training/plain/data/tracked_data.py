@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset, RandomSampler
 from safepoint.training.plain.data.fetches import Fetches
 from safepoint.training.plain.data.position import ACCELERATED, GENERATED, DataProgress, Position
 from safepoint.training.plain.data.skipping import skip_batches
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import (
     capture_rng,
     generators_of,
@@ -223,7 +224,8 @@ class TrackedData:
         if resumed is None or not (resumed.batches or self._draws_extra_seed):
             batches = iter(loader)
         elif self._has_state and resumed.loader is not None and not _is_finished(resumed.loader):
-            loader.load_state_dict(resumed.loader)
+            with states_of("the position of the data loader in the checkpoint"):
+                loader.load_state_dict(resumed.loader)
             return self._after_resume(resumed, rng)
         elif self._has_state and resumed.loader is not None and self._is_stream:
             # A loader with the saved state would start the next pass at once. So it gets an empty state. A stream

@@ -111,7 +111,8 @@ class AcceleratedParts(Parts):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}
         try:
-            with self._without_naming(), self._without_replication(), only_data(folder):
+            parts = (*self.optimizers(), *self._accelerator._schedulers)
+            with self._without_naming(), self._without_replication(), only_data(folder, *parts):
                 self._accelerator.load_state(str(folder), **options)
         except RuntimeError as error:
             if "loading state_dict" not in str(error):

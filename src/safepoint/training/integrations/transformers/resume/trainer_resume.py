@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
-from safepoint.errors import CheckpointError, ConflictError, printable
+from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import has_own_model_save
@@ -33,11 +33,13 @@ from safepoint.training.integrations.transformers.resume.loaded_model import (
     complete_load,
     load_later_adapters,
 )
+from safepoint.training.integrations.transformers.resume.state_fields import check_trainer_state
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LoaderState, RankState
 from safepoint.training.integrations.transformers.sharding.repartition import follow_accumulation
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_checkpoint_strategy
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.data_only import only_data
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import capture_rng, restore_rng
 from safepoint.training.state.temporary_attributes import Overrides
 
@@ -113,7 +115,7 @@ class TrainerResume:
                 "started",
                 hint="give the Trainer its own output folder, or start from the beginning with --from-scratch",
             )
-        _check_state(point)
+        check_trainer_state(point.path / _STATE, step=manifest.step)
         check_checkpoint_strategy(self._trainer, manifest)
         check_adapter_settings(self._trainer.model, point.path, step=manifest.step)
         self._state = RankState.read(
@@ -168,12 +170,13 @@ class TrainerResume:
         path, step = self._point.path, self._point.manifest.step
         load_later_adapters(self._trainer.model, self._adapters, path, step=step)
         self._drop_other_best(self._point.path.parent)
-        restore_callbacks(self._trainer)
-        if self._state is None:
-            return DeferredWork()
-        self._state.loss.restore(self._trainer)
-        self._state.counted.restore(self._trainer)
-        restore_generation_settings(self._trainer.model, self._state.generation)
+        with states_of(path):
+            restore_callbacks(self._trainer)
+            if self._state is None:
+                return DeferredWork()
+            self._state.loss.restore(self._trainer)
+            self._state.counted.restore(self._trainer)
+            restore_generation_settings(self._trainer.model, self._state.generation)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
         self._epoch_rng = self._state.epoch_rng
@@ -281,21 +284,3 @@ class TrainerResume:
             return None
         self.data.begin_epoch(train_dataloader, int(kwargs.get("epoch") or 0))
         return original(train_dataloader=train_dataloader, **kwargs)
-
-
-def _check_state(point: ResumePoint) -> None:
-    """Check the Trainer's state, which the Trainer itself reads without a check.
-
-    Raises:
-        CheckpointError: the state is not a JSON object, or belongs to another step.
-    """
-    path = point.path / _STATE
-    try:
-        step: Any = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float).get("global_step")
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; training was not started") from error
-    if step != point.manifest.step:
-        raise CheckpointError(
-            f"{path} says step {step!r}, but the checkpoint is of step {point.manifest.step}; training was not "
-            "started"
-        )

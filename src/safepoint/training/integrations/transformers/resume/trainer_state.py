@@ -22,13 +22,14 @@ from typing import Any
 import torch
 
 from safepoint.errors import CheckpointError
+from safepoint.foundation.field_types import FLAG, NAMED, NUMBER, Kind, check_fields, finite, whole
 from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrainerCounters
 from safepoint.training.integrations.transformers.resume.generation_settings import (
     generation_settings,
     restore_generation_settings,
 )
 from safepoint.training.state.base_model import frozen_buffers
-from safepoint.training.state.plain_values import is_plain, load_plain
+from safepoint.training.state.plain_values import TENSORS, is_plain, load_plain
 from safepoint.training.state.rng import capture_rng, restore_rng
 
 _NAME = "safepoint_state_{rank}.pt"
@@ -99,6 +100,30 @@ class LossTotals:
         trainer._total_loss_scalar = self.total
         trainer._globalstep_last_logged = self.last_logged_step
         trainer._initial_global_step = self.first_step
+
+
+_KINDS_OF_WORK: dict[str, Kind] = {
+    **dict.fromkeys(("evaluate", "save", "epoch_end", "complete"), FLAG),
+    "grad_norm": NUMBER.optional,
+    "learning_rate": NUMBER.optional,
+}
+_KINDS_OF_LOSS: dict[str, Kind] = {
+    "since_log": NUMBER,
+    "total": NUMBER,
+    "last_logged_step": whole(0),
+    "first_step": whole(0),
+}
+_KINDS: dict[str, Kind] = {
+    "epoch_rng": NAMED,
+    "elapsed_s": finite(0),
+    "generators": TENSORS,
+    "asked_accumulation": whole(0),
+    "is_irregular": FLAG,
+    "rng": NAMED,
+    "fetched": NAMED,
+    "generation": NAMED,
+}
+"""What the fields of a file have to be; without those whose readers check them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,9 +209,12 @@ class RankState:
             record["loss"] = LossTotals(**record["loss"])
             record["pending"] = DeferredWork(**record["pending"])
             record["counted"] = TrainerCounters(**record.get("counted", {}))
-            return cls(**{name: record[name] for name in cls.__slots__ if name in record})
-        except (TypeError, LookupError, AttributeError) as error:
+            state = cls(**{name: record[name] for name in cls.__slots__ if name in record})
+            for part, kinds in ((state, _KINDS), (state.loss, _KINDS_OF_LOSS), (state.pending, _KINDS_OF_WORK)):
+                check_fields(part, kinds)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise CheckpointError(f"{path} is not the state of a rank: {error!r}") from error
+        return state
 
 
 def _values_of(one: RankState | LossTotals | DeferredWork) -> dict[str, Any]:

@@ -170,7 +170,9 @@ class Repartition:
             self._copy_later(path)
         copy = self._copy
         if copy is None:
-            with only_data(path):
+            from safepoint.training.integrations.deepspeed.loading import with_checked_tag
+
+            with only_data(path, engine.optimizer), with_checked_tag(engine, path):
                 original(engine, checkpoint_path, **kwargs)
         else:
             self._load(engine, copy, lambda: original(engine, str(copy.folder), **kwargs))

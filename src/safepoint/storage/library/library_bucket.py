@@ -27,8 +27,8 @@ from safepoint.errors import ObjectNotFoundError, StorageError, TransientError, 
 from safepoint.foundation import clock
 from safepoint.foundation.closed_requests import named_proxy
 from safepoint.storage import failures
-from safepoint.storage.key_files import KeyFiles
-from safepoint.storage.library_listing import Listing, run_in_thread
+from safepoint.storage.library.key_files import KeyFiles
+from safepoint.storage.library.listing import Listing, run_in_thread
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
