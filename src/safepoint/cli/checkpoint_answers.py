@@ -132,7 +132,7 @@ def check_removed(found: Removal, location: str) -> None:
     """Raise an error if a checkpoint could not be removed."""
     if found.failed:
         item, reason = found.failed[0]
-        hint = "correct the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again"
+        hint = "fix the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again"
         if reason == NOT_OURS:
             hint = "delete its objects with the tools of the store, if they are of no use"
         raise StorageError(

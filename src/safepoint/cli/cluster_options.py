@@ -53,7 +53,7 @@ Namespace = Annotated[
     typer.Option(
         metavar="NAME",
         help="The namespace in the cluster.",
-        show_default="the one of the place or, without one, of the context",
+        show_default="the place's namespace; if it has none, the context's",
     ),
 ]
 
@@ -64,9 +64,8 @@ def open_jobs(
 ) -> Generator[JobPlace[Any]]:
     """The jobs of the place that `on` names.
 
-    If `on` is None, the jobs are those of this machine, unless there is a default place. With a default place and a
-    `namespace`, they are those of the default place; with a default place and a `name`, those of the place that has
-    this job.
+    If `on` is None, the jobs are those of this machine, unless there is a default place. If there is a default place,
+    a `namespace` selects the jobs of the default place, and a `name` selects the place that has this job.
 
     Args:
         on: the place, as the option `--on` names it.
@@ -97,7 +96,7 @@ def open_jobs(
 def places_to_list(on: str | None, namespace: str | None) -> list[str | None]:
     """The values of `--on` for all places whose jobs a list shows.
 
-    This is the place that the options name; without options, this machine and, if there is one, the default place.
+    This is the place that the options name. Without options, these are this machine and, if set, the default place.
     """
     default = Configuration.of_user().default_place
     if on is not None or namespace is not None or default is None:
@@ -195,7 +194,7 @@ class SubmitOptions:
 
 
 def refuse_without_cluster(namespace: str | None, options: SubmitOptions | None = None) -> None:
-    """Raise UsageError if `namespace` or one of `options` is set: they have an effect on a cluster only."""
+    """Raise UsageError if `namespace` or one of `options` is set, because these have an effect on a cluster only."""
     values: dict[str, object] = {"--namespace": namespace}
     for item in dataclasses.fields(SubmitOptions) if options is not None else ():
         value = getattr(options, item.name)

@@ -136,7 +136,7 @@ def _replace_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-_OF_FILE = "Read the keys of the object store from the table NAME of ~/.config/safepoint/connections.toml."
+_OF_FILE = "Read the access keys for the object store from the table NAME of ~/.config/safepoint/connections.toml."
 Connection = Annotated[str | None, typer.Option("--connection", metavar="NAME", help=_OF_FILE, callback=_connect)]
 ConnectionOrSecret = Annotated[
     str | None,

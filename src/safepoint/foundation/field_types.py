@@ -16,7 +16,7 @@ class Kind:
     """Which values a field takes.
 
     Args:
-        words: what the message calls such a value: `a whole number`.
+        words: what messages call a value of this kind: `a whole number`.
         fits: whether a value of any type is of this kind.
         least: the smallest valid number; None for no limit.
         most: the greatest valid number; None for no limit.

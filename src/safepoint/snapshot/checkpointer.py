@@ -1,8 +1,9 @@
 """`save` and `load` for a plain PyTorch loop of one process. The loop continues during a save.
 
-Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot that the
-keeper writes, commits and prunes. Without memory for a snapshot, `save` fails. `safepoint.session` saves
-synchronously in that case, and also handles several ranks, signals and object stores.
+Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot. A second
+process, the keeper, writes it to disk, commits it, and prunes older checkpoints. Without memory for a snapshot,
+`save` fails. `safepoint.session` saves synchronously in that case, and also handles several ranks, signals and object
+stores.
 """
 
 import io
@@ -46,7 +47,7 @@ _TORN = "parameters were changed outside optimizer.step while they were copied"
 
 
 class Saving:
-    """A save under way; made by `Checkpointer.save`.
+    """A save that is in progress. `Checkpointer.save` makes this object.
 
     Args:
         step: of the checkpoint.

@@ -59,7 +59,7 @@ class ReadablePath(Protocol):
 
 
 class _Tree:
-    """The listing of a prefix, and a cache of the blocks that were read last."""
+    """The objects below a prefix, listed once, and a cache of the blocks that were read last."""
 
     def __init__(self, store: Store, prefix: str, on_read: OnRead | None) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""The Protocol of a bucket: the requests that differ between services. `object_store` does the rest."""
+"""The Protocol of a bucket: the requests that differ between services. `object_store` has what all services share."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -7,9 +7,10 @@ from safepoint.storage.store import Condition, Content, OpenFile, Progress, Sink
 
 
 class Bucket(Protocol):
-    """Requests to one bucket, by full keys; the prefix of a location is a part of each key.
+    """Requests to one bucket, by full keys: each key begins with the prefix of the location.
 
-    A request that fails in transit is repeated until `deadline_s`, except in `put`. Errors are those of `Store`.
+    A request that fails in transit is repeated until `deadline_s`, except in `put`. The methods raise the errors that
+    the methods of `Store` raise.
     """
 
     def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:

@@ -1,7 +1,8 @@
 """Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
 
 This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
-Only in an upload in parts does obstore repeat requests. An interrupted upload of a large file starts again.
+In an upload in parts, however, obstore repeats the requests. An interrupted upload of a large file starts from its
+first byte.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ def make_client(
     client_options: dict[str, Any] = {
         "allow_http": True,
         "timeout": timedelta(seconds=timeout_s),
-        # A server that sends nothing is noticed sooner than a slow one.
+        # `read_timeout` ends a request to a server that sends nothing, sooner than `timeout` ends a slow one.
         "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
         "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
         "allow_invalid_certificates": not options.verify_tls,
@@ -76,7 +77,7 @@ def make_client(
 
 
 def _check_account(location: Location) -> None:
-    """Raise UsageError for an account that could lead to another host: obstore makes the host's name of it."""
+    """Raise UsageError for an account's name that could lead to another host: obstore puts it into the address."""
     for name, value in os.environ.items():
         if location.scheme is Scheme.AZ and name.upper() in _ACCOUNTS and not _ACCOUNT.fullmatch(value):
             raise UsageError(
@@ -89,8 +90,8 @@ def _only_to_the_store(location: Location) -> dict[str, Any]:
     """Options that keep a SAS token of Azure from other hosts.
 
     The token is a part of the address, and obstore sends the address as `Referer` to the target of a redirect. So
-    requests to other hosts go to a proxy that does not exist, and fail. If the environment names a proxy, there is no
-    such protection: redirects are followed.
+    requests to other hosts go to a proxy that does not exist, and fail. If the environment names a proxy, obstore
+    follows redirects, and the token is not protected in this way.
     """
     named = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith("AZURE_")}
     if location.scheme is not Scheme.AZ or not _SAS & named.keys() or named_proxy("https://core.windows.net"):
@@ -107,7 +108,7 @@ class LibraryBucket:
         options: how to reach it.
 
     Raises:
-        UsageError: AZURE_STORAGE_ACCOUNT_NAME is no name of an account.
+        UsageError: AZURE_STORAGE_ACCOUNT_NAME is not a valid name of an account.
         AccessDeniedError: see `KeyFiles`.
     """
 
@@ -128,7 +129,8 @@ class LibraryBucket:
             pages: Any = obstore.list(client, prefix.rstrip("/") or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
             return [item for page in pages for item in page]
 
-        # One attempt reads all pages, because a listing that fails at a later page must not look complete.
+        # One attempt reads all pages. If a later page fails, the whole listing is repeated, so that it never looks
+        # complete when it is not.
         for item in self._call("LIST", prefix, everything, deadline_s):
             yield self._object(item["path"], item)
 
@@ -178,7 +180,8 @@ class LibraryBucket:
         deadline_s: float | None,
     ) -> None:
         """See `Bucket`. obstore repeats requests itself here, because a stream cannot be started again."""
-        # A file too is a stream: if obstore read the file by itself, `fence` could not be called after the last part.
+        # A file is passed as a stream too: if obstore read the file itself, `fence` could not be called after the
+        # last part.
         content = source if isinstance(source, Content) else _content_of(source)
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
@@ -264,7 +267,7 @@ class LibraryBucket:
             with self._translating(f"{verb} {self._name(key)}"):
                 return request(self._client(timeout_s))
 
-        # A slow link is not an error: a request may take as long as its bytes need at the slowest accepted rate.
+        # A slow link is not an error: a request may last as long as its bytes take at the slowest accepted rate.
         try_s = self._options.request_timeout_s + size_bytes / SLOWEST_BYTES_PER_S
         if deadline_s is None:
             deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S + try_s
@@ -319,7 +322,8 @@ def from_obstore(error: Exception, what: str) -> StorageError:
     if isinstance(error, obstore_errors.UnauthenticatedError | obstore_errors.PermissionDeniedError):
         return failures.from_status(403, "", what)
     if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
-        # obstore cannot list an object whose name is not a valid path; another program wrote that object.
+        # obstore cannot list an object whose name is not a valid path. Safepoint writes no such names, so another
+        # program wrote it.
         is_name = isinstance(error, obstore_errors.InvalidPathError)
         hint = "delete that object, or name another location" if is_name else None
         return StorageError(f"{what}: the store does not support this: {printable(text.splitlines()[0])}", hint=hint)

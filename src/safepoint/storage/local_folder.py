@@ -152,7 +152,8 @@ class LocalStore:
             return version
 
     def _rename(self, working: Path, path: Path, condition: Condition | None) -> None:
-        # The folder's lock makes comparison and rename one step, for all writers that use this class.
+        # While a writer holds the folder's lock, no other writer that uses this class can write between its
+        # comparison and its rename.
         with _locked(path.parent) as folder:
             if condition is not None:
                 try:
@@ -183,7 +184,8 @@ class LocalStore:
                 while remains != self._root:
                     remains.rmdir()
                     remains = remains.parent
-            # If `remains` does not exist, another process has deleted its last object and then the folder, durably.
+            # If `remains` does not exist, another process has deleted its last object and then the folder itself, and
+            # has made that durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 

@@ -1,6 +1,7 @@
 """An object store: S3 and compatible servers, Google Cloud Storage, or Azure.
 
-`safepoint.storage.s3` sends the requests to S3. obstore sends those to Google and Azure (`library_bucket`).
+`safepoint.storage.s3` sends the requests to S3. The library obstore sends the requests to Google and Azure
+(`library_bucket`).
 """
 
 import contextlib
@@ -101,7 +102,8 @@ class ObjectStore:
             try:
                 version = self._requests.put(self._full(key), data, condition, within_s=timeout_s)
             except ConditionError:
-                # An earlier try, whose answer was lost, may have written the object.
+                # The answer to an earlier try may have been lost, although that try has written the object. So
+                # compare its content.
                 version = self._version_if_equal(key, data, deadline_s) if num_tries > 1 and condition else None
                 if version is None:
                     raise

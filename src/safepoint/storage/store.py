@@ -77,8 +77,9 @@ class StoredObject:
     Args:
         key: relative to the store's location, with `/`.
         size_bytes: the size of the object.
-        version: a string that identifies what was written. In a folder and in Google's stores it changes with every
-            write. In other stores it is the ETag, which may be the same after the same content is written again.
+        version: a string that identifies what was written. In a folder and in Google's stores, the version changes
+            with every write. In other stores, the version is the ETag, which may stay the same when the same content
+            is written again.
         modified_s: when the object was written, seconds since 1970 by the store's clock.
     """
 
@@ -108,7 +109,8 @@ ABSENT = Condition()
 class Store(Protocol):
     """The objects at one location, by key.
 
-    A key is relative, with `/`, without `.`, `..`, an empty part, a control character or a surrogate (`check_key`).
+    A key is a relative path with `/` between its parts. No part is empty, `.` or `..`, and no character is a control
+    character or a surrogate (`check_key`).
 
     What every implementation promises, and the contract suite tests:
 
@@ -132,8 +134,8 @@ class Store(Protocol):
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """Yield the objects below `prefix/`, sorted by key; without a prefix, all objects of the store.
 
-        Objects of other programs whose names are not valid keys are left out, with a warning. In the stores of
-        Google and Azure, which the library obstore reads, the listing fails at such an object.
+        Objects of other programs whose names are not valid keys are left out, with a warning. In the stores of Google
+        and Azure, which the library obstore reads, the listing fails at an object with an invalid name.
         """
         ...
 
@@ -223,7 +225,7 @@ class Store(Protocol):
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Delete the unfinished uploads of all writers, and return their number. They can never become visible.
+        """Delete the unfinished uploads of all writers, so that these can no longer become visible. Return how many.
 
         Args:
             only: called with the key of each upload; the uploads for which it returns True are deleted.
@@ -249,8 +251,8 @@ def check_key(key: str) -> str:
     """Return `key` if it is valid, see `Store`; otherwise raise ValueError."""
     if not is_key(key):
         raise ValueError(
-            f"the key {key!r} is invalid: it is absolute, or has `.`, `..`, an empty part, a control character or a "
-            "surrogate"
+            f"the key {key!r} is invalid: it must be a relative path, without empty parts, `.`, `..`, control "
+            "characters and surrogates"
         )
     return key
 
@@ -273,7 +275,7 @@ def is_own_key(key: str, location: Location) -> bool:
 @functools.cache
 def _warn_of_stranger(location: Location) -> None:
     logging.getLogger("safepoint").warning(
-        "%s has objects that Safepoint cannot have written: their names have empty parts, `.`, `..` or control "
-        "characters; they are ignored",
+        "%s has objects that Safepoint cannot have written: a part of their names is empty, `.` or `..`, or has a "
+        "control character; these objects are ignored",
         location,
     )

@@ -1,4 +1,4 @@
-"""Computes the manifest that a checkpoint of another program would have: reads all of its files once.
+"""Computes the manifest that a checkpoint of another program would have. It reads each file of the checkpoint once.
 
 What was examined is compared with what is digested, so that the manifest describes bytes that were examined.
 
@@ -43,7 +43,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
     except ObjectNotFoundError as error:
         raise CheckpointError(f"{found.name} changed while it was read: {error.message}") from error
     except StorageError as error:
-        if not store.location.is_folder:  # all of an object store may be out of reach; so no checkpoint is to blame
+        if not store.location.is_folder:  # the whole store may be out of reach, not this checkpoint
             raise
         raise CheckpointError(f"{found.name} cannot be read: {error.message}") from error
     except (ValueError, OverflowError) as error:
@@ -72,7 +72,7 @@ def _describe(
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-describe") as threads:
         entries = tuple(threads.map(entry_of, sorted(found.files)))
     _check_unchanged(store, found)
-    # All checkpoints of one run of the Trainer have the same arguments.
+    # All checkpoints of one run of the Trainer have the same arguments, so they get the same run id.
     of_run = [entry for entry in entries if entry.path == ARGUMENTS] or entries
     run_id = digest_bytes("".join(entry.digest for entry in of_run).encode()).rpartition(":")[2]
     facts = dataclasses.replace(facts, run_id=run_id)

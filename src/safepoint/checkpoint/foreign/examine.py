@@ -53,7 +53,7 @@ class Examination:
         facts: what the files state; None if there is a fault. `run_id` is "unknown".
         is_batch_known: whether the files state how many samples a step has. If not, `global_batch` is 1, and so is
             `gradient_accumulation` unless it is known.
-        writer: the library that wrote it, for messages.
+        writer: the library that wrote the checkpoint, for messages.
         modified_s: when a file was last written, seconds since 1970.
         read: what was read of the files.
     """
@@ -99,7 +99,7 @@ def examine(
 def faults_of_names(store: Store, name: str) -> tuple[Fault, ...]:
     """The faults that a list of the files shows, such as a missing file or a save that has not ended.
 
-    No file is opened. So it takes as long as one listing, whatever the files hold.
+    No file is opened, so the call takes as long as one listing, whatever the files hold.
 
     Args:
         store: the output folder or the object store that contains it.
@@ -289,7 +289,10 @@ class _Examiner:
         return facts, is_known
 
     def _read_arguments(self) -> dict[str, Any]:
-        """The attributes of the TrainingArguments; empty if the file, which no Trainer loads, cannot be read."""
+        """The attributes of the TrainingArguments.
+
+        They are empty if the file cannot be read; no Trainer needs this file.
+        """
         with contextlib.suppress(CheckpointError, OSError, ObjectNotFoundError):
             found: Any = read_torch_file(self._folder / layout.ARGUMENTS, budget=self._budget)
             state: Any = found.state if isinstance(found, Inert) else None
@@ -319,7 +322,7 @@ _GEOMETRY = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def _num_processes(arguments: dict[str, Any]) -> int:
-    """The number of ranks in Accelerate's state, which TrainingArguments keep; 1 if it is not there."""
+    """The number of ranks in Accelerate's state, which TrainingArguments keep; 1 if there is no number."""
     state: Any = getattr(arguments.get("distributed_state"), "state", None)
     return _count(cast("dict[str, Any]", state).get("num_processes")) or 1 if isinstance(state, dict) else 1
 

@@ -1,7 +1,7 @@
 """The checkpoints in an output folder, and the one to resume from.
 
-A checkpoint is a folder `checkpoint-<step>`. The newest checkpoint is the one with the highest step. For this to stay
-true, a run that resumes from an older checkpoint, or from none, first moves the newer ones aside (see `set_aside`).
+A checkpoint is a folder `checkpoint-<step>`. The checkpoint with the highest step counts as the newest. So a run that
+resumes from an older checkpoint, or from none, first moves the checkpoints with higher steps aside (see `set_aside`).
 """
 
 import os
@@ -47,9 +47,10 @@ def list_checkpoints(output: Path) -> list[Path]:
 def refuse_inside_checkpoint(folder: Path) -> None:
     """Refuse a folder that must not receive new files, because it belongs to a checkpoint or to Safepoint.
 
-    A file that has the name of a manifest, and is not one, makes no folder a checkpoint. Neither does a manifest that
-    another user may have put into a folder that everyone may write to, such as /tmp: otherwise that user could stop
-    all runs below this folder. But a folder with the name of a checkpoint stays one when its manifest is damaged.
+    A folder is not a checkpoint if its file with the name of a manifest has other content. Nor is a folder that
+    everyone may write to, such as /tmp, if another user may have put the manifest there: otherwise that user could
+    stop all runs below this folder. A folder with the name of a checkpoint stays a checkpoint if its manifest is
+    damaged.
 
     Raises:
         UsageError: `folder` is a committed checkpoint or `.safepoint`, or is inside one of these.

@@ -82,7 +82,7 @@ class FileDigester:
         self._in_part = 0
 
     def result(self) -> FileDigest:
-        """The size and the digests of all pieces; no piece may be added afterwards."""
+        """The size and the digests of all pieces. Call `update` no more after that."""
         if self._in_part or not self._parts:
             self._end_part()
         if len(self._parts) == 1:

@@ -1,4 +1,7 @@
-"""The folder that a run writes to: its lock, its checkpoints, and the leftovers of ended runs."""
+"""The folder that a run writes to: its lock, its checkpoints, and the leftovers of ended runs.
+
+To claim the folder is to lock it for a run. The keeper is the process of each node that writes snapshots to disk.
+"""
 
 import contextlib
 import errno
@@ -33,7 +36,7 @@ _MOST_UNKNOWN_LEASES = 2
 
 
 class OutputFolder:
-    """The folder a run writes to: checkpoints by name, and Safepoint's own files under `.safepoint/`.
+    """The folder that a run writes to: checkpoints by name, and Safepoint's own files under `.safepoint/`.
 
     Args:
         root: the folder; need not exist yet.
@@ -149,7 +152,8 @@ class OutputFolder:
             keeper: the identity of this run's keeper, which may hold the folder since an earlier start of this run.
 
         Returns:
-            Whether the file system has locks. Without locks, `clean` must not be called.
+            Whether the file system supports locks. Without locks, `clean` must not be called: another run may be
+                active.
 
         Raises:
             ConflictError: another run still holds the folder.
@@ -261,12 +265,15 @@ class OutputFolder:
         Those that cannot be moved are passed over from now on; see `passed_over`.
         """
         aside = set_aside(self.root, paths)
-        if aside.left or (aside.num_moved and read_notes(self.control)):  # of what was moved no note stays
+        if aside.left or (aside.num_moved and read_notes(self.control)):  # notes of moved checkpoints go
             self.pass_over(aside.left)
         return aside
 
     def pass_over(self, paths: Iterable[Path]) -> None:
-        """Note that the checkpoints at `paths` do not count any more; see `passed_over`. Requires `claim`."""
+        """Record that the checkpoints at `paths` no longer count as checkpoints; see `passed_over`.
+
+        Requires `claim`.
+        """
         add_notes(self.control, paths)
 
     def passed_over(self) -> list[Path]:

@@ -77,7 +77,7 @@ class Policy(Protocol):
     """Chooses the checkpoints to keep."""
 
     is_limit: ClassVar[bool] = True
-    """Whether the policy limits what is kept. If no policy of a run does, all checkpoints stay."""
+    """Whether the policy limits what is kept. If no policy of a run is a limit, all checkpoints stay."""
 
     def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
         """The steps to keep. `candidates` are sorted, newest first. The caller always keeps the `protected` steps."""
@@ -278,7 +278,8 @@ def prune(
         try:
             is_deleted = folder.delete(name, deadline_s=deadline_s)
         except (OSError, AccessDeniedError) as error:
-            # Not all of an OSError's text: it has the name in the trash, which is new each time.
+            # Use only a part of the text of an OSError: the rest names a file in the trash, which has a new name at
+            # each try, and the failure would be reported again.
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if _reported.get(where) != reason:
                 _reported[where] = reason

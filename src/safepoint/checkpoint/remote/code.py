@@ -1,4 +1,4 @@
-"""The code of a job beside its checkpoints, under its digest: put there before the job starts, read by its pods."""
+"""The code of a job. It is stored beside the job's checkpoints under its digest, and the job's pods read it."""
 
 import hashlib
 

@@ -1,8 +1,9 @@
 """The files that a program leaves in the output folder beside its checkpoints: plots, metrics, a model of its own.
 
-They are uploaded under the same names, after the checkpoints, when the program or the attempt ends. They belong to no
-checkpoint: no manifest lists them, and a later attempt that writes a file of the same name replaces it. Promises: at
-most the given number of bytes is uploaded, smallest files first, and what is left out is reported.
+The files are uploaded under the same names, after the checkpoints, when the program or the attempt ends. They belong
+to no checkpoint: no manifest lists them, and if a later attempt writes a file of the same name, it replaces the
+object. Promises: at most the given number of bytes is uploaded, smallest files first, and what is left out is
+reported.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ class ExtraFiles:
 
     Args:
         output: the folder.
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         limit_bytes: how many bytes to upload at most; 0 uploads nothing.
         is_first_node: whether this is the folder of node 0. Another node uploads a file only if the store has no file
             of this name yet.

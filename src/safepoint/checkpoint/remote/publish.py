@@ -56,9 +56,10 @@ def publish(
     """Upload a committed checkpoint and commit it in the store; files that are there already are not sent again.
 
     Args:
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         folder: the checkpoint. The caller must hold a lease on it (`files.reading`), so that it is not deleted.
-        record: its manifest, or the record of the node's part that the folder holds.
+        record: the manifest of the checkpoint; or, if each node has an output folder of its own, the record of the
+            files that this folder holds.
         name: its name in the store.
         sent: the files that earlier tries have uploaded. Each file that is uploaded now is added.
         progress: called as bytes reach the store, also for files that were there already.
@@ -169,7 +170,7 @@ class NodeUploaders:
     """Coordinates this node's uploader with those of the other nodes. With one node it never waits.
 
     Args:
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         count: the number of nodes, this one included.
     """
 

@@ -1,8 +1,9 @@
 """The checkpoints of a run in an object store, and the claim that says which attempt may write (docs/adr/0007).
 
-Promises: a checkpoint is in the store exactly while its manifest is: the manifest is written last and deleted first.
-A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is never deleted.
-While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists and lists its files.
+Promises: a checkpoint counts as being in the store exactly while its manifest is there. The manifest is written last
+and deleted first. A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is
+never deleted. While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists and lists its
+files.
 """
 
 import contextlib
@@ -214,7 +215,10 @@ class RemoteFolder:
     # ---- claiming -------------------------------------------------------------------------------------------
 
     def claimed_by(self, *, deadline_s: float | None = None) -> Claim | None:
-        """The present claim; None if there is none. If the claim changes before `claim` is called, `claim` fails."""
+        """The present claim; None if no attempt has claimed the location.
+
+        If the claim changes before `claim` is called, `claim` fails.
+        """
         holder, version = self._read_claim(deadline_s)
         self._seen_claim = ABSENT if version is None else Condition(version=version)
         return holder
@@ -239,10 +243,10 @@ class RemoteFolder:
         self._attempt_id = claim.attempt_id
 
     def fence(self, *, deadline_s: float | None = None) -> None:
-        """Check that the claim is still that of this attempt.
+        """Check that the location is still claimed by this attempt.
 
         Raises:
-            ConflictError: another attempt has claimed the location, or there is no claim any more.
+            ConflictError: another attempt has claimed the location, or the claim was deleted.
         """
         holder = self._read_claim(deadline_s)[0]
         if (holder.attempt_id if holder else None) != self._attempt_id:

@@ -1,8 +1,8 @@
 """The commit in an object store: uploads the files of a checkpoint, and writes its manifest last (docs/adr/0007).
 
-Promises: a checkpoint is in the store exactly while its manifest is. A writer that was replaced by a newer attempt
-writes nothing more. Files that a writer leaves when it dies are marked. The next start of the run, `safepoint
-checkpoints repair`, or the next writer of the same name deletes them.
+Promises: a checkpoint counts as being in the store exactly while its manifest is there. A writer that was replaced by
+a newer attempt writes nothing more. Files that a writer leaves when it dies are marked. The next start of the run,
+`safepoint checkpoints repair`, or the next writer of the same name deletes them.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _SMALL_STREAM_BYTES = 4 << 20
 
 
 class StoreDestination:
-    """The place of one checkpoint or model in a claimed location; see `safepoint.checkpoint.commit.Destination`.
+    """The prefix of one checkpoint or model in a claimed location; see `safepoint.checkpoint.commit.Destination`.
 
     Args:
         remote: the location.
@@ -66,8 +66,8 @@ class StoreDestination:
     def begin(self, manifest: Manifest | None = None, *, files: Mapping[str, int] | None = None) -> bool:
         """Mark the name as unfinished. After a failure the caller may call it again, to continue.
 
-        A committed checkpoint of this name stops counting, unless `manifest` only adds files to it. If the store has
-        exactly this manifest, and lacks files of it, `put` uploads only these.
+        A committed checkpoint of this name is no longer a checkpoint, unless `manifest` only adds files to it. If the
+        store has exactly this manifest, and lacks files of it, `put` uploads only these.
 
         Args:
             manifest: of the checkpoint that is going to be committed, if it is known.

@@ -30,7 +30,7 @@ from safepoint.foundation.shared_folders.leases import reading
 
 
 class _SupersededError(Exception):
-    """A newer checkpoint exists, and the remaining time suffices for that one only."""
+    """A newer checkpoint exists, and the remaining time suffices for the newer one only."""
 
 
 class Uploader:
@@ -38,7 +38,7 @@ class Uploader:
 
     Args:
         output: the local folder.
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         policies: which checkpoints stay in the store; without any, all stay.
         report: receives the events.
         node: the number of the node whose folder it is; node 0 prunes the store.
@@ -73,8 +73,11 @@ class Uploader:
         self._records: dict[str, tuple[tuple[int, int, int], Record]] = {}
         self._in_store: set[int] | None = None
         self.last_progress_s = clock.monotonic_s()
-        """The time, by the monotonic clock, from which the time limit of an upload counts. It is set when bytes reach
-        the store, when another node gives a sign of life, and when the request to finish arrives."""
+        """The time, by the monotonic clock, at which the time limit of an upload starts.
+
+        It is set when bytes reach the store, when another node gives a sign of life, and when the request to finish
+        arrives.
+        """
         self.with_final = False
         """Whether to upload the final model: the training is complete, and the model does not change any more."""
         self.newest_only = False
@@ -129,7 +132,9 @@ class Uploader:
         return record.num_nodes == self._num_nodes
 
     def check_complete(self) -> None:
-        """Check that the newest checkpoint is complete in the store, with the parts of all other nodes; then prune.
+        """Check that the newest checkpoint is complete in the store, with the parts of all other nodes.
+
+        Then prune the store.
 
         Raises:
             TransientError: the checkpoint is not complete yet.

@@ -1,7 +1,7 @@
 """Writes manifests for checkpoints that another program wrote, so that Safepoint treats them as its own.
 
 Promises: a checkpoint is adopted only if `examine` finds no fault in it. The files stay where they are and are not
-changed; the manifest is written last. From then on every changed bit is found, and
+changed; the manifest is written last. From then on, a changed bit is found when the checkpoint is verified, and
 retention counts the checkpoint.
 """
 

@@ -1,12 +1,12 @@
-"""Exports a model to an empty place, in which it appears completely or not at all.
+"""Exports a model to an empty folder or prefix, in which the model appears completely or not at all.
 
-- A folder gets its name when everything in it is durable.
-- The prefix `final` below a run's location in a store, the place of its final model, gets its manifest last, as at
-  the end of a training.
-- Any other prefix of a store is marked by `.safepoint/export.json`, which names the files, before the first byte is
-  written. The file that loaders read first is written last, and then the mark is deleted. The next export to the same
-  place deletes the files of an interrupted export, and no others: a mark that a stranger has written makes it delete
-  nothing that was there before the mark (`safepoint.checkpoint.remote.marks`).
+- An export to a folder writes under a temporary name. It renames the folder when everything in it is durable.
+- An export to the prefix `final` of a run's location in a store, where the run's final model belongs, writes the
+  manifest last, as a training does at its end.
+- An export to any other prefix of a store first writes a mark, the object `.safepoint/export.json`, which names the
+  files. It writes the file that loaders read first last, and then deletes the mark. If an export was interrupted, the
+  next export to the same prefix deletes the files in its mark, and no others. Because of a mark that a stranger has
+  written, it deletes nothing that was there before the mark (`safepoint.checkpoint.remote.marks`).
 """
 
 import contextlib
@@ -51,10 +51,10 @@ _LAST = ("model.safetensors.index.json", "adapter_config.json", "config.json")
 
 
 def check_empty(target: Location, *, has_manifest: bool = False) -> None:
-    """Refuse a place that holds files, except those that an interrupted export has left there.
+    """Refuse a target that holds files, except those that an interrupted export has left there.
 
     Args:
-        target: the place.
+        target: the folder or prefix.
         has_manifest: whether what is exported has a manifest, see `export_to_store`.
 
     Raises:
@@ -102,8 +102,11 @@ def _refuse_inside(target: Location) -> None:
 
 
 def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
-    """Whether `name` is a checkpoint or a model of Safepoint. An object that only has the name of a manifest is none,
-    but a name that Safepoint gives counts even if its manifest is damaged."""
+    """Whether the prefix `name` holds a checkpoint or a model of Safepoint.
+
+    A prefix with an object that is only named like a manifest is not a checkpoint. A prefix with one of Safepoint's
+    own names is a checkpoint even if its manifest is damaged.
+    """
     try:
         remote.manifest_of(name)
     except ManifestError:

@@ -55,7 +55,7 @@ may raise CheckpointError."""
 
 
 def _allow_all(module_name: str, global_name: str) -> None:
-    """Allow every name: the `Inert` that stands for such an object does nothing."""
+    """Allow every name: an `Inert`, which takes the place of the named object, does nothing."""
 
 
 class Inert:

@@ -130,7 +130,7 @@ def verify(
     Exit code 14: a checkpoint is damaged, or there is no checkpoint.
     """
     inventory, name = open_place(location)
-    # A folder without a manifest counts as damaged only if the user names this folder.
+    # A folder without a manifest is reported as damaged only if the user names this folder.
     everything = [inventory.item(name)] if name else inventory.items()
     items = [item for item in everything if name or item.kind in OURS]
     if not items:
@@ -289,8 +289,9 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location. From an output location, the command exports the final model "
-            "or, without a final model, the newest complete checkpoint.",
+            help="A checkpoint or an output location: a folder, s3://bucket/prefix, pvc://claim/path or job:NAME. "
+            "From an output location, the command exports the final model; if there is none, the newest complete "
+            "checkpoint.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],

@@ -144,7 +144,7 @@ class RunOptions:
             metavar="SECONDS",
             envvar="SAFEPOINT_GRACE",
             help="Grace period of the platform: the time between SIGTERM and SIGKILL. On a cluster, the default is "
-            "the grace period of the training runtime.",
+            "the grace period in Kubeflow's training runtime, the template of the job's pods.",
         ),
     ] = 30.0
     metrics_port: Annotated[
@@ -161,9 +161,9 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="Where to start. auto: from the newest valid checkpoint. never: at step 0; in `safepoint run`, "
-            "restarted ranks also start at step 0, but a submitted job does so only at its first start. PATH: from "
-            "this checkpoint, at the first start only.",
+            help="Where to start. auto: from the newest valid checkpoint. never: at step 0. In `safepoint run`, "
+            "this also holds after a restart of the ranks. A submitted job starts at step 0 once; its later starts "
+            "resume from its newest checkpoint. PATH: from this checkpoint, at the first start only.",
         ),
     ] = "auto"
     from_scratch: Annotated[

@@ -112,8 +112,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Read the keys of the object store from the table NAME of ~/.config/safepoint/connections.toml. "
-            "With --on: read them from the Secret NAME in the namespace.",
+            help="Read the access keys for the object store from the table NAME of "
+            "~/.config/safepoint/connections.toml. With --on: read them from the Secret NAME in the namespace.",
         ),
     ] = None,
     on: On = None,

@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
-Nothing is kept on this machine. If a command is killed, later commands complete or undo what it has begun: the next
-`submit` deletes objects that were made for a job that does not exist, and the next command that looks at a job
-continues a change of its number of nodes.
+This machine keeps no records of the jobs. If a command is killed, later commands complete or undo what it has begun:
+the next `submit` deletes objects that were made for a job that does not exist, and the next command that reads a job
+continues an unfinished change of the job's number of nodes.
 """
 
 import contextlib
@@ -54,14 +54,14 @@ from safepoint.progress.record import Progress
 _log = logging.getLogger("safepoint")
 _LOOK_S = 1.0
 _LOOK_AT_LEAST_S = 10.0
-"""After this time, `watch` yields the jobs again even if none has changed, because the ages of the jobs grow."""
+"""After this time, `watch` yields the jobs again even if no job has changed, because the ages of the jobs grow."""
 
 
 class ClusterJobs:
     """The jobs of one namespace.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
     """
 
     def __init__(self, api: ClusterApi) -> None:
@@ -174,7 +174,7 @@ class ClusterJobs:
         return describe(replace(seen, target_nodes=target_of(plan, seen.trainjob)), place=self.place)
 
     def progress_of(self, job: ClusterJob) -> Progress | None:
-        """The progress that the job's pods have posted to the cluster; None if there is none."""
+        """The progress that the job's pods have posted to the cluster; None if they have posted no progress."""
         return job.progress
 
     def output_of(self, job: ClusterJob) -> str | None:

@@ -54,14 +54,14 @@ class Runtime:
         trains = trains or [job for job in jobs if at(job, "name") == "node"]
         if not trains:
             raise UsageError(
-                f"runtime {name_of(self.document)} has no replicated job that trains: none has the name node or the "
-                f"label {_STEP}=trainer",
+                f"runtime {name_of(self.document)} has no replicated job that trains: none is named `node` or has "
+                f"the label `{_STEP}=trainer`",
                 hint="`kubectl get clustertrainingruntimes` lists the runtimes",
             )
         return trains[0]
 
     def initializes(self, what: str) -> bool:
-        """Whether it has an initializer for `what`, which is `dataset` or `model`."""
+        """Whether the runtime has an initializer for `what`, which is `dataset` or `model`."""
         jobs = items(self.document, "spec", "template", "spec", "replicatedJobs")
         return any(at(job, "template", "metadata", "labels", _STEP) == f"{what}-initializer" for job in jobs)
 
@@ -87,7 +87,7 @@ class Runtime:
 
     @property
     def backoff_limit(self) -> int:
-        """After how many failed pods and restarts of containers Kubernetes ends the Job."""
+        """The number of failed pods and restarts of containers after which Kubernetes ends the Job."""
         found = at(self.replicated_job, "template", "spec", "backoffLimit")
         return _DEFAULT_BACKOFF_LIMIT if found is None else int(found)
 

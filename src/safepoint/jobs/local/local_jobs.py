@@ -39,7 +39,9 @@ _EXITS_WITHIN_S = 15.0
 
 
 class LocalJobs:
-    """The jobs of this user on this machine. The beginning of a job's name is enough if no other name begins with it.
+    """The jobs of this user on this machine.
+
+    Methods accept the beginning of a job's name, if no other name begins with the same letters.
 
     The constructor starts a new supervisor for each job whose supervisor was killed.
 
@@ -400,7 +402,7 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """The full output location: from the specification, or else as the ranks reported it."""
+        """The full output location: from the job's specification or, without one there, from the ranks' reports."""
         is_given = job.spec.settings.output_dir is not None
         return output_of(job.spec, None if is_given else self.progress_of(job))
 

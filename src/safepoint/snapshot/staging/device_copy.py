@@ -84,7 +84,7 @@ class DeviceCopier:
         self._unpinned: set[int] = set()
 
     def begin(self, placed: Sequence[tuple[Placed, DevicePlan]]) -> None:
-        """Start the copies of tensors that no optimizer owns, and let the computing stream wait for them.
+        """Start the copies of tensors that no optimizer owns, and make the computing stream wait for them.
 
         The other copies begin after the same work of the computing stream. `go_on` starts them, because a call of
         the driver for each of a thousand tensors takes milliseconds.
@@ -110,7 +110,10 @@ class DeviceCopier:
             self._have_started.clear()
 
     def _begin_on(self, index: int, placed: list[tuple[Placed, DevicePlan]]) -> list[tuple[int, Any]]:
-        """Start the unowned copies of one device, and note the others; returns the event at the end, if any."""
+        """Start the copies of one device that no optimizer owns, and record the others.
+
+        Return the event at their end, if any.
+        """
         stream = self._streams.get(index)
         if stream is None:
             stream = self._streams[index] = _cuda.Stream(device=index)
@@ -205,7 +208,7 @@ def _copy(stream: Any, targets: list[torch.Tensor], sources: list[torch.Tensor])
 
 
 def _allow_captures() -> None:
-    """Let another thread capture a CUDA graph while the calling thread uses the device.
+    """Make it possible that another thread captures a CUDA graph while the calling thread uses the device.
 
     During a capture the driver refuses calls of other threads that may be unsafe, such as a copy into memory that is
     not pinned. Then the capture fails too.

@@ -2,7 +2,7 @@
 
 A thread that waits for the copy helps to copy. Each copy is one `memmove`, during which other threads run Python
 code. The watermark of a block is the number of bytes, from the start of the block, that have been copied. The keeper
-may write these bytes to disk already.
+(the process that writes snapshots to disk) may write these bytes already.
 """
 
 import contextlib

@@ -55,7 +55,7 @@ class S3Bucket(S3Requests):
         self._exchange(lambda: request, what, receive, deadline_s)
 
     def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytearray:
-        """See `Bucket`; for small objects: a large one must arrive in the time that `WHOLE_BYTES` may take."""
+        """See `Bucket`. The time limit suffices for `WHOLE_BYTES`, so use it for small objects only."""
         what = self._what("GET", key)
 
         def receive(response: http.client.HTTPResponse) -> bytearray:
@@ -96,7 +96,7 @@ class S3Bucket(S3Requests):
             headers["if-none-match"] = "*"
         elif condition is not None and condition.version is not None:
             if not (condition.version.isascii() and condition.version.isprintable()):
-                raise other_answer(self._what("PUT", key))  # the version comes from the server's answer
+                raise other_answer(self._what("PUT", key))  # an S3 server sends no such version
             headers["if-match"] = condition.version
         request = Request(method="PUT", key=key, query={}, headers=headers, body=data)
         return self._call(request, until_s, most_tries=1).headers.get("ETag", "")
@@ -118,8 +118,8 @@ class S3Bucket(S3Requests):
             if found is None or found.size_bytes != size_bytes:
                 return False
             version = found.version.strip('"')
-            # If the server makes its ETags in another way than S3, any change of the ETag means that the upload is
-            # complete.
+            # If the server does not compute ETags as S3 does, the expected ETag is unknown. Then any change of the
+            # ETag means that the upload is complete.
             return version == etag or ("-" not in version and (before is None or found.version != before.version))
 
         upload_in_parts(

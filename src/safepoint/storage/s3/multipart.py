@@ -32,7 +32,10 @@ _Parts = Mapping[int, tuple[int, int]]
 
 
 def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
-    """The size of a source's parts; the same in every process, so that another process can continue the upload."""
+    """The size of the parts of a source.
+
+    Every process computes the same size, so that it can continue the upload of another.
+    """
     least = -(-size_bytes // _MAX_PARTS)
     if not is_stream:
         # Large parts are faster on a link with high latency. Small parts lose less when the connection breaks.
@@ -66,7 +69,8 @@ def upload_in_parts(
     Raises:
         ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of the writer that replaced this one.
         StorageError: a request was refused, or the source has another size than announced.
-        TransientError: a request failed until the deadline, or what arrived is not what was sent.
+        TransientError: a request failed until the deadline, or the bytes that arrived differ from those that were
+            sent.
     """
     size_bytes = source.size_bytes
     part_bytes = part_bytes_of(size_bytes, is_stream=isinstance(source, Content))
@@ -97,7 +101,7 @@ def _read_back(uploads: S3Requests, key: str, part: tuple[int, int], md5: bytes,
     """Read a part of the object back and compare its MD5, because the server's ETag is not an MD5.
 
     Raises:
-        TransientError: the part is not what was sent.
+        TransientError: the part differs from what was sent.
     """
     found = hashlib.md5(usedforsecurity=False)
     uploads.get(key, found.update, start=part[0], length=part[1], deadline_s=deadline_s)
@@ -279,7 +283,7 @@ def _begin_or_continue(
             if etags:
                 continued = upload, etags
             else:
-                # A writer that this one replaced could still complete this upload, and overwrite the new object.
+                # A replaced writer could still complete this upload, and overwrite the new object. So it is aborted.
                 uploads.abort(upload, deadline_s=deadline_s)
     return continued or (uploads.begin(key, deadline_s=deadline_s), {})
 

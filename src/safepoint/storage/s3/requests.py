@@ -52,7 +52,7 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 _ERROR = re.compile(rb"<Error[\s>]")
 _MAX_LISTED = 2_000_000
 _MAX_LISTED_BYTES = 1 << 30
-"""The most names in a listing, and the most bytes of its pages. So many `StoredObject`s take about 1 GB of memory."""
+"""The limits of a listing: the names, and the bytes of all pages. That many `StoredObject`s take about 1 GB."""
 _LIST_WITHIN_S = 1800.0
 """How long a listing may take."""
 
@@ -131,7 +131,7 @@ class S3Requests:
         markers = {"continuation-token": "NextContinuationToken"}
         for item in self._list("", query, markers, "Contents", deadline_s):
             key = item.findtext("Key") or ""
-            if not key.startswith(prefix):  # a hostile server may list others, which a caller would take for its own
+            if not key.startswith(prefix):  # a hostile server may list keys outside the prefix
                 continue
             with refusing_other_answers(self._what("GET", "")):
                 found = StoredObject(
@@ -168,7 +168,7 @@ class S3Requests:
     def _list(
         self, key: str, query: Mapping[str, str], markers: Mapping[str, str], name: str, deadline_s: float | None
     ) -> Iterator[ElementTree.Element]:
-        """The elements called `name` of all pages.
+        """The elements called `name` on all pages of a listing.
 
         `markers`: query parameter that requests the next page → the element of the current page that has its value.
         """
@@ -213,7 +213,9 @@ class S3Requests:
         return self._call(request, deadline_s).etag
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
-        """Make one object of the parts. The request is sent once: a second one after a lost answer would fail.
+        """Make one object of the parts.
+
+        The request is sent only once: if its answer was lost, a second request would fail.
 
         Raises:
             ObjectNotFoundError: there is no such upload: it was aborted, or an earlier try completed it.
@@ -228,7 +230,7 @@ class S3Requests:
         self._call(Request(method="POST", key=upload.key, query=query, body=body), deadline_s, most_tries=1)
 
     def abort(self, upload: UploadId, *, deadline_s: float | None) -> None:
-        """Let the server delete an unfinished upload and its parts."""
+        """Make the server delete an unfinished upload and its parts."""
         self._call(Request(method="DELETE", key=upload.key, query={"uploadId": upload.upload_id}), deadline_s)
 
     def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:

@@ -174,7 +174,7 @@ def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
     """The parts of the ranks on the first node, where the final model is stored; other nodes may have equal files.
 
     Raises:
-        SaveError: another node has a file that the first node lacks, or has with other content.
+        SaveError: another node has a file that the first node lacks, or whose content differs on the first node.
     """
     here = [part for part in parts if part.node == 0]
     known = {entry for part in here for entry in part.files}
@@ -260,7 +260,7 @@ class FinalUpload:
         return manifest
 
     def _progress(self, num_bytes: int) -> None:
-        """Note the time if there is progress. Bytes that an earlier try had already sent are not progress."""
+        """Record the time if there is progress. Bytes that an earlier try has already sent are not progress."""
         self._sent_bytes += num_bytes
         if self._sent_bytes > self._most_bytes:
             self._most_bytes = self._sent_bytes

@@ -1,6 +1,7 @@
-"""Saves that training waits for: all ranks together write them into a working folder and commit them.
+"""Saves for which the training waits: all ranks together write the files into a working folder and commit them.
 
-A failed save leaves no files. It is reported, and it is a failure on every rank.
+The keeper, the process that writes snapshots to disk, takes no part. A failed save leaves no files. It is reported,
+and every rank treats it as failed.
 """
 
 import contextlib
@@ -137,8 +138,8 @@ class SynchronousSave:
         try:
             found = self._on_owners(self._find_added_files)
             added = [entry for entries in found for entry in entries]
-            # With several folders, each node's record was written as open. Even if no file was added, it is written
-            # again to close it.
+            # With several folders, the record of each node was written as open (`NodePart.is_open`). The record is
+            # written again to close it, even if no file was added.
             if added or not self._folders.is_shared:
                 self._on_owners(lambda: self._name_added_files(added, found[self._folders.index]))
         except SaveError as error:
@@ -176,7 +177,7 @@ class SynchronousSave:
             return RankPart(rank=rank, error=f"rank {rank}: {type(error).__name__}: {error}")
 
     def set_newest(self, path: Path) -> None:
-        """Note that the keeper has committed the checkpoint at `path`, which is the newest one."""
+        """Record that the keeper has committed the newest checkpoint, the one at `path`."""
         with contextlib.suppress(ManifestError):
             self._newest = (path, read_manifest(path))
 

@@ -1,4 +1,4 @@
-"""The engine's view of a loop that reports its steps: the parts of its state, and its position in the data."""
+"""Presents a loop that reports its steps to the engine: the parts of its state, and its position in the data."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -53,7 +53,7 @@ class PlainLoop:
         return every if self._base is None else [one for one in every if one.requires_grad]
 
     def moments_per_parameter(self) -> int:
-        """Two, the number for Adam; the actual optimizer is not examined."""
+        """Always two, the number for Adam: the actual optimizer is not examined."""
         return 2
 
     def optimizers(self) -> list[torch.optim.Optimizer]:

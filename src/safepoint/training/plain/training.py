@@ -1,6 +1,6 @@
 """A training whose loop reports the end of each step: `safepoint.session`, and Lightning's Trainer.
 
-The votes of the ranks, snapshots, saves and the early end of the training follow from these reports.
+From these reports, Safepoint derives when the ranks vote, take snapshots, save, and end the training early.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ class Training:
             open_checked(self._location, verify_access=self._context.settings.verify_access)
 
     def begin(self) -> None:
-        """Load the checkpoint that `agree` has found; the first step follows."""
+        """Load the checkpoint that `agree` has found. Call it immediately before the first step."""
         with self._released_on_error():
             try:
                 self._prepare()
@@ -178,7 +178,7 @@ class Training:
         check_partitions(manifest, loop.zero_stage, context.place.world_size)
         with self._reading:
             position, rng = loop.position_in(point.path, ranks_before=manifest.world_size)
-            # Before anything is loaded, because this may raise an error.
+            # This comes before anything is loaded, because it may raise an error.
             position = rescale_position(
                 position,
                 manifest,
@@ -211,7 +211,7 @@ class Training:
             self._context.outcome.check_not_interrupted()
 
     def _finish(self) -> None:
-        """The loop has ended: save its last step, if that is not saved, and the finished model."""
+        """After the end of the loop: save its last step, if that is not saved yet, and the finished model."""
         self._boundary.save_last_step()
         self._report_progress(is_last=True)
         self._boundary.report_end()
@@ -265,8 +265,8 @@ class Training:
         self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or must_save)
         self._report_progress()
         self._boundary.ends()
-        # Reset only after the save. During a save, DCP steps an optimizer that has no state yet, and the hook before
-        # that step must not start a vote.
+        # This is reset only after the save. During a save, DCP (torch.distributed.checkpoint) steps an optimizer that
+        # has no state yet, and the hook before that step must not start a vote.
         self._has_voted = False
         self._boundary.agreement.step_begins(loop.step)
 

@@ -75,7 +75,8 @@ def agree_on_start(
     """
     context.keeper.open(peers.secret)
     folders = find_folders(peers, output, has_store=location is not None)
-    # Before `claim`, which deletes working folders: until `_recall` returns, the keeper may write a snapshot to one.
+    # This comes before `claim`, which deletes working folders: until `_recall` returns, the keeper (the process that
+    # writes snapshots) may write to a working folder.
     in_memory = on_first_rank(peers, lambda: _recall(context) if folders.is_shared else None)
     store: Store | None = None
 

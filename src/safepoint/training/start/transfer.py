@@ -1,4 +1,6 @@
-"""Copies one checkpoint into every folder: from the nodes that have it, and from the object store.
+"""Copies one checkpoint into the output folder of every node, or into the one folder that all nodes share.
+
+The files come from the nodes that have the checkpoint, and from the object store.
 
 All ranks compute the same plan from the contents of all folders. A file that a folder lacks comes from the first
 folder with a good copy. Files that no folder has come from the store: one rank of each node fetches a share of them,
@@ -43,7 +45,7 @@ class TransferPlan:
         manifest: of the checkpoint.
         copies: owner → the copy of the checkpoint in its folder.
         source: path of a file → the owner that sends it to the others; None if the file comes from the store.
-        fetchers: window, a piece of a file that comes from the store → the rank that fetches it.
+        fetchers: window (a piece of a file that comes from the store) → the rank that fetches it.
     """
 
     manifest: Manifest
@@ -125,7 +127,8 @@ class Transfer:
         """
         if all(copy.is_complete for copy in plan.copies.values()):
             return
-        # A new name each time, the same on all ranks: it may be impossible to delete what an earlier start has left.
+        # The name is new each time, and the same on all ranks: it may be impossible to delete what an earlier start
+        # has left.
         unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
         working = self._output.work / f"resume-{checkpoint_name(plan.manifest.step)}-{unique}"
         completes = self._folders.is_owner and not plan.copies[self._rank].is_complete
@@ -163,8 +166,10 @@ class Transfer:
             fetch(self._store, checkpoint_name(plan.manifest.step), windows, working, progress=counter.add)
 
     def _exchange(self, plan: TransferPlan, working: Path) -> None:
-        """Exchange the files that folders lack. Even after an error, an owner takes part in all further transfers,
-        because the other owners would wait for it."""
+        """Exchange the files that folders lack.
+
+        Even after an error, an owner takes part in all further transfers, because the other owners would wait for it.
+        """
         copy, transfers = plan.copies[self._rank], list(self._transfers(plan))
         counter = ByteCounter(self._watch("exchanging"), sum(window.size_bytes for window, _, _ in transfers))
         largest_bytes = max((window.size_bytes for window, _, _ in transfers), default=0)

@@ -11,6 +11,7 @@ and Accelerate load some of them without any restriction.
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import pickle
 import re
@@ -68,7 +69,7 @@ def load_data(file: Any, *, mmap: bool = False) -> Any:
 
 @contextlib.contextmanager
 def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
-    """While the block runs, let frameworks read the files of a checkpoint with the restrictions of `load_data`.
+    """While the block runs, frameworks read the files of a checkpoint with the restrictions of `load_data`.
 
     Args:
         folder: the folder of the checkpoint. Files elsewhere are the script's own, and are loaded without these
@@ -83,7 +84,7 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
     refused: list[CheckpointError] = []
 
     def load(f: Any, map_location: Any = None, pickle_module: Any = None, **options: Any) -> Any:
-        if not _is_in(folder, f):
+        if _is_from_rank() or not _is_in(folder, f):
             return original(f, map_location, pickle_module, **options)
         try:
             where = f if isinstance(f, _PATH) else folder
@@ -118,11 +119,23 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
         raise refused[0]
 
 
+def _is_from_rank() -> bool:
+    """Whether the running `torch.load` reads a tensor of an object that another rank has sent.
+
+    Such a tensor has the old format. The function of torch that reads it may not be named in a checkpoint's pickle.
+    """
+    frame = inspect.currentframe()
+    replacement = frame.f_back if frame is not None else None
+    caller = replacement.f_back if replacement is not None else None
+    of_storage: Any = torch.storage
+    return caller is not None and caller.f_code is of_storage._load_from_bytes.__code__
+
+
 def _check_named_folders(folder: str | os.PathLike[str]) -> None:
     """Refuse a checkpoint with a file that makes DeepSpeed load a folder outside of the checkpoint.
 
     Raises:
-        CheckpointError: such a file names a folder that is not in the checkpoint.
+        CheckpointError: one of DeepSpeed's files names a folder that is not in the checkpoint.
     """
     for path in (Path(folder) / name for name in _NAME_A_FOLDER):
         if path.is_file():
@@ -262,7 +275,7 @@ def _is_plain(key: Any) -> bool:
 
 
 def _has_state(target: Any, state: Any) -> bool:
-    """Whether a pickle of DCP sets the state of such an object, and this state."""
+    """Whether a pickle of DCP may set this state on an object of this type."""
     kind = cast("Any", type(target))
     if kind is metadata.TensorProperties:  # its own method checks the state
         return type(state) is tuple
@@ -271,7 +284,7 @@ def _has_state(target: Any, state: Any) -> bool:
 
 
 def _path_of(*parts: str) -> str:
-    """Called in place of `PosixPath` when `.metadata` is read.
+    """This function is called in place of `PosixPath` when `.metadata` is read.
 
     `.metadata` has one such path: where the checkpoint was when it was written. No reader uses it.
     """

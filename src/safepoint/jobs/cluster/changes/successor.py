@@ -2,14 +2,14 @@
 
 The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
 the cluster keeps a plan for it, in an annotation of a further TrainJob. This further TrainJob is suspended and does
-nothing. It is a TrainJob so that a person who may not write TrainJobs can write no plan. A person who may change them
-can change a plan too (docs/security.md). Every command that looks at the job carries out the next step of the plan. A
-step may be done twice without harm:
+nothing. The plan is kept in a TrainJob so that only people who may create TrainJobs can create a plan. A person who
+may change TrainJobs can change a plan too (docs/security.md). Every command that looks at the job carries out the
+next step of the plan. A step may be done twice without harm:
 
 1. Write the plan, with the uid of the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.
-3. Add the whole successor, which is always made from the old TrainJob, to the plan. Make the TrainJob of the plan the
-   owner of the objects that were made for the job (its program, its Secret, its runtime).
+3. Make the whole document of the successor from the old TrainJob, and add it to the plan. Make the TrainJob of the
+   plan the owner of the objects that were made for the job (its program, its Secret, its runtime).
 4. Delete the old TrainJob.
 5. When the JobSet and the pods of the old TrainJob are gone too, create the successor. Make the successor the owner
    of the objects that were made for the job, and delete the plan.
@@ -83,7 +83,7 @@ class Successions:
     """The plans of one namespace.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
     """
 
     def __init__(self, api: ClusterApi) -> None:
@@ -216,7 +216,7 @@ def _successor(plan: Plan, old: Object, job: ClusterJob) -> Object:
 
 
 def plans_among(trainjobs: Iterable[Object]) -> list[Plan]:
-    """The plans that these TrainJobs keep. TrainJobs that are jobs are left out."""
+    """The plans that these TrainJobs keep. TrainJobs that train, instead of keeping a plan, are left out."""
     return [plan for item in trainjobs if (plan := _plan(item))]
 
 

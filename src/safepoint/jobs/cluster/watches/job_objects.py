@@ -48,7 +48,8 @@ def target_of(plan: Plan | None, job: Object) -> int | None:
 def events_of_job(seen: Observed, events: Iterable[Object], *, since: str) -> list[Object]:
     """The events of a job and of the objects that were created for it, oldest first.
 
-    Objects may have been deleted, so they are recognized by the names that the cluster derives from the job's name.
+    The objects may have been deleted, so they are recognized by the names that the cluster derives from the job's
+    name.
 
     Args:
         seen: the job.

@@ -26,7 +26,7 @@ _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 
 
 class SafepointCallback(Checkpoint):
-    """A Lightning training that survives preemption, crashes and lost nodes.
+    """Makes a Lightning training survive preemption, crashes and lost nodes.
 
     It replaces the `ModelCheckpoint` that Lightning adds by itself. A `ModelCheckpoint` that the script adds stays.
 

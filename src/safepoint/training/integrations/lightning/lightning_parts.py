@@ -137,8 +137,8 @@ def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
 class DirectCheckpointIO(CheckpointIO):
     """Writes and reads files with `torch.save` and `torch.load`, directly to and from a path.
 
-    Lightning's own plugin serializes into memory first. That takes twice the size of the state, and the keeper could
-    not take over the write. See `lightning.pytorch.plugins.CheckpointIO`.
+    Lightning's own plugin serializes into memory first. That takes twice the size of the state, and the keeper (the
+    process that writes snapshots) could not take over the write. See `lightning.pytorch.plugins.CheckpointIO`.
 
     Args:
         check: called with each checkpoint that was read; it may change the checkpoint.

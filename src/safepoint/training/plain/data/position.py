@@ -52,7 +52,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataProgress:
-    """How far a loop is in its data; unlike a `Position`, it restores nothing.
+    """How far a loop is in its data.
+
+    Unlike a `Position`, a `DataProgress` has no states to restore.
 
     Args:
         epoch: epochs done.

@@ -1,7 +1,7 @@
 """A module whose parameters are sharded over the ranks (`fully_shard`), and its optimizers, saved through DCP.
 
-Each rank writes its shards. If the number of ranks has changed, each rank reads the ranges that it needs from the
-shards of all ranks.
+DCP is torch.distributed.checkpoint. Each rank writes its shards. If the number of ranks has changed, each rank reads
+the ranges that it needs from the shards of all ranks.
 """
 
 from collections.abc import Collection, Mapping
@@ -80,7 +80,7 @@ class ShardedParts:
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
         set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
-        # DCP has created optimizer state for the unused parameters. Remove it.
+        # DCP has created optimizer state for the unused parameters. Remove this state again.
         for name, parameter in self._module.named_parameters():
             if plain_key(name) in unused:
                 for optimizer in self._optimizers:

@@ -1,4 +1,4 @@
-"""Resumes a `train()` call: restores everything of the checkpoint that the Trainer itself does not.
+"""Resumes a `train()` call: restores what is in the checkpoint and the Trainer itself does not restore.
 
 The Trainer loads model, optimizer, scheduler, its own state and random number states. This module restores:
 
@@ -53,7 +53,8 @@ class TrainerResume:
         point: the checkpoint to resume from, or None to start at step 0.
 
     Raises:
-        ConflictError: the checkpoint has a batch geometry that cannot be kept, or another kind of loop wrote it.
+        ConflictError: the checkpoint has a batch geometry (ranks, micro-batches and samples per step) that cannot be
+            kept, or another kind of loop wrote the checkpoint.
     """
 
     def __init__(self, context: RankContext, trainer: Any, point: ResumePoint | None) -> None:
@@ -71,7 +72,7 @@ class TrainerResume:
         """The models beside the trained one."""
         self._adapters = set(getattr(trainer.model, "peft_config", None) or ())
         self.geometry = BatchGeometry.of(trainer, context.place.world_size)
-        """The batch geometry in force: ranks, micro-batches per step, samples per step, samples per epoch."""
+        """The batch geometry of this run: ranks, micro-batches per step, samples per step, samples per epoch."""
         self.counted_at_begin = TrainerCounters.of(trainer)
         """The numbers that the trainer had before it trained."""
         self.requested_accumulation = self.geometry.accumulation
@@ -133,7 +134,7 @@ class TrainerResume:
         if kept is not None:
             context.reporter.report(kept)
         saved = self.geometry.as_saved(manifest)
-        # Once a run has steps of two sizes, its number of steps never determines the position again.
+        # If a run has had steps of two sizes, the number of steps no longer determines the position in the data.
         self.is_regular = self.geometry.has_same_steps(saved) and not (self._state and self._state.is_irregular)
         if self._state is not None and self.geometry != saved:
             self._state = self._state.without_batches()
@@ -153,7 +154,7 @@ class TrainerResume:
     # ---- when the loop starts -------------------------------------------------------------------------------
 
     def restore(self) -> DeferredWork:
-        """Restore what the Trainer did not load; the loop starts next.
+        """Restore what the Trainer has not loaded. Call it immediately before the loop starts.
 
         Returns:
             The work that was still due after the checkpoint's step, such as an evaluation. The caller does this work,
@@ -286,7 +287,7 @@ def _check_state(point: ResumePoint) -> None:
     """Check the Trainer's state, which the Trainer itself reads without a check.
 
     Raises:
-        CheckpointError: the state is no JSON object, or it is of another step.
+        CheckpointError: the state is not a JSON object, or belongs to another step.
     """
     path = point.path / _STATE
     try:

@@ -1,4 +1,4 @@
-"""What the Trainer does not save and an exact resume needs, in one small file per rank.
+"""What an exact resume needs and the Trainer does not save, in one small file per rank.
 
 - the random number states at the start of the epoch: samplers and worker seeds are drawn from them, so a resume in
   the middle of an epoch starts the epoch from the same states;
@@ -10,8 +10,8 @@
 - the random number states for the batches that were read ahead, and not trained on yet;
 - the training time so far.
 
-`RollbackPoint` holds the same in memory, and also what changes within a step. With it, the Trainer can go back to the
-last step boundary.
+`RollbackPoint` holds the same values in memory, and also what changes within a step. With a `RollbackPoint`, the
+Trainer can go back to the last boundary, the point between two steps.
 """
 
 from collections.abc import Iterator
@@ -174,7 +174,7 @@ class RankState:
         return replace(state.without_batches(), loss=loss, asked_accumulation=0)
 
     def without_batches(self) -> "RankState":
-        """The state for a run with other batches: without the states and counts that fit only the old batches."""
+        """The state for a run with other batches. It lacks the states and counts that fit only the old batches."""
         return replace(self, loader=None, fetched={}, counted=replace(self.counted, numbers={}, cycle={}))
 
     @classmethod
