@@ -202,6 +202,7 @@ class Boundary:
         """
         context, output = self._context, self._setup.output
         self.saves.finish()
+        self.saver.close_parts(step)  # the request waits for the upload, and the callbacks wait for the request
         location = str(self._setup.location or "")
         is_saved = context.outcome.saved_step == step
         self._hold.begins(Held(step=step, is_saved=is_saved, folder=str(output.root.absolute()), location=location))

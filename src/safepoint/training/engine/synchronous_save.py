@@ -109,7 +109,8 @@ class SynchronousSave:
             return manifest
         node = self._folders.index
         paths = tuple(sorted(entry.path for part in parts if part.node == node for entry in part.files))
-        return NodePart(node=node, num_nodes=self._folders.count, paths=paths, manifest=manifest, is_open=True)
+        is_open = self._setup.loop.has_callbacks
+        return NodePart(node=node, num_nodes=self._folders.count, paths=paths, manifest=manifest, is_open=is_open)
 
     def _on_owners(self, work: Callable[[], _T]) -> list[_T]:
         """Call `work` on the rank that owns each folder (see `Folders`); a collective call.
@@ -131,6 +132,16 @@ class SynchronousSave:
         if problem:
             raise SaveError(problem)
         return [cast("_T", result) for result, _ in outcomes]
+
+    def close_parts(self, step: int) -> None:
+        """Let the nodes upload their parts of this step's save although the callbacks have not been called yet.
+
+        Files that the callbacks add later are added to the manifest then. Does nothing if the keeper has saved the
+        step, or the nodes share a folder. All ranks call it.
+        """
+        is_saved_here = self._newest is not None and self._newest[1].step == step
+        if is_saved_here and not self._folders.is_shared and self._setup.loop.has_callbacks:
+            self.adopt_added_files()
 
     def adopt_added_files(self) -> None:
         """Add the files that callbacks of any rank have written into the newest checkpoint to its manifest."""
