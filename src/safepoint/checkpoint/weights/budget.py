@@ -38,9 +38,9 @@ _MOST = {
     Cost.WEIGHTS: 1 << 20,  # 0.5 GB
     # 64 MiB. An export writes the names to the header of a safetensors file, which has 100 MB at most.
     Cost.LETTERS: 1 << 26,
-    # The metadata file of a distributed checkpoint lists about 700,000 parts of tensors at most, because
-    # `BoundedUnpickler` limits the instructions of a pickle. A Trainer's checkpoint has two such files, one for the
-    # model and one for the optimizer.
+    # The metadata file of a distributed checkpoint lists about 700,000 parts of tensors at most, because the
+    # instructions of a pickle are limited. A Trainer's checkpoint has two such files, one for the model and one for
+    # the optimizer.
     Cost.CHUNKS: 1 << 21,
     Cost.PLACES: 1 << 21,  # 0.8 GB
     Cost.PATH_PARTS: 1 << 22,  # 0.1 GB
