@@ -19,7 +19,7 @@ INSTALL := $(BIN)/uv pip install --quiet --python
 VERSIONS := .venv/versions
 # Two test files at a time, which leaves jobs half as fast.
 LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n 2 --dist loadfile
-EXTRAS := .[azure,gcs,kubernetes,lightning,peft,sdk,transformers,trl]
+EXTRAS := .[azure,gcs,kubernetes,lightning,peft,sdk,torch,transformers,trl]
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,8 +76,9 @@ test-cluster-core: $(INSTALLED) ## of these, the life of a job: suspended, preem
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster/test_life.py \
 	  tests/cluster/test_faults.py -k 'is_suspended or preempted or deleted or evicted'; fi
 
-test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (a minute)
-	$(BIN)/pytest -m gpu tests/gpu
+test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (ten minutes)
+	$(BIN)/pytest -n 0 -m gpu tests/gpu/test_device_copy.py tests/gpu/test_metric_reader.py
+	$(BIN)/pytest -n 4 --dist load -m gpu tests/gpu/test_trainings.py
 
 test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (hours)
 	$(BIN)/pytest -m 'long and not s3 and not cluster' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \

@@ -1,13 +1,15 @@
 """Safepoint saves and resumes PyTorch training.
 
 When a training is preempted, it saves a checkpoint, and its next start continues from there. `safepoint run SCRIPT`
-runs an unchanged Hugging Face Trainer script, `safepoint.session` is for a training loop written by hand, and
-`safepoint.TrainerClient` submits jobs from Python. docs/architecture.md describes the packages below this one.
+runs an unchanged Hugging Face Trainer script, `safepoint.session` is for a training loop written by hand,
+`safepoint.epochs` for a loop of Accelerate, and `safepoint.TrainerClient` submits jobs from Python.
+docs/architecture.md describes the packages below this one.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from safepoint._version import __version__
+from safepoint.errors import require_torch
 
 if TYPE_CHECKING:
     from kubeflow.trainer import (
@@ -43,15 +45,18 @@ if TYPE_CHECKING:
     )
 
     from safepoint.sdk import LocalConfig, PeriodicCheckpointConfig, TrainerClient, TransformersTrainer
+    from safepoint.training.plain.epochs import epochs
     from safepoint.training.plain.session import Run, session
 
 
 def __getattr__(name: str) -> Any:
     # Commands and the keeper need no torch, whose import takes seconds.
-    if name in {"Run", "session"}:
+    if name in {"Run", "epochs", "session"}:
+        require_torch(f"safepoint.{name}")
+        from safepoint.training.plain import epochs as loops
         from safepoint.training.plain import session as run
 
-        return getattr(run, name)
+        return getattr(loops if name == "epochs" else run, name)
     if name in __all__:
         # This includes names of the Kubeflow SDK: a program written for it only has to import them from `safepoint`.
         from safepoint import sdk
@@ -95,6 +100,7 @@ __all__ = [
     "TrainingRuntimeSource",
     "TransformersTrainer",
     "__version__",
+    "epochs",
     "get_tpu_num_nodes",
     "session",
     "update_trainjob_status",

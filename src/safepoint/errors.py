@@ -14,7 +14,8 @@ SafepointError                 base of all of them
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is damaged, or has a layout that Safepoint cannot read
-│   └── ManifestError    14   the manifest itself is unreadable or unacceptable
+│   ├── ManifestError    14   the manifest itself is unreadable or unacceptable
+│   └── UnreadableError  14   the store refuses an object of the checkpoint, and gives others
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   there is no valid checkpoint
 ├── UnsupportedError     16   not supported on this machine or in this installation
@@ -26,7 +27,9 @@ Interrupted (SystemExit) 75   the run stopped on request; raised through the use
 Every message says what happened, what was done about it, and what the reader can do.
 """
 
+import importlib.util
 import re
+import sys
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -188,6 +191,10 @@ class ManifestError(CheckpointError):
     """A manifest is unreadable, malformed, altered, hostile, or of a version this release does not know."""
 
 
+class UnreadableError(CheckpointError):
+    """The store refuses an object of the checkpoint, and gives other objects."""
+
+
 class NothingValidError(SafepointError):
     """There is no valid checkpoint. A run without any checkpoint starts at step 0 and does not raise this error."""
 
@@ -204,6 +211,10 @@ class UnsupportedError(SafepointError):
     """Not supported on this machine, in this installation, or for this kind of job."""
 
     exit_code = ExitCode.NOT_SUPPORTED
+
+
+class MissingExtraError(UnsupportedError, ImportError):
+    """A package that an extra of Safepoint installs is missing."""
 
 
 class SaveError(SafepointError):
@@ -228,3 +239,19 @@ class Interrupted(SystemExit):
         super().__init__(int(exit_code))
         self.exit_code = exit_code
         self.message = message
+
+
+def require_torch(what: str) -> None:
+    """Check that PyTorch is installed, which is not imported here.
+
+    Args:
+        what: what needs it, as the subject of a sentence.
+
+    Raises:
+        MissingExtraError: PyTorch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError(
+            f"{what} needs PyTorch, which is not installed for {sys.executable}; nothing was done",
+            hint="pip install 'safepoint[torch]'",
+        )

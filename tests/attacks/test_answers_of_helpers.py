@@ -21,6 +21,7 @@ from safepoint.jobs.cluster.helper import helper, job_storage
 from safepoint.jobs.cluster.helper.helper import HelperError
 from safepoint.jobs.cluster.helper.job_storage import JobStorage, list_in_pod, remove_checkpoints
 from safepoint.storage.location import parse_location
+from tests.support.cluster.saving_jobs import SavingJob
 
 _OUTPUT = "pvc://claim/run"
 
@@ -30,8 +31,9 @@ class Api:
 
     namespace = "ns"
 
-    def __init__(self, lines: Iterable[str]) -> None:
+    def __init__(self, lines: Iterable[str], job: SavingJob | None = None) -> None:
         self.lines = lines
+        self._job = job
 
     def log(self, *arguments: Any, **options: Any) -> Iterator[str]:
         return iter(self.lines)
@@ -39,8 +41,8 @@ class Api:
     def patch(self, *arguments: Any) -> None:
         """Accept every change."""
 
-    def find(self, *arguments: Any) -> None:
-        return None
+    def find(self, kind: str, *arguments: Any) -> Any:
+        return self._job.config_map if self._job is not None and kind == "configmaps" else None
 
     def objects(self, *arguments: Any, **options: Any) -> list[Any]:
         return []
@@ -70,15 +72,10 @@ NO_NUMBERS = [
 @pytest.mark.parametrize("text", NO_NUMBERS)
 def test_the_number_of_deleted_checkpoints(text: str, answers: Callable[[str], None]) -> None:
     answers(text)
-    trainjob = {
-        "metadata": {
-            "name": "a",
-            "annotations": {"safepoint.dev/job": json.dumps({"settings": {"SAFEPOINT_OUTPUT_DIR": _OUTPUT}})},
-        }
-    }
-    api: Any = Api([])
+    job = SavingJob(output=_OUTPUT)
+    api: Any = Api([], job)
     with pytest.raises(HelperError, match="cannot be understood"):
-        remove_checkpoints(api, trainjob)
+        remove_checkpoints(api, job.trainjob)
 
 
 GOOD = {

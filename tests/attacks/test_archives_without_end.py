@@ -91,7 +91,7 @@ def test_a_sparse_archive(tmp_path: Path) -> None:
         file.write(struct.pack("<4sLQL", b"PK\x06\x07", 0, end, 1))
         file.write(struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 65535, 65535, 0xFFFFFFFF, 0xFFFFFFFF, 0))
     try:
-        assert "CheckpointError: an archive has a record of more than" in _refused(_READ, path)
+        assert "it has a record of more than" in _refused(_READ, path)
     finally:
         os.unlink(path)
 

@@ -8,8 +8,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from safepoint.checkpoint.format.digest import digest_file
-from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import CheckpointError, ConflictError
 from safepoint.training.integrations.transformers.resume.counters import TrainerCounters, restore_callbacks
 from safepoint.training.integrations.transformers.resume.loaded_model import (
@@ -17,10 +15,8 @@ from safepoint.training.integrations.transformers.resume.loaded_model import (
     load_later_adapters,
     only_own_adapters,
 )
-from safepoint.training.integrations.transformers.resume.trainer_resume import _check_state
+from safepoint.training.integrations.transformers.resume.state_fields import check_trainer_state
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
-from safepoint.training.start.copies import ResumePoint
-from tests.support.checkpoints import describe
 
 
 class Online:
@@ -87,13 +83,10 @@ def test_a_state_of_another_shape(content: Any, tmp_path: Path) -> None:
 def test_a_state_of_another_step(content: str, tmp_path: Path) -> None:
     """The training would end at once, and commit a checkpoint of that step."""
     (tmp_path / "trainer_state.json").write_text(content)
-    point = ResumePoint(
-        path=tmp_path, manifest=describe(4)((FileEntry.of("a", digest_file(tmp_path / "trainer_state.json")),))
-    )
     with pytest.raises(CheckpointError, match="training was not started"):
-        _check_state(point)
+        check_trainer_state(tmp_path / "trainer_state.json", step=4)
     (tmp_path / "trainer_state.json").write_text('{"global_step": 4, "log_history": [{"loss": NaN}]}')
-    _check_state(point)
+    check_trainer_state(tmp_path / "trainer_state.json", step=4)
 
 
 # ---- adapters and configurations -------------------------------------------------------------------------------

@@ -275,7 +275,7 @@ def test_adopt_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = no_links.rename
 
     def rename(source: Path, target: Path, *, below: Path | None = None) -> None:
-        if target == tmp_path / "checkpoint-4" / MANIFEST_NAME:
+        if target.resolve() == tmp_path / "checkpoint-4" / MANIFEST_NAME:
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(target))
         real(source, target, below=below)
 

@@ -164,7 +164,7 @@ def test_many_files_with_many_instructions(folder: Path, monkeypatch: pytest.Mon
         (folder / f"rng_state_{rank}.pth").write_bytes(_archive(b"N0" * 5000 + b"N."))
     found = _faults(folder)
     assert "rng_state_0.pth" not in found
-    assert "instructions and records" in found["rng_state_99.pth"]
+    assert "instructions of pickles and records of archives" in found["rng_state_99.pth"]
     assert num_instructions < 60_000
 
 

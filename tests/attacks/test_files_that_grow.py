@@ -15,7 +15,7 @@ from safepoint.errors import SafepointError, StorageError
 from safepoint.storage import object_store
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
-from safepoint.storage.store import Content
+from safepoint.storage.store import Content, OpenFile, opened
 from tests.support.checkpoints import commit, prepared
 
 _BYTES = 9_000_000
@@ -77,17 +77,18 @@ def test_while_it_is_uploaded(tmp_path: Path, is_known: bool) -> None:
 
 def test_while_it_is_read_as_a_stream(tmp_path: Path) -> None:
     """A store that takes only streams gets one byte more than the size, which shows that the file has grown."""
-    library_bucket = pytest.importorskip("safepoint.storage.library_bucket")
+    library_bucket = pytest.importorskip("safepoint.storage.library.library_bucket")
     file, sizes = tmp_path / "file", list[int]()
     file.write_bytes(bytes(5000))
-    content: Content = getattr(library_bucket, "_content_of")(file, 5000)  # noqa: B009  private
-    os.truncate(file, _GROWN_BYTES)
 
     def take(block: memoryview) -> None:
         sizes.append(len(block))
         assert sum(sizes) < 1_000_000
 
-    content.write_to(take)
+    with opened(file) as one:
+        content: Content = getattr(library_bucket, "_content_of")(one)  # noqa: B009  private
+        os.truncate(file, _GROWN_BYTES)
+        content.write_to(take)
     assert sum(sizes) == 5001
 
 
@@ -95,8 +96,9 @@ def test_a_small_file_for_one_request(tmp_path: Path) -> None:
     """A file that was small enough for one request is not read into memory as a whole."""
     file = tmp_path / "file"
     file.write_bytes(b"x")
-    read: Callable[[Path], bytes] = getattr(object_store, "_read_small")  # noqa: B009  private
-    assert read(file) == b"x"
-    os.truncate(file, _GROWN_BYTES)
-    with pytest.raises(StorageError, match="changed while it was uploaded"):
-        read(file)
+    read: Callable[[OpenFile], bytes] = getattr(object_store, "_read_small")  # noqa: B009  private
+    with opened(file) as one:
+        assert read(one) == b"x"
+        os.truncate(file, _GROWN_BYTES)
+        with pytest.raises(StorageError, match="changed while it was uploaded"):
+            read(one)

@@ -33,15 +33,14 @@ from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to
 from safepoint.jobs.cluster.login import token_program
 from safepoint.jobs.cluster.pod_archive import build_archive
-from safepoint.jobs.cluster.spec import ClusterSpec, plan_name
+from safepoint.jobs.cluster.spec import PLAN, ClusterSpec, plan_name
 from safepoint.jobs.cluster.transport import client as transport
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 from safepoint.jobs.model.connections import keys_of
+from tests.support.cluster.plans import plan_for
 
 Answer = Callable[["Handler"], None]
-ANNOTATION = "safepoint.dev/succession"
-"""What a plan of `scale` says."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -270,12 +269,9 @@ class TestNeighbours:
         data = {"old": "gone", "nodes": "2", "actor": "x", "successor": json.dumps(job("planted"))}
         label = {"safepoint.dev/successor-of": "planted"}
         planted = [
-            {
-                "metadata": {"name": name, "uid": "u", "labels": label, "annotations": {ANNOTATION: content}},
-                "data": data,
-            }
-            for name in ("planted-successor", plan_name("planted"))
+            {"metadata": {"name": name, "uid": "u", "labels": label, "annotations": {PLAN: content}}, "data": data}
             for content in (json.dumps({**data, "successor": job("planted")}), "")
+            for name in ("planted-successor", plan_name(content))
         ]
         everything = lists(configmaps=planted, trainjobs=[job("good")])
 
@@ -303,9 +299,7 @@ class TestNeighbours:
         ],
     )
     def test_a_plan_of_another_shape_does_nothing(self, successor: Any, api: ClusterApi, server: Server) -> None:
-        content = json.dumps({"old": "gone", "nodes": 2, "actor": "x", "successor": successor})
-        plan = job(plan_name("j"), **{ANNOTATION: content})
-        plan["metadata"]["labels"] = {"safepoint.dev/successor-of": "j"}
+        plan = plan_for(successor, job="j", old_uid="gone")
         server.answers(lists(trainjobs=[plan, job("good")]))
         assert [one.name for one in ClusterJobs(api).jobs()] == ["good"]
         assert {method for method, _, _ in server.handler.seen} == {"GET"}

@@ -114,7 +114,7 @@ def test_pages_that_come_again(tokens: list[str]) -> None:
 
 def test_pages_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page has new names, which would fill the memory."""
-    monkeypatch.setattr(requests, "_MAX_LISTED", 1000)
+    monkeypatch.setattr(requests, "MOST_LISTED", 1000)
     count = itertools.count()
 
     def answer(request: Request) -> bool:
@@ -260,7 +260,7 @@ def test_large_pages(name: str) -> None:
 
 def test_pages_whose_names_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are few, and long."""
-    monkeypatch.setattr(requests, "_MAX_LISTED_BYTES", 1 << 20)
+    monkeypatch.setattr(requests, "MOST_LISTED_BYTES", 1 << 20)
     count = itertools.count()
 
     def answer(request: Request) -> bool:

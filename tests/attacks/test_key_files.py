@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from safepoint.errors import AccessDeniedError, ObjectNotFoundError, SafepointError, UsageError
 from safepoint.foundation import clock
 from safepoint.settings.run_settings import RunSettings
-from safepoint.storage.key_files import KeyFiles
+from safepoint.storage.library.key_files import KeyFiles
 from safepoint.storage.location import parse_location
 from safepoint.storage.object_store import ObjectStore
 from safepoint.storage.options import StorageOptions

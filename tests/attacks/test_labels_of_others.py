@@ -5,7 +5,6 @@ the rights of that person.
 """
 
 import copy
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,18 @@ pytest.importorskip("lightkube")
 
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.made_objects import has_derived_name
+from safepoint.jobs.cluster.changes.plans import plans_among
 from safepoint.jobs.cluster.changes.submission import create_job, repair
-from safepoint.jobs.cluster.changes.successor import Successions, plans_among
+from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.connection import connect_to
 from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
 from safepoint.jobs.cluster.objects import Object, name_of, texts
-from safepoint.jobs.cluster.spec import PLAN_LABEL, ClusterSpec, plan_name
+from safepoint.jobs.cluster.spec import ClusterSpec
 from safepoint.jobs.cluster.state import UID_LABEL, Observed, describe
 from safepoint.jobs.cluster.suspension.stop import request_stop
 from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs
 from tests.attacks.test_hostile_clusters import Handler, Server, kubeconfig
+from tests.support.cluster.plans import plan_for
 from tests.support.cluster.workspace import runtime
 
 _LABEL = "safepoint.dev/job"
@@ -204,17 +205,13 @@ def test_a_scale_owns_only_what_was_made_for_the_job(step: str, namespace: Names
     of_others(namespace, "gone")
     older = {"metadata": {"name": "gone-nodes-ffffffff"}, "immutable": True}
     namespace.add("secrets", older, label="gone", ownerReferences=[{"uid": "old"}])
-    content = json.dumps({"old": "old", "nodes": 3, "actor": "kim", "successor": None})
-    document = trainjob(
-        plan_name("gone"), uid="plan", labels={PLAN_LABEL: "gone"}, **{"safepoint.dev/succession": content}
-    )
-    [plan] = plans_among([document])
+    [plan] = plans_among([plan_for(trainjob("gone"), job="gone")])
     old = trainjob("gone")
     successions = Successions(api)
     if step == "release":
         successions.release(plan, old, describe(Observed(trainjob=old), place="c"))
     elif step == "finish":
-        successions.finish(plan, trainjob("gone", uid="new", **{"safepoint.dev/plan": "plan"}))
+        successions.finish(plan, trainjob("gone", uid="new"))
     else:
         namespace.objects["trainjobs"] = [old]
         successions.drop(plan)

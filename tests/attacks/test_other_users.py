@@ -276,6 +276,8 @@ def test_processes_of_another_user_are_not_a_jobs(tmp_path: Path) -> None:
         assert processes_of(tmp_path) == []
     own = subprocess.Popen(["/bin/sleep", "60"], env={JOB_VARIABLE: str(tmp_path)})
     try:
+        while not Path(f"/proc/{own.pid}/environ").read_bytes():
+            time.sleep(0.001)  # the kernel shows the variables a moment after the new program has begun
         assert processes_of(tmp_path) == [own.pid]
     finally:
         own.kill()

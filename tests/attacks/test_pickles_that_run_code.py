@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import io
+import pickle
 import re
 import shutil
 import subprocess
@@ -39,6 +41,28 @@ _SAVES = ("--save-strategy", "steps", "--save-steps", str(_STEP))
 def called(tmp_path: Path) -> Path:
     """The folder that a call makes."""
     return tmp_path / "called"
+
+
+def test_tensors_of_other_ranks_are_no_file_of_the_checkpoint(tmp_path: Path) -> None:
+    """FSDP sends them in objects while a checkpoint is loaded; a file that names what loads them is refused."""
+    sent = pickle.dumps({"step": torch.tensor(3.0)})
+    with only_data(tmp_path):
+        assert pickle.loads(sent) == {"step": torch.tensor(3.0)}
+    content = io.BytesIO()
+    torch.save(torch.tensor(3.0), content, _use_new_zipfile_serialization=False)
+    torch.save({"called": Named(torch.storage._load_from_bytes, content.getvalue())}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="_load_from_bytes"), only_data(tmp_path):
+        torch.load(tmp_path / "a.pt", weights_only=False)
+
+
+class Named:
+    """Pickled as a call of any function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._function, self._arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self._function, self._arguments
 
 
 # ---- what Safepoint reads itself ---------------------------------------------------------------------------------
@@ -151,17 +175,16 @@ class Own:
 
 
 def test_the_script_decides_about_its_own(tmp_path: Path) -> None:
-    """Its other files, and the classes that it allows, which stay allowed."""
+    """The classes that it allows, which stay allowed, also in its other files."""
     (tmp_path / "checkpoint-4").mkdir()
     torch.save(Own(), tmp_path / "own.pt")
-    with only_data(tmp_path / "checkpoint-4"):
-        assert isinstance(torch.load(tmp_path / "own.pt", weights_only=False), Own)
     import numpy as np
 
     mine: list[Any] = [Own, np.ndarray]
     with torch.serialization.safe_globals(mine):
-        with only_data(tmp_path):
-            assert isinstance(torch.load(tmp_path / "own.pt", weights_only=False), Own)
+        for folder in (tmp_path, tmp_path / "checkpoint-4"):
+            with only_data(folder):
+                assert isinstance(torch.load(tmp_path / "own.pt", weights_only=False), Own)
         assert set(torch.serialization.get_safe_globals()) >= set(mine)
     assert isinstance(torch.load(tmp_path / "own.pt", weights_only=False), Own)  # nothing is left behind
 

@@ -17,7 +17,8 @@ from safepoint.errors import SafepointError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
-from safepoint.storage.s3.requests import FilePart, S3Requests, md5_of
+from safepoint.storage.s3.file_parts import FilePart, md5_of
+from safepoint.storage.s3.requests import S3Requests
 from safepoint.storage.store import ABSENT, Store
 from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind
 from tests.support.checkpoints import commit, keep_final, prepared

@@ -23,12 +23,13 @@ from safepoint.cli.place import ClusterStorage, _identity
 from safepoint.errors import SafepointError, UsageError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.connection import connect_to
-from safepoint.jobs.cluster.helper.job_storage import open_directly, secret_values, storage_of
+from safepoint.jobs.cluster.helper.job_storage import JobStorage, open_directly, secret_values, storage_of
 from safepoint.jobs.cluster.spec import RECORD
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
 from safepoint.storage.options import StorageOptions
-from tests.attacks.test_hostile_clusters import Handler, Server, job, kubeconfig
+from tests.attacks.test_hostile_clusters import Handler, Server, kubeconfig
+from tests.support.cluster.saving_jobs import SavingJob
 
 PRIVATE = "PRIVATE-KEY-OF-THE-USER"
 
@@ -104,9 +105,13 @@ def hostile(own: Path, url: str) -> list[dict[str, str]]:
     ]
 
 
-def trainjob(env: dict[str, str], connection: str | None = None) -> dict[str, Any]:
-    record = {"settings": {"SAFEPOINT_OUTPUT_DIR": "s3://bucket/run"}, "connection": connection, "env": env}
-    return job("a", **{RECORD: json.dumps(record)})
+def storage_with(env: dict[str, str]) -> JobStorage:
+    """What counts of a job that another person has submitted with these variables."""
+    job = SavingJob(env=env)
+    note = job.trainjob["metadata"]["annotations"][RECORD]
+    job.trainjob["metadata"]["annotations"][RECORD] = json.dumps({**json.loads(note), "env": env})
+    job.trainjob["spec"]["trainer"]["env"] += [{"name": name, "value": text} for name, text in env.items()]
+    return storage_of(job.api, job.trainjob)
 
 
 def changed(before: dict[str, str]) -> dict[str, str]:
@@ -149,7 +154,7 @@ def test_of_a_record(
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             monkeypatch.delenv(name)
     env = hostile(own, url)[number]
-    storage = storage_of(trainjob({**env, "AWS_REGION": "eu-west-1"}))
+    storage = storage_with({**env, "AWS_REGION": "eu-west-1"})
     api: Any = None
     inventory = open_directly(api, storage, parse_location("s3://bucket/run"))
     if inventory is not None:
@@ -248,4 +253,4 @@ def test_a_record_runs_nothing_in_a_helper(own: Path) -> None:
         "HTTPS_PROXY": "http://evil.example",
     }
     kept = {"AWS_REGION": "eu-west-1", "AWS_CA_BUNDLE": "/etc/ca.pem", "SAFEPOINT_VERIFY_TLS": "0"}
-    assert storage_of(trainjob({**code, **kept})).env == kept
+    assert storage_with({**code, **kept}).env == kept

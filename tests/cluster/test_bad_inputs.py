@@ -283,7 +283,7 @@ _CASES = {
         "list",
         _USAGE,
         "encrypted",
-        "correct server",
+        "the field `server`",
         prepare=_kubeconfig(lambda found: _cluster_of(found).update(server="http://10.88.0.99:80")),
     ),
     "kubeconfig of a server that is gone": _bad(

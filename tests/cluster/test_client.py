@@ -6,6 +6,7 @@ import pytest
 
 from safepoint import PeriodicCheckpointConfig, TrainerClient, TransformersTrainer
 from safepoint.sdk.upstream import KubernetesBackendConfig, kubernetes_options
+from tests.support.blocked import Client
 from tests.support.cluster.workspace import CLAIM, Workspace
 
 
@@ -103,4 +104,28 @@ def test_a_suspended_job_gets_more_nodes_when_it_is_resumed(team: Workspace) -> 
     assert (running.num_nodes, running.creation_timestamp) == (2, suspended.creation_timestamp)
     assert [step.name for step in running.steps] == ["node-0", "node-1"]
     client.delete_job(name)
+    assert team.left() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_client_without_torch(team: Workspace, tmp_path: Path) -> None:
+    """The commands and the SDK of a machine that never trains: a job is submitted, looked at, and its output read."""
+    client, on = Client(tmp_path), ("--on", ".", "--namespace", team.namespace)
+    (tmp_path / "train.py").write_text("import torch\nprint('torch', torch.__version__)\n")
+    done = client.run("submit", *on, "--name", "far", "--output-dir", f"pvc://{CLAIM}/far", "train.py")
+    assert done.returncode == 0, done.stderr
+    code = (
+        "from safepoint import KubernetesBackendConfig, TrainerClient\n"
+        f"client = TrainerClient(KubernetesBackendConfig(namespace={team.namespace!r}))\n"
+        "print(client.wait_for_job_status('far', timeout=120).status)\n"
+        "print(*client.get_job_logs('far'), sep='')\n"
+    )
+    (tmp_path / "wait.py").write_text(code)
+    done = client.python("wait.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Complete\n")
+    assert "torch" in done.stdout
+    assert "Complete" in client.run("list", *on).stdout
+    assert client.run("checkpoints", "list", f"pvc://{CLAIM}/far", *on).returncode == 0
+    assert client.run("delete", *on, "far", "--yes").returncode == 0
     assert team.left() == []

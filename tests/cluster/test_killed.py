@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.jobs.cluster.spec import plan_name
 from tests.support.cluster import killed
+from tests.support.cluster.plans import plan_for
 from tests.support.cluster.workspace import CLAIM, RUNTIME, Workspace, apply
 from tests.support.commands import Outcome, safepoint
 from tests.support.patience import PATIENCE
@@ -267,6 +267,39 @@ def test_the_plan_of_a_change_is_no_job(team: Workspace, tmp_path: Path) -> None
     assert team.left_at_last() == []
 
 
+@pytest.mark.timeout(300)
+def test_a_plan_that_another_person_changes(
+    team: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Trainer lets this person replace the whole `spec.trainer`. The plan is carried out only as it was written."""
+    submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
+    scale, list_ = Command(team, "scale", "a", "--nnodes", "2"), Command(team, "list")
+    assert submit.run().code == 0
+    job = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{team.namespace}/trainjobs/a"
+    assert scale.requests(log, "DELETE", job, "1") == _SIGKILL
+    until(lambda: "trainjob.trainer.kubeflow.org/a" not in team.left())
+    [plan] = plans(team)
+    content = team.get("trainjob", plan)["metadata"]["annotations"]["safepoint.dev/succession"]
+
+    def patch(change: object) -> None:
+        team.kubectl("patch", "trainjob", plan, "--type", "merge", "-p", json.dumps(change))
+
+    evil = content.replace("none.example/none:1", "evil.example/evil:1")
+    assert evil != content
+    patch({"spec": {"trainer": None}})
+    patch({"spec": {"trainer": {"numNodes": 1, "image": "evil.example/evil:1"}}})
+    patch({"metadata": {"annotations": {"safepoint.dev/succession": evil}}})
+    assert list_.run().code == 0
+    assert "there is no job a" in Command(team, "status", "a").run().stderr
+    assert f"kubectl delete trainjob {plan}" in caplog.text
+    assert [item["metadata"]["name"] for item in team.get("trainjobs")["items"]] == [plan]
+    patch({"metadata": {"annotations": {"safepoint.dev/succession": content}}})
+    until(lambda: list_.run().code == 0 and not plans(team))
+    trainer = team.get("trainjob", "a")["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["image"]) == (2, "none.example/none:1")
+    assert_whole(team)
+
+
 @pytest.mark.timeout(120)
 def test_a_config_map_is_no_plan(team: Workspace) -> None:
     """Its writer may create no TrainJobs, and the user who lists the jobs may."""
@@ -276,15 +309,15 @@ def test_a_config_map_is_no_plan(team: Workspace) -> None:
         "metadata": {"name": "planted", "namespace": team.namespace},
         "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": {"numNodes": 1, "command": ["true"]}},
     }
-    data = {"old": "gone", "nodes": "1", "actor": "x", "successor": json.dumps(job)}
-    for name in ("planted-successor", plan_name("planted")):
+    plan = plan_for(job, job="planted", old_uid="gone")
+    for name in ("planted-successor", plan["metadata"]["name"]):
         metadata = {
             "name": name,
             "namespace": team.namespace,
-            "labels": {"safepoint.dev/successor-of": "planted"},
-            "annotations": {"safepoint.dev/succession": json.dumps({**data, "nodes": 1, "successor": job})},
+            "labels": plan["metadata"]["labels"],
+            "annotations": plan["metadata"]["annotations"],
         }
-        apply(team.cluster, [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}])
+        apply(team.cluster, [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}])
     assert Command(team, "list").run().code == 0
     assert "there is no job planted" in Command(team, "status", "planted").run().stderr
     assert team.get("trainjobs")["items"] == []

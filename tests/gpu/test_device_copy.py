@@ -85,6 +85,9 @@ def training() -> Iterator[Training]:
 
 def warm_up(training: Training) -> None:
     """Streams, pinned memory and kernels are there; what follows can be asynchronous."""
+    training.optimizer.step()
+    with torch.no_grad():
+        training.parameter.fill_(1.0)
     training.stage()
     training.stager.wait()
     training.ended.clear()
@@ -162,6 +165,30 @@ def test_tensors_may_go_before_their_copy_is_done(training: Training) -> None:
     others = [torch.full((NUM_VALUES,), -1.0, device=training.device) for _ in range(4)]
     assert bool((training.copied()["buffer"] == 8.0).all())
     assert len(others) == 4
+
+
+def test_a_graph_can_be_captured_meanwhile(training: Training) -> None:
+    """A capture forbids other threads some calls of the driver; waiting for the copies is none of them."""
+    warm_up(training)
+    counted, side, graph = torch.zeros(1, device=training.device), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        counted.add_(1)
+    torch.cuda.synchronize()
+    busy = training.keep_busy()
+    training.stage()
+    with torch.cuda.stream(side):
+        graph.capture_begin()
+        counted.add_(1)
+        for _ in range(500):
+            if training.ended:
+                break
+            time.sleep(0.01)
+        graph.capture_end()
+    assert busy.query()
+    graph.replay()
+    assert bool((training.copied()["parameter"] == 1.0).all())
+    assert training.ended == [True]
+    assert float(counted) == 2.0
 
 
 def test_the_second_device_has_a_stream_of_its_own() -> None:

@@ -105,7 +105,7 @@ def main() -> None:
         more.append(EarlyStopping("val_loss", min_delta=1e6, patience=1))
         more.append(ModelCheckpoint(options.out / "best", monitor="val_loss"))
     trainer = pl.Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
         max_epochs=options.epochs,

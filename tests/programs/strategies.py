@@ -1,4 +1,4 @@
-"""Strategies of the Trainer on the CPU, for tests."""
+"""Strategies of the Trainer, on the CPU or on the CUDA device that there is, for tests."""
 
 import contextlib
 import os
@@ -19,14 +19,19 @@ def arguments_for(strategy: str, layer: str, *, has_groups: bool = False, varian
         has_groups: whether ZeRO is to use the Trainer's optimizer, in place of DeepSpeed's with its one group.
         variant: of ZeRO; `sums` adds gradients up in full precision, `offload` keeps the optimizer on the host.
     """
+    has_device = torch.cuda.is_available()
+    if has_device:
+        torch.use_deterministic_algorithms(True)  # bits are compared
     if strategy.startswith("fsdp"):
-        _let_accelerate_take_the_cpu()
+        if not has_device:
+            _let_accelerate_take_the_cpu()
         state = "FULL_STATE_DICT" if strategy == "fsdp-full" else "SHARDED_STATE_DICT"
         config = {"version": 2, "transformer_layer_cls_to_wrap": [layer], "state_dict_type": state}
         return {"use_cpu": False, "fsdp": True, "fsdp_config": config}
     if strategy.startswith("zero"):
-        os.environ["DS_ACCELERATOR"] = "cpu"
-        _let_accelerate_take_the_cpu()
+        if not has_device:
+            os.environ["DS_ACCELERATOR"] = "cpu"
+            _let_accelerate_take_the_cpu()
         config = {
             "zero_optimization": {"stage": int(strategy[-1])},
             "optimizer": {
@@ -47,7 +52,7 @@ def arguments_for(strategy: str, layer: str, *, has_groups: bool = False, varian
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
             config["zero_force_ds_cpu_optimizer"] = False
         return {"use_cpu": False, "deepspeed": config}
-    return {"use_cpu": True}
+    return {"use_cpu": not has_device}
 
 
 def _let_accelerate_take_the_cpu() -> None:

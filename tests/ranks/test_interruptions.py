@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ from tests.support.jobs import (
     tiny,
     wait_until_gone,
 )
+from tests.support.moto_server import MotoServer
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -261,6 +264,43 @@ def test_a_requested_save_holds_the_ranks(tmp_path: Path, monkeypatch: pytest.Mo
         assert job.wait(30) == 75, job.text
     assert committed_steps(output) == [receipt.step, second.step]
     assert read_events(output, "interrupted")[0]["step"] == second.step
+
+
+@pytest.mark.parametrize("slots", ["0", "1"])
+def test_a_requested_save_of_two_nodes_is_uploaded_while_the_ranks_wait(
+    slots: str, tmp_path: Path, moto: MotoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has a folder of its own. Without memory for a snapshot, the ranks write the files themselves."""
+    folder = tmp_path / "temporary"
+    location, port = moto.location(f"hold-{uuid.uuid4().hex}"), str(free_port())
+    jobs = [
+        safepoint(
+            output := tmp_path / f"node-{rank}",
+            *("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port),
+            *("--output-dir", str(location), "--local-dir", str(output), "--snapshot-slots", slots),
+            program=tiny(output, "--step-ms", "50", "--epochs", "9"),
+            TMPDIR=str(make(folder / str(rank))),
+            **moto.variables,
+        )
+        for rank in range(2)
+    ]
+    monkeypatch.setenv("TMPDIR", str(folder / "0"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "0"))
+    for name, value in moto.variables.items():
+        monkeypatch.setenv(name, value)
+    with no_orphans(*jobs):
+        jobs[0].wait_for_step(3)
+        receipt = request_save(within_s=60, sign=lambda _: None)
+        assert receipt.step
+        jobs[0].signal(signal.SIGTERM)
+        assert [job.wait(30) for job in jobs] == [75, 75], jobs[0].text
+    assert read_events(tmp_path / "node-0", "interrupted")[0]["step"] == receipt.step
+    assert {event["step"] for event in read_events(tmp_path / "node-0", "uploaded")} == {receipt.step}
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
 
 
 def test_killed_rank_is_restarted_from_the_newest_checkpoint(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ KINDS = ("full", "lora")
 CASES = ("periodic", "signal", "rank killed", "everything killed", "object store")
 _CUT = {
     ("fsdp", "lora", "signal"),
+    ("fsdp-full", "full", "rank killed"),
     ("zero3", "full", "signal"),
 }
 _MATRIX = [
@@ -99,9 +100,13 @@ def _periodic(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
     job = _start(output, strategy, kind, *_SAVES)
     _end(job)
     last = 32 if strategy == "single" else 16  # a rank alone takes as many samples in a step as each of two
-    assert committed_steps(output) == list(range(4, last + 1, 4))
+    saved = committed_steps(output)
+    # On a busy machine a save may begin before the one before it is written, and replace it.
+    replaced = {event["step"] for event in job.events("save_superseded")}
+    assert sorted({*saved, *replaced}) == list(range(4, last + 1, 4))
+    assert saved[-1] == last
     assert "synchronous" not in job.text
-    for path in (output / "checkpoint-16").rglob("*"):
+    for path in (output / f"checkpoint-{last}").rglob("*"):
         if path.suffix in {".pt", ".pth", ".bin"} and path.name != "training_args.bin":
             with zipfile.ZipFile(path) as archive:  # torch itself leaves a mark in each
                 assert not any(name.endswith(".data/serialization_id") for name in archive.namelist()), path

@@ -10,7 +10,7 @@ import pytest
 
 from safepoint.errors import ConditionError, ObjectNotFoundError, StorageError
 from safepoint.foundation import clock
-from safepoint.storage.library_bucket import LibraryBucket
+from safepoint.storage.library.library_bucket import LibraryBucket
 from safepoint.storage.opening import check_access
 from safepoint.storage.store import ABSENT, WHOLE_BYTES, Condition, Content, Store
 from tests.support.streams import stream_of

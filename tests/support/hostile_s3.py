@@ -25,6 +25,7 @@ class Request(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: Any
+    body = b""
 
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
@@ -50,7 +51,7 @@ class Request(http.server.BaseHTTPRequestHandler):
         return True
 
     def _do(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.body = self.rfile.read(int(self.headers.get("content-length") or 0))
         self.server.num_requests += 1
         try:
             _ = self.server.answer(self) or self._answer()

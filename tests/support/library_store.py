@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from obstore.store import S3Store
 
-from safepoint.storage import library_bucket
-from safepoint.storage.key_files import KeyFiles
-from safepoint.storage.library_bucket import LibraryBucket
+from safepoint.storage.library import library_bucket
+from safepoint.storage.library.key_files import KeyFiles
+from safepoint.storage.library.library_bucket import LibraryBucket
 from safepoint.storage.location import Location
 from safepoint.storage.object_store import ObjectStore
 from safepoint.storage.options import StorageOptions

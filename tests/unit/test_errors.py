@@ -18,9 +18,11 @@ CODES = {
     "TransientError": 13,
     "CheckpointError": 14,
     "ManifestError": 14,
+    "UnreadableError": 14,
     "NothingValidError": 14,
     "WaitTimeoutError": 15,
     "UnsupportedError": 16,
+    "MissingExtraError": 16,
     "SaveError": 1,
     "PeerError": 1,
 }

@@ -1,14 +1,14 @@
-"""The commit: the moment from which files count as a checkpoint (docs/adr/0016).
+"""The commit: the action after which files count as a checkpoint (docs/adr/0016).
 
-Every save, copy, fetch, export and final model ends in `commit`. Until then its files are in a working folder, or in
-a store under a name without a manifest, and no reader takes them for a checkpoint. The commit is:
+Every save, copy, fetch, export and final model ends in `commit`. Until then, the files are in a working folder, or in
+a store under a name without a manifest, so that no reader uses them as a checkpoint. The commit is:
 
 - in a folder: one rename (`FolderDestination`);
 - in a folder on each of several nodes: one rename on each node, after all nodes have prepared their parts;
 - in an object store: one conditional write of the manifest (`checkpoint.remote.store_destination`).
 
-A model that is exported to a place outside of a run has no manifest. In a store it counts when its last file is
-written (`checkpoint.tools.atomic_export`).
+A model that is exported outside of a run's location has no manifest. In a store, it counts as complete when its last
+file is written (`checkpoint.tools.atomic_export`).
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def manifest_of(record: Record) -> Manifest:
 
 
 class Destination(Protocol):
-    """A place in which a checkpoint or a model appears whole or not at all."""
+    """A folder or a prefix of a store, in which a checkpoint or a model appears whole or not at all."""
 
     def prepare(self, record: Record | None) -> None:
         """Compare the files with the record and make them durable. Likely errors, such as a full disk, occur here.
@@ -45,7 +45,7 @@ class Destination(Protocol):
             record: names the files; None for a model without a manifest.
 
         Raises:
-            SafepointError: the files differ from the record, or another writer has claimed the place.
+            SafepointError: the files differ from the record, or another writer has claimed the destination.
             OSError: the disk is full, gone, or read-only.
         """
         ...
@@ -54,7 +54,7 @@ class Destination(Protocol):
         """Make the prepared files count, in one atomic step.
 
         Raises:
-            SafepointError: another writer has claimed the place.
+            SafepointError: another writer has claimed the destination.
             OSError: the disk is gone, or read-only.
         """
         ...
@@ -92,7 +92,7 @@ def commit(
 
 @contextlib.contextmanager
 def discarding(destination: Destination) -> Generator[None]:
-    """If the `with` block fails, discard the files at `destination`, unless another writer has claimed the place."""
+    """If the `with` block fails, discard the files at `destination`, unless another writer has claimed it."""
     try:
         yield
     except ConflictError:

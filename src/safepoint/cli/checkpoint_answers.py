@@ -10,7 +10,7 @@ from safepoint.checkpoint.tools.adopt import Adoption
 from safepoint.checkpoint.tools.difference import Change
 from safepoint.checkpoint.tools.inventory import Item, Kind
 from safepoint.checkpoint.tools.removal import Removal
-from safepoint.checkpoint.tools.repair import Repair
+from safepoint.checkpoint.tools.repair import NOT_OURS, Repair
 from safepoint.errors import CheckpointError, PartlyDoneError, StorageError, printable
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.units import format_bytes, plural
@@ -132,10 +132,13 @@ def check_removed(found: Removal, location: str) -> None:
     """Raise an error if a checkpoint could not be removed."""
     if found.failed:
         item, reason = found.failed[0]
+        hint = "fix the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again"
+        if reason == NOT_OURS:
+            hint = "delete its objects with the tools of the store, if they are of no use"
         raise StorageError(
             f"{plural(len(found.failed), 'checkpoint')} in {location} could not be removed, such as {item.name} "
             f"({printable(reason)}); the others were",
-            hint="correct the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again",
+            hint=hint,
         )
 
 

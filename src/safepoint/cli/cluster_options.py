@@ -26,9 +26,10 @@ SHORT_S = 3.0
 """How long a failing request to the default place is repeated, in seconds, if the command does not name a place."""
 
 _PLACE = (
-    "The cluster: the NAME of a table `[places.NAME]` in your settings, or the name of a context in your "
-    "kubeconfig, or `.` for the current context. `local` is this machine."
+    "The cluster: the NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or "
+    "`.` for the current context. `local` means this machine."
 )
+_OF_JOB = "this machine or your default place, whichever has the job"
 On = Annotated[str | None, typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine")]
 OnOfJob = Annotated[
     str | None,
@@ -36,12 +37,24 @@ OnOfJob = Annotated[
         "--on",
         metavar="PLACE",
         help=_PLACE,
-        show_default="this machine or your default place, whichever has the job",
+        show_default=_OF_JOB,
     ),
+]
+OnOfList = Annotated[
+    str | None,
+    typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine and your default place, if any"),
+]
+OnOfWatch = Annotated[
+    str | None,
+    typer.Option("--on", metavar="PLACE", help=_PLACE, show_default=f"this machine; with JOB, {_OF_JOB}"),
 ]
 Namespace = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="The namespace of the cluster.", show_default="that of the context"),
+    typer.Option(
+        metavar="NAME",
+        help="The namespace in the cluster.",
+        show_default="the place's namespace; if it has none, the context's",
+    ),
 ]
 
 
@@ -51,9 +64,8 @@ def open_jobs(
 ) -> Generator[JobPlace[Any]]:
     """The jobs of the place that `on` names.
 
-    If `on` is None, the jobs are those of this machine, unless there is a default place. With a default place and a
-    `namespace`, they are those of the default place; with a default place and a `name`, those of the place that has
-    this job.
+    If `on` is None, the jobs are those of this machine, unless there is a default place. If there is a default place,
+    a `namespace` selects the jobs of the default place, and a `name` selects the place that has this job.
 
     Args:
         on: the place, as the option `--on` names it.
@@ -84,7 +96,7 @@ def open_jobs(
 def places_to_list(on: str | None, namespace: str | None) -> list[str | None]:
     """The values of `--on` for all places whose jobs a list shows.
 
-    This is the place that the options name; without options, this machine and, if there is one, the default place.
+    This is the place that the options name. Without options, these are this machine and, if set, the default place.
     """
     default = Configuration.of_user().default_place
     if on is not None or namespace is not None or default is None:
@@ -182,7 +194,7 @@ class SubmitOptions:
 
 
 def refuse_without_cluster(namespace: str | None, options: SubmitOptions | None = None) -> None:
-    """Raise UsageError if `namespace` or one of `options` is set: they have an effect on a cluster only."""
+    """Raise UsageError if `namespace` or one of `options` is set, because these have an effect on a cluster only."""
     values: dict[str, object] = {"--namespace": namespace}
     for item in dataclasses.fields(SubmitOptions) if options is not None else ():
         value = getattr(options, item.name)

@@ -2,9 +2,9 @@
 
 The value of an option comes from the first of these that sets it: the command line, the option's environment
 variable, the settings files in their order, the default. `submit` also reads the table `[run]`, and with `--on NAME`
-the table `[places.NAME]`. Whichever files these tables are in, `[places.NAME]` overrides `[submit]`, and `[submit]`
-overrides `[run]`. A file cannot set `--json`, because programs rely on the form of an answer. Nor can a file set a
-flag that has neither a variable nor a form `--no-…`, because nothing could override the file.
+the table `[places.NAME]`. `[places.NAME]` overrides `[submit]`, and `[submit]` overrides `[run]`, also if these
+tables are in different files. A file cannot set `--json`, because programs rely on the form of an answer. Nor can a
+file set a flag that has neither a variable nor a form `--no-…`, because nothing could override the file.
 """
 
 import os
@@ -24,7 +24,10 @@ from safepoint.foundation.units import nearest
 _CLAIMS = "SAFEPOINT_PVC_MOUNTS"
 _SUBMIT, _PLACES = ("submit",), "places"
 _SHARED: dict[tuple[str, ...], tuple[str, ...]] = {("submit",): ("run",)}
-"""The commands that also read the table of another command. Options that only the other command has are ignored."""
+"""The commands that also read the table of another command.
+
+Options that they do not have are ignored in that table.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,15 @@ from typing import Any, cast
 import typer
 
 from safepoint.cli.lazy import Invocation, LazyGroup
-from safepoint.errors import AccessDeniedError, ExitCode, SafepointError, printable, printable_lines
+from safepoint.errors import (
+    AccessDeniedError,
+    ExitCode,
+    MissingExtraError,
+    SafepointError,
+    printable,
+    printable_lines,
+    require_torch,
+)
 
 # Before 0.28, Typer raises the exceptions of Click. Later releases have their own, and do not need Click.
 _COMMAND_ERROR: Any = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
@@ -102,6 +110,11 @@ def explain(error: Exception) -> tuple[ExitCode, SafepointError] | None:
     if isinstance(error, SafepointError):
         # If a store or a cluster refuses the identity, a command ends with 12, and a training with 13.
         return ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code, error
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in {"torch", "numpy"}:
+        try:
+            require_torch("this command")
+        except MissingExtraError as missing:
+            return missing.exit_code, missing
     if isinstance(error, OSError) and error.errno in _OUTSIDE_FAULTS:
         where = printable(str(error.filename or "a file"))
         return ExitCode.STORAGE, SafepointError(f"{where}: {error.strerror}; the command was not completed")

@@ -94,7 +94,7 @@ class Invocation:
     Args:
         root: all commands.
         arguments: the command line after `safepoint`.
-        names: the name of the command, after those of its groups; empty when the command line names no command.
+        names: the names of the command's groups, then its own name; empty when the command line names no command.
         options: the options that were typed, with their values, each by all its names: after `-v`, both `-v` and
             `--verbose`. If the command line names no command: all arguments.
     """

@@ -1,6 +1,6 @@
 """The argument LOCATION of a command about checkpoints, and how the command opens it.
 
-Such a command
+A command with this argument
 
 - has a parameter `location` (or `source` and `target`, or `before` and `after`) of type `CheckpointPlace` or
   `OutputPlace`, and a parameter `connection` of type `safepoint.cli.place.ConnectionOrSecret`;

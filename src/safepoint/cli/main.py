@@ -11,11 +11,11 @@ from safepoint.cli.failures import run_command
 from safepoint.cli.lazy import LazyCommand, LazyGroup, keep_pydantic_out
 from safepoint.foundation.environment import forget_service_links
 
-_SUMMARY = "Keeps model training alive: saves a checkpoint on preemption, and resumes from it."
+_SUMMARY = "Save PyTorch training runs when they are interrupted, and resume them."
 _COMMANDS = (
-    ("run", "run:run", "Run an unchanged training script so that it survives preemption."),
+    ("run", "run:run", "Run an unchanged training script so that it can be interrupted and resumed."),
     ("submit", "submit:submit", "Run a training script in the background, as a job."),
-    ("list", "jobs:list_", "List the jobs, newest first, with state, progress, time left, loss and safe step."),
+    ("list", "jobs:list_", "List the jobs, newest first: state, progress, time left, loss and saved step."),
     ("status", "jobs:status", "Show one job: its command, progress, output location and attempts."),
     ("watch", "watch:watch", "Show jobs live, with a plot of the loss."),
     ("logs", "jobs:logs", "Print the output of a job's launchers and ranks."),

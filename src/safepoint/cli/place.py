@@ -68,7 +68,7 @@ def find_place(context: typer.Context, text: str) -> str:
         job = jobs.job(name)
         output = jobs.output_of(job)
         if not isinstance(job, JobRecord):
-            _note_cluster(context, jobs, job.name)
+            output = _note_cluster(context, jobs, job.name)
     if output is None:
         raise NotFoundError(
             f"job {job.name} has not reported its output location yet",
@@ -79,16 +79,19 @@ def find_place(context: typer.Context, text: str) -> str:
     return f"{output}{slash}{rest}"
 
 
-def _note_cluster(context: typer.Context, jobs: object, name: str) -> None:
-    """Put the cluster, the Secret and the variables of a job on a cluster into the context, for the command."""
+def _note_cluster(context: typer.Context, jobs: object, name: str) -> str | None:
+    """Put the cluster, the Secret and the variables of a job on a cluster into the context, for the command.
+
+    Returns:
+        The output location of the job; None if it is not known.
+    """
     from safepoint.foundation.configuration import Configuration
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
-    from safepoint.jobs.cluster.helper.job_storage import storage_of
 
     assert isinstance(jobs, ClusterJobs)
     default = Configuration.of_user().default_place
     on = context.params.get("on") or (default.name if default is not None else ".")
-    found = storage_of(jobs.observe(name).trainjob)
+    found = jobs.storage_of(name)
     storage = ClusterStorage(
         on=on, namespace=context.params.get("namespace"), connection=found.connection, env=found.env
     )
@@ -98,6 +101,7 @@ def _note_cluster(context: typer.Context, jobs: object, name: str) -> None:
             "the two jobs need different credentials for object stores, and one command cannot use both",
             hint="name one of the two locations by its path or its URI",
         )
+    return found.output
 
 
 def _use(context: typer.Context, name: str | None, env: Mapping[str, str]) -> None:
@@ -136,14 +140,14 @@ def _replace_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-_OF_FILE = "Use the credentials for the object store in table NAME of ~/.config/safepoint/connections.toml."
+_OF_FILE = "Read the access keys for the object store from the table NAME of ~/.config/safepoint/connections.toml."
 Connection = Annotated[str | None, typer.Option("--connection", metavar="NAME", help=_OF_FILE, callback=_connect)]
 ConnectionOrSecret = Annotated[
     str | None,
     typer.Option(
         "--connection",
         metavar="NAME",
-        help=f"{_OF_FILE} With --on: use those in the Secret NAME.",
+        help=f"{_OF_FILE} With --on: read them from the Secret NAME.",
         callback=_connect,
     ),
 ]

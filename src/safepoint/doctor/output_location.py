@@ -120,7 +120,7 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
             status=Status.FAILURE,
             found=f"{folder}: {disk}",
             why=why,
-            fix="use a folder that this user can write, or correct its mount",
+            fix="use a folder that this user can write to, or fix its mount",
         )
     found = (
         f"{folder}{'' if disk.folder == folder.absolute() else f' (tested in {disk.folder})'}: "
@@ -156,7 +156,7 @@ def look_at_store(location: Location) -> Tried | StorageError:
     try:
         options = replace(StorageOptions.from_environment(), request_timeout_s=_STORE_LIMIT_S)
     except ValueError as error:
-        return StorageError(str(error), hint="correct the variable")
+        return StorageError(str(error), hint="fix the value of the variable")
     try:
         return try_access(open_store(location, options), within_s=_STORE_LIMIT_S)
     except StorageError as error:

@@ -115,7 +115,7 @@ def judge_torch(torch: Torch | str | None) -> Finding:
         found = f"its import takes longer than {_TORCH_LIMIT_S:.0f} s"
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
     if isinstance(torch, str):
-        fix = f"install it for {sys.executable}: pip install torch"
+        fix = f"install it for {sys.executable}: pip install 'safepoint[torch]'"
         return Finding(check=check, status=Status.FAILURE, found=torch, why=why, fix=fix)
     found = (
         f"{torch.version}, {f'CUDA {torch.cuda}' if torch.cuda else 'no CUDA'}, imported in {torch.import_s:.1f} s"

@@ -1,7 +1,8 @@
 """The pace of an attempt: arithmetic on the times of its steps.
 
-A step is measured from the end of the boundary before it, so that evaluations and saves are not included. They are
-counted separately, as pauses. The first pause is not counted: `pause_s` is the mean over the steps after it.
+A step is measured from the end of the boundary before it (the point between two steps), so that evaluations and saves
+are not included. These are measured separately, as pauses. The first pause is left out: `pause_s` is the mean over
+the steps after it.
 """
 
 from collections import deque
@@ -30,11 +31,11 @@ class Pace:
         self._paused_s = 0.0
 
     def begins(self, now_s: float) -> None:
-        """Note that the loop begins."""
+        """Record that the loop begins."""
         self._mark_s = now_s
 
     def step_ends(self, now_s: float) -> None:
-        """Note that the optimizer has stepped."""
+        """Record that the optimizer has stepped."""
         if self._mark_s is None:
             return
         took_s = now_s - self._mark_s + self._small_s
@@ -48,7 +49,7 @@ class Pace:
             self._first_s = took_s
 
     def boundary_ends(self, now_s: float) -> None:
-        """Note that a log line, evaluation or save after a step is done; there may be several between two steps."""
+        """Record that a log line, evaluation or save after a step is done. Several may come between two steps."""
         if self._mark_s is None:
             return
         took_s = now_s - self._mark_s

@@ -17,7 +17,8 @@ class Work(Generic[_T]):
 
     def __init__(self, task: Callable[[], _T]) -> None:
         self._future = Future[_T]()
-        # Not an executor: its threads, unlike daemon threads, keep the process from exiting while a task hangs.
+        # This is not an executor: the threads of an executor, unlike daemon threads, keep the process from exiting
+        # while a task hangs.
         threading.Thread(target=self._run, args=(task,), name="safepoint-bounded", daemon=True).start()
 
     def _run(self, task: Callable[[], _T]) -> None:
@@ -31,13 +32,13 @@ class Work(Generic[_T]):
 
         Args:
             limit_s: how long to wait.
-            unless: when this is done, the wait ends too.
+            unless: the wait also ends when this future is done.
         """
         wait([self._future, *([] if unless is None else [unless])], limit_s, FIRST_COMPLETED)
         return self._future.done()
 
     def result(self, limit_s: float, *, unless: Future[Any] | None = None) -> _T | None:
-        """What the task returned, or None if it is not done in time; see `is_done`.
+        """What the task returned, or None if the task is not done in time; see `is_done`.
 
         Raises:
             BaseException: what the task raised.
@@ -49,6 +50,6 @@ def do_within(task: Callable[[], object], limit_s: float) -> bool:
     """Run `task` and wait at most `limit_s` seconds; its exceptions are dropped.
 
     Returns:
-        Whether it was done in time; otherwise it continues on its thread.
+        Whether the task was done in time. Otherwise it continues on its thread.
     """
     return Work(task).is_done(limit_s)

@@ -1,7 +1,7 @@
 """JSON of bounded size and depth, in texts and files that other users may have written.
 
-The values of a JSON text are counted before they are made: an empty list takes three bytes of the text, and 64 of
-memory.
+The values of a JSON text are counted before the text is parsed, because a small text can fill the memory: an empty
+list takes three bytes of text, but 64 bytes of memory.
 """
 
 import json

@@ -30,8 +30,8 @@ def tunnel_proxy(url: str) -> str | None:
     """The proxy that the environment names for an https request, as a URL; None if it names none.
 
     Raises:
-        OSError: the proxy is not reached by plain HTTP. `http.client` would send it the password of the proxy without
-            encryption.
+        OSError: the address of the proxy does not begin with `http:`. `http.client` would send the password of the
+            proxy to it without encryption.
     """
     proxy = named_proxy(url)
     if not proxy:
@@ -118,7 +118,7 @@ class _TimedTlsHandler(urllib.request.HTTPSHandler):
 
 
 def _timed(kind: type[http.client.HTTPConnection], until_s: float, **options: Any) -> Any:
-    """A function that makes connections. Each answer on such a connection must be complete by `until_s`."""
+    """A function that makes connections. Each answer on one of these connections must be complete by `until_s`."""
 
     def make(*args: Any, **kwargs: Any) -> http.client.HTTPConnection:
         connection = kind(*args, **kwargs, **options)
@@ -138,7 +138,7 @@ class TimedResponse(http.client.HTTPResponse):
         sock: the connection, with a timeout.
         until_s: the time, by the monotonic clock.
         args: see `http.client.HTTPResponse`.
-        kwargs: likewise.
+        kwargs: see `http.client.HTTPResponse`.
 
     Raises:
         TimeoutError: in every method that reads, after `until_s`.

@@ -3,15 +3,15 @@
 A file has these tables:
 
 - one for each command, such as `[run]` and `[checkpoints.list]`: the options of the command;
-- `[pvc]`: the folders of this machine that stand for claims;
+- `[pvc]`: the folders of this machine that stand for claims (volumes of a cluster);
 - `[local]`, only in the user's own file: the slots of this machine;
 - `[places.NAME]`, only in the user's own file: a cluster, and the options of `submit` on it.
 
 Dashes and underscores are equivalent. For each setting the first file that has it is used.
 
-A file of a project counts only if no other user can have written it, because its settings decide which programs run
-and where checkpoints go. Otherwise it is ignored, and `Configuration.ignored` says why. The environment variable
-SAFEPOINT_TRUSTED_FOLDERS names folders whose files count in any case.
+A file of a project is used only if no other user can have written it, because its settings decide which programs run
+and where checkpoints go. Otherwise the file is ignored, and `Configuration.ignored` says why. The environment
+variable SAFEPOINT_TRUSTED_FOLDERS names folders whose files are used in any case.
 
 A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line (if it can be
 found), the table, the key, the value, and what to do. `safepoint.cli` knows which commands and options there are.
@@ -32,7 +32,7 @@ from safepoint.foundation.units import nearest
 PROJECT_FILE = "safepoint.toml"
 _PYPROJECT = "pyproject.toml"
 TRUSTED_FOLDERS = "SAFEPOINT_TRUSTED_FOLDERS"
-"""The environment variable with the folders whose files count although other users own them, separated by colons."""
+"""The environment variable with folders whose files are used although other users own them, separated by colons."""
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 10
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
@@ -113,7 +113,7 @@ class ClusterPlace:
         name: its name.
         context: a context of the kubeconfig; None for the current one.
         namespace: None for the namespace of the context.
-        is_default: whether commands without `--on` look for jobs there too.
+        is_default: whether commands without `--on` look for jobs in this place too.
         settings: the options of `submit` that the table sets. Whether these options exist is not checked here.
     """
 
@@ -317,7 +317,7 @@ def _tables(path: Path, text: str | None) -> Iterator[Table]:
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not valid TOML: {printable(str(error))}; nothing was done",
-            hint="correct the file; strings need quotation marks",
+            hint="fix the file; strings need quotation marks",
         ) from error
     for name in prefix:
         document = cast("dict[str, Any]", document).get(name, {}) if isinstance(document, dict) else document
@@ -340,7 +340,7 @@ def _walk(
     if len(name) > _MOST_DEPTH:
         raise UsageError(
             f"{file} has tables that are nested more than {_MOST_DEPTH} deep; nothing was done",
-            hint="no table of Safepoint is nested so deep; correct the file",
+            hint="no table of Safepoint is nested so deep; fix the file",
         )
     for key, value in content.items():
         if isinstance(value, dict):
@@ -352,7 +352,7 @@ def _walk(
                 f"{setting.place}: {printable(f'{key} = {toml(value)}')} is in no table; nothing was done",
                 hint=f"put it below a command's name, such as [{'.'.join((*prefix, 'run'))}]",
             )
-        # The keys of [pvc] are names of claims, not options. In them, `_` is not another spelling of `-`.
+        # The keys of [pvc] are names of claims, not options. In these names, `_` is not another spelling of `-`.
         known = key if name[0] == _PVC else setting.name
         if known in settings:
             raise setting.refuse(f"{settings[known].key} in the same table sets it too", hint="delete one of them")
@@ -367,7 +367,7 @@ def _walk(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """What is to be parsed of a file; None if it is missing or ignored. And why it is ignored, if it is."""
+    """The text of a file, or None if the file is missing or ignored; and for an ignored file, the reason."""
 
     text: str | None = None
     why_ignored: str | None = None
@@ -411,7 +411,7 @@ def _read(path: Path, *, is_users: bool, is_trusted: bool) -> _Source:
 def _unreadable(path: Path, why: str) -> UsageError:
     return UsageError(
         f"the settings in {path} cannot be read: {why}; nothing was done",
-        hint="correct the file or its permissions, or move it away",
+        hint="fix the file or its permissions, or move it away",
     )
 
 

@@ -172,6 +172,11 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
         return True
 
 
+def is_of_stranger(path: str | os.PathLike[str]) -> bool:
+    """`is_planted` for `path` alone, without the folders above it."""
+    return _is_planted(path)
+
+
 def _is_planted(path: str | os.PathLike[str]) -> bool:
     try:
         return _is_of_stranger(path)
@@ -390,8 +395,8 @@ def is_importable(module: str, folder: str) -> bool:
 def forget_service_links() -> None:
     """Remove the variables of Kubernetes Services that look like settings of Safepoint or torchrun.
 
-    For a Service called `safepoint-metrics`, Kubernetes sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 and
-    SAFEPOINT_METRICS_PORT_80_TCP=tcp://10.0.0.7:80 in every pod of its namespace. No port of a setting is an address.
+    For a Service called `safepoint-metrics`, Kubernetes sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod of
+    its namespace, and more variables whose names begin in this way. No port of a setting is an address.
     """
     for name, value in list(os.environ.items()):
         if _SERVICE_PORT.fullmatch(name) and _SERVICE_ADDRESS.match(value):

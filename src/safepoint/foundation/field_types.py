@@ -16,7 +16,7 @@ class Kind:
     """Which values a field takes.
 
     Args:
-        words: what the message calls such a value: `a whole number`.
+        words: what messages call a value of this kind: `a whole number`.
         fits: whether a value of any type is of this kind.
         least: the smallest valid number; None for no limit.
         most: the greatest valid number; None for no limit.
@@ -56,6 +56,11 @@ def whole(least: int | None = None, most: int | None = None) -> Kind:
     return Kind(words="a whole number", fits=_is_whole, usual=int, least=least, most=most)
 
 
+def finite(least: float | None = None) -> Kind:
+    """A number that is neither infinite nor NaN. True and False are not numbers."""
+    return Kind(words="a finite number", fits=lambda value: _is_number(value) and abs(value) < math.inf, least=least)
+
+
 def texts(words: str = "a list of strings") -> Kind:
     """A list or tuple of strings. A single string is refused."""
     return Kind(words=words, fits=_are_texts)
@@ -63,6 +68,10 @@ def texts(words: str = "a list of strings") -> Kind:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_positive(value: Any) -> bool:
@@ -82,6 +91,7 @@ def _are_variables(value: Any) -> bool:
 
 
 TEXT = Kind(words="a string", fits=lambda value: isinstance(value, str), usual=str)
+NUMBER = Kind(words="a number", fits=_is_number)
 FLAG = Kind(words="True or False", fits=lambda value: isinstance(value, bool), usual=bool)
 PATH = Kind(words="a path", fits=lambda value: isinstance(value, str | os.PathLike))
 SECONDS = Kind(words="a positive number of seconds", fits=_is_positive)

@@ -53,7 +53,7 @@ def make_folder(path: Path) -> None:
 
 def fsync_file(path: Path) -> None:
     """Make the content of `path` survive a power loss."""
-    _fsync(path, os.O_NOFOLLOW)
+    _fsync(path, os.O_NOFOLLOW | os.O_NONBLOCK)  # it may be a pipe by now
 
 
 def fsync_folder(path: Path) -> None:

@@ -32,7 +32,7 @@ class ProgressFile:
         threading.Thread(target=self._write, name="safepoint-progress", daemon=True).start()
 
     def update(self) -> None:
-        """Report a change; cheap enough for every step."""
+        """Report a change. The call is cheap enough for every step."""
         # No lock is needed: the writer sets `_is_idle` before it reads `_has_changed`, so it cannot miss the change.
         self._has_changed = True
         if self._is_idle:

@@ -1,6 +1,6 @@
 """Serves the progress of the run over HTTP: to OpenShift AI's controller as JSON, to Prometheus as text.
 
-`/metrics` answers with the controller's JSON, or with text where the client prefers it, as Prometheus does;
+`/metrics` answers with the controller's JSON or, if the client prefers text, as Prometheus does, with text;
 `/metrics/prometheus` always answers with text. Before the first record the answer is 503, so that the controller
 keeps the previous status. No request changes anything.
 """
@@ -60,8 +60,8 @@ def default_host(environ: Mapping[str, str] | None = None) -> str:
 class _Server(http.server.ThreadingHTTPServer):
     """An HTTP server that bounds its connections.
 
-    If there are more than `_MAX_CONNECTIONS`, the oldest ones are interrupted. So is each one that lasts longer than
-    `_REQUEST_S`.
+    If there are more than `_MAX_CONNECTIONS`, the oldest connections are interrupted. Each connection that lasts
+    longer than `_REQUEST_S` is interrupted too.
     """
 
     daemon_threads = True
@@ -76,11 +76,12 @@ class _Server(http.server.ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            clock.sleep(_PAUSE_S)  # if no file descriptor is free, `accept` would fail again at once
+            clock.sleep(_PAUSE_S)  # without a free file descriptor, `accept` would fail again at once
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # An interrupted connection counts until its thread has closed it, so there may be more than the limit.
+        # An interrupted connection is counted until its thread has closed it, so there may be more connections than
+        # the limit.
         if len(self._connections) >= 2 * _MAX_CONNECTIONS:
             super().shutdown_request(request)
             return

@@ -1,4 +1,4 @@
-"""Tracks the progress of this process's training; the first rank writes it (docs/progress.md).
+"""Tracks the progress of the training in this process. On the first rank, it writes the progress (docs/progress.md).
 
 The loop and the engine report to a `ProgressTracker` on every rank, so that they need not know which rank they are
 on. Only the first rank writes its record to a file. A report is cheap enough for every step.
@@ -145,7 +145,7 @@ class ProgressTracker:
     def change(self, before: State, state: State) -> None:
         """Report `state`, if the reported state is still `before`."""
         with self._changing():
-            if self._state is before:  # the end of a training is final
+            if self._state is before:  # a training that has ended keeps its state
                 self._state = state
 
     # ---- a step -----------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """A run's progress in two formats: for OpenShift AI's controller, and for Kubeflow (KEP-2779).
 
 OpenShift AI's controller polls `to_bytes` from the first pod, and reads the same record from the pod's termination
-message. It refuses the whole record when a field has another type, such as a fraction instead of a whole number.
-`to_request` is the body of a status update of KEP-2779, in which every metric is a string.
+message. The controller refuses the whole record if a field has another type, such as a fraction instead of a whole
+number. `to_request` is the body of a status update of KEP-2779, in which every metric is a string.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ SAFE_TIME, SAVE_SECONDS = "safeTime", "saveSeconds"
 CHECKPOINT = "checkpoint"
 """The key of the newest checkpoint in a termination message."""
 _MOST_S = 2**31 - 1
-"""The controllers count in 32 bits."""
+"""The controllers store numbers in 32 bits."""
 _MOST_METRICS = 256
 """A request with more metrics is refused (KEP-2779)."""
 _MOST_TERMINATION_BYTES = 4000

@@ -11,7 +11,7 @@ from safepoint.sdk.upstream import types
 _TRAINERS = (types.CustomTrainer, types.CustomTrainerContainer, types.BuiltinTrainer)
 _SIZES = ("memory", "storage", "ephemeral-storage")
 _LEAST_MEMORY = 4 << 20
-"""Every Python process needs more memory than this. A smaller number was probably meant in another unit."""
+"""Every Python process needs more memory than this. A smaller number probably lacks its unit."""
 
 
 def check_config(backend_config: Any) -> None:

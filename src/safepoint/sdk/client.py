@@ -16,7 +16,8 @@ from safepoint.sdk.values import Checkpoint, TrainJob
 class TrainerClient(kubeflow_trainer.TrainerClient):
     """Submits and controls jobs from Python.
 
-    It has every method of `kubeflow.trainer.TrainerClient`, with the same arguments and results. On this machine:
+    The client has every method of `kubeflow.trainer.TrainerClient`, with the same arguments and results. On this
+    machine:
 
     - `safepoint submit` and this client make the same kind of job: it keeps running when this program ends, and
       `safepoint list` and other clients show it;
@@ -67,14 +68,15 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
 
         Args:
             runtime: the name of a runtime, or what `get_runtime` returns; None for `torch-distributed`.
-            initializer: downloads the data set and the model before the training; None for none.
+            initializer: downloads the data set and the model before the training; None if nothing has to be
+                downloaded.
             trainer: describes the training.
             options: such as `Name("my-job")`.
 
         Raises:
             ValueError: an argument is invalid; nothing was started.
             RuntimeError: the job could not be submitted.
-            NotImplementedError: the backend cannot run such a job.
+            NotImplementedError: the backend cannot run this kind of job.
         """
         check_train(runtime, initializer, trainer, options)
         with as_kubeflow_raises():

@@ -1,4 +1,4 @@
-"""Extends Kubeflow's backend for a cluster with jobs that save, suspend, resume and scale."""
+"""Kubeflow's backend for a cluster, extended so that jobs can be saved, suspended, resumed and scaled."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from safepoint.foundation.environment import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
-from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly, storage_of
+from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly
 from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
@@ -106,10 +106,11 @@ class ClusterBackend(KubernetesBackend):
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """The output of the pod of node N, for a step `node-N`. Kubeflow's own backend serves other steps.
+        """The output of one pod of a job.
 
-        With `follow`, the iterator waits for the pod, and ends when the job has stopped. Without `follow`, it has no
-        lines while there is no pod, as with Kubeflow's client.
+        Kubeflow calls the parts of a job steps: the step `node-N` is the pod of node N. Kubeflow's own backend
+        returns the output of all other steps. With `follow`, the iterator waits for the pod, and ends when the job
+        has stopped. Without `follow`, the iterator has no lines while there is no pod, as with Kubeflow's client.
         """
         kind, _, number = step.rpartition("-")
         if kind != constants.NODE or not number.isdecimal():
@@ -158,9 +159,9 @@ class ClusterBackend(KubernetesBackend):
             self._jobs.delete(name, with_checkpoints=True)
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
-        """A job's checkpoints, newest first; the final model is the last item. Foreign checkpoints are left out."""
+        """A job's checkpoints, newest first, then the final model. Checkpoints of other programs are left out."""
         with as_kubeflow_raises():
-            storage = storage_of(self._jobs.observe(name).trainjob)
+            storage = self._jobs.storage_of(name)
             if storage.output is None:
                 return []
             location = location_of(storage.output, name)

@@ -15,10 +15,6 @@ from safepoint.errors import (
 from safepoint.settings.wording import in_sdk_words
 
 
-class MissingExtraError(UnsupportedError, ImportError):
-    """A package that the SDK needs is not installed."""
-
-
 class NotSupportedHereError(UnsupportedError, NotImplementedError, ValueError):
     """The backend does not support the request."""
 

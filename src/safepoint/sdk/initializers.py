@@ -1,4 +1,4 @@
-"""Converts Kubeflow's initializers into the fields of a TrainJob, and keeps their secrets out of it."""
+"""Converts Kubeflow's initializers into the fields of a TrainJob, and keeps their secrets out of the TrainJob."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def initializer_of(given: types.Initializer | None) -> tuple[dict[str, Any], dic
     """The field `initializer` of a TrainJob, and the secrets that it needs.
 
     Args:
-        given: Kubeflow's initializer; None for none.
+        given: Kubeflow's initializer, or None.
 
     Returns:
         Two dicts, each with the keys `dataset` and `model` as far as they are given: the parts of the field

@@ -2,9 +2,10 @@
 
 The names of `kubeflow.trainer.options` can be imported from here too.
 
-An option is called with the TrainJob as nested dicts, and changes these dicts. Promises: nothing that an option sets
-is dropped in silence. Each patch in `runtimePatches` has a field `manager`, the name of the program that set it. A
-TrainJob has at most one patch with the same `manager`, so patches with the same `manager` are merged into one.
+An option is called with the TrainJob as nested dicts, and changes these dicts. Promises: if a setting of an option
+cannot be used, there is an error or a warning. Each patch in `runtimePatches` has a field `manager`, the name of the
+program that set it. A TrainJob has at most one patch with the same `manager`, so patches with the same `manager` are
+merged into one.
 """
 
 import dataclasses
@@ -92,14 +93,14 @@ def _plain(value: Any) -> Any:
 
 
 def _as_patch(override: Any) -> dict[str, Any]:
-    """The patch that does the same as an element of `podTemplateOverrides`."""
+    """The patch that has the same effect as an element of `podTemplateOverrides`."""
     template = {key: override[key] for key in ("metadata", "spec") if key in override}
     jobs = [{"name": job["name"], "template": {"spec": {"template": template}}} for job in override["targetJobs"]]
     return {"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
 
 
 def _merged(first: Any, second: Any) -> Any:
-    """Two patches merged into one. Where they contradict each other, the second one counts."""
+    """Two patches merged into one. Where they contradict each other, the second patch is used."""
     if isinstance(first, dict) and isinstance(second, dict):
         before, after = cast("dict[str, Any]", first), cast("dict[str, Any]", second)
         return {

@@ -18,7 +18,7 @@ from safepoint.storage.location import parse_location
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?(.*)", re.DOTALL)
 _SLIP = re.compile(r"\s*(s3|pvc)(?::/?(?!/)|//|:\\|\\\\)", re.IGNORECASE)
-"""The beginning of a location that was meant to begin with `s3://` or `pvc://`."""
+"""A mistyped beginning of a location, such as `s3:/`, where `s3://` or `pvc://` is needed."""
 _FORMS = "pvc://<claim>/<path>, s3://<bucket>/<prefix> or a path"
 _NAMES = {"pvc": "claim", "s3": "bucket"}
 
@@ -98,7 +98,9 @@ class PeriodicCheckpointConfig:
 
 @dataclass
 class TransformersTrainer(types.CustomTrainer):
-    """A training that survives preemption. Its code uses a trainer of Hugging Face or TRL, or `safepoint.session`.
+    """A training that saves when it is preempted, and resumes later.
+
+    Its code uses a trainer of Hugging Face or TRL, or `safepoint.session`.
 
     A subclass of Kubeflow's `CustomTrainer`.
 
@@ -115,12 +117,13 @@ class TransformersTrainer(types.CustomTrainer):
         env: environment variables for the training; they must not contain secrets.
         enable_progression_tracking: serve the progress of the training over HTTP.
         metrics_port: the port on the first node at which the progress is served; 1024-65535.
-        metrics_poll_interval_seconds: the seconds between two times that a cluster's controller reads the progress;
-            5-300.
+        metrics_poll_interval_seconds: how often a cluster's controller reads the progress: the seconds from one time
+            to the next, 5-300.
         enable_jit_checkpoint: whether a job must fail if it cannot run under Safepoint. An `output_dir` sets this
             field to True. The field matters only if Kubeflow's own client submits the job, the image lacks Safepoint,
-            and `func` is a function. If the field is True or `save_every` is set, such a job fails; otherwise it
-            trains without Safepoint. Any other job saves when it is asked to stop, even if the field is False.
+            and `func` is a function. In this case, the job fails if the field is True or `save_every` is set;
+            otherwise it trains without Safepoint. In all other cases, the job saves when it is asked to stop, even if
+            the field is False.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None
             leaves the choice to the script.
         periodic_checkpoint_config: when to save periodically; None leaves this to the script's own arguments.
@@ -135,7 +138,7 @@ class TransformersTrainer(types.CustomTrainer):
             `newest=2,every=1000,best=1:eval_loss`. `{"local": …, "store": …}` sets them separately.
         staging_size: maximum memory for all snapshots of a node, as a number of bytes or a string such as `8Gi`.
         ca_bundle: a PEM file with the CA certificates for the object store. For a job on a cluster, Safepoint sends
-            the file to the pods; a path that does not exist on this machine is taken as a path in the pods.
+            the file to the pods; a path that does not exist on this machine is used as a path in the pods.
         save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint derives the time
             from the cost of a save.
         snapshot_steps: the number of optimizer steps between two snapshots in memory, or `auto`.
@@ -264,7 +267,7 @@ class TransformersTrainer(types.CustomTrainer):
                 TEXT.optional.check(f"retention[{name!r}]", policies)
 
     def _policies(self) -> tuple[str | None, str | None]:
-        """The retention policies for the output folder, and those for the object store."""
+        """The retention policies for the output folder, and the retention policies for the object store."""
         if self.retention is None or isinstance(self.retention, str):
             return self.retention, self.retention if (self.output_dir or "").startswith("s3://") else None
         return self.retention.get("local"), self.retention.get("store")

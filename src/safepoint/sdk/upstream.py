@@ -2,7 +2,7 @@
 
 import warnings
 
-from safepoint.sdk.failures import MissingExtraError
+from safepoint.errors import MissingExtraError
 
 try:
     with warnings.catch_warnings():

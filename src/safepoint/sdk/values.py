@@ -47,7 +47,7 @@ class TrainJob(types.TrainJob):
         message: the reason for the `status`; may be empty.
         exit_code: the exit code of the last attempt (docs/exit-codes.md); None before the first attempt has ended.
         attempts: how many times the job was started.
-        safe_step: the step of the newest checkpoint; None while none is known.
+        safe_step: the step of the newest checkpoint; None while no checkpoint is known.
         output_dir: the location of the job's checkpoints; None while it is unknown.
         receipt: which checkpoint the suspension of this job has saved, and what was checked in it. Only a suspended
             job on a cluster has a receipt, and the result of `scale_job`, which suspends the job first. None for

@@ -28,7 +28,7 @@ class RunSettings:
     """The options of a run. None leaves the script's own setting in effect."""
 
     output_dir: str | None = None
-    """Where checkpoints go, instead of the script's own output_dir."""
+    """The location of the checkpoints, instead of the script's own output_dir."""
     save_strategy: str | None = None
     """`steps`, `epoch`, or `no` for no periodic checkpoints; a termination signal still saves."""
     save_steps: int | None = None
@@ -83,7 +83,7 @@ class RunSettings:
     launcher_pid: int | None = None
     """The pid of the launcher, whose death ends the rank; set by the launcher."""
     keeper: str | None = field(default=None, repr=False)
-    """The key of the node's keeper; set by the launcher."""
+    """The key of the node's keeper, the process that writes snapshots to disk; set by the launcher."""
     has_begun: bool = False
     """Whether an earlier launcher of the job has started training. If so, `resume` and `from_scratch` have been
     applied already, and are not applied again."""
@@ -154,7 +154,7 @@ class RunSettings:
         try:
             every_s = float("inf") if every == "auto" else parse_duration(every)
         except ValueError as error:
-            raise UsageError(f"--save-every: {error}", hint="write such a time, or auto") from error
+            raise UsageError(f"--save-every: {error}", hint="write a time such as 10m, or auto") from error
         _check(every_s > 0, f"--save-every {every} must be longer than 0 s")
 
     @property
@@ -170,14 +170,14 @@ class RunSettings:
     @property
     def progress_places(self) -> list[Path]:
         """The files for the first rank's progress, besides the one in the output folder."""
-        # Here, because all commands and the SDK import this module.
+        # This import is here, because all commands and the SDK import this module.
         from safepoint.progress.record import PROGRESS_NAME
 
         return [Path(folder) / PROGRESS_NAME for folder in (self.record_folder, self.job_dir) if folder]
 
     @property
     def margin_s(self) -> float:
-        """Every rank has exited this many seconds before the platform's SIGKILL: a fifth of `grace_s`, at most 3."""
+        """Every rank has to exit this many seconds before the platform's SIGKILL: a fifth of `grace_s`, at most 3."""
         return min(3.0, 0.2 * self.grace_s)
 
     @classmethod
@@ -196,7 +196,10 @@ class RunSettings:
         return cls(**values)  # pyright: ignore[reportArgumentType]
 
     def of_job(self) -> "RunSettings":
-        """These settings for a job, which is interrupted and continued: `never` applies to its first start only."""
+        """These settings for a job.
+
+        A job has several starts, and `resume="never"` applies to the first start only.
+        """
         if self.resume != "never":
             return self
         return replace(self, resume="auto", from_scratch=True)

@@ -1,9 +1,9 @@
-"""A copy of the training state in host memory, and the keeper that makes it durable (docs/adr/0009).
+"""Copies of the training state in host memory, and the keeper: the process that writes them to disk (docs/adr/0009).
 
 images         what each file will hold, before its tensors are copied; captures a framework's save routine
 memory         blocks of shared memory, and how much host memory there is
 staging        copies tensors during the next training step
-keeper_client  a rank's side of the keeper
+keeper_client  a rank's side of the connection to the keeper
 protocol       the messages between a rank and the keeper
 keeper         the keeper's process, without torch
 checkpointer   `save` and `load` for a plain PyTorch loop

@@ -1,8 +1,9 @@
 """`save` and `load` for a plain PyTorch loop of one process. The loop continues during a save.
 
-Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot that the
-keeper writes, commits and prunes. Without memory for a snapshot, `save` fails. `safepoint.session` saves
-synchronously in that case, and also handles several ranks, signals and object stores.
+Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot. A second
+process, the keeper, writes it to disk, commits it, and prunes older checkpoints. Without memory for a snapshot,
+`save` fails. `safepoint.session` saves synchronously in that case, and also handles several ranks, signals and object
+stores.
 """
 
 import io
@@ -11,6 +12,7 @@ import platform
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -18,16 +20,18 @@ import torch
 
 from safepoint._version import __version__
 from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
-from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
+from safepoint.checkpoint.format.manifest import Manifest, ManifestFacts, Trigger
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.errors import CheckpointError, ConflictError, SaveError
 from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events import console
 from safepoint.foundation.events.run_events import SaveFailed
+from safepoint.foundation.events.start_events import ResumedFromOtherRun
 from safepoint.foundation.events.stream import EventLog
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.images.module_state import ModuleState, OptimizerState
@@ -46,7 +50,7 @@ _TORN = "parameters were changed outside optimizer.step while they were copied"
 
 
 class Saving:
-    """A save under way; made by `Checkpointer.save`.
+    """A save that is in progress. `Checkpointer.save` makes this object.
 
     Args:
         step: of the checkpoint.
@@ -146,6 +150,7 @@ class Checkpointer:
             waiting=lambda who: self._log.info("waiting until an earlier run leaves %s (%s)", output.root, who),
         ):
             output.clean()
+        self._last_run = output.last_run()
         newest = next((manifest for _, manifest in output.manifests()), None)
         run_id = newest.run_id if newest else uuid.uuid4().hex
         attempt = output.next_attempt(run_id, after=newest.attempt if newest else 0)
@@ -301,7 +306,22 @@ class Checkpointer:
         if rejected:  # they are newer than the loaded one, and would count as the newest in retention
             self._output.pass_over(rejected)
         load_state(found[0], state)
+        self._continue_run(*found)
         return found[1].step
+
+    def _continue_run(self, path: Path, manifest: Manifest) -> None:
+        """From now on save for the run of the loaded checkpoint, and report if it is another one than before."""
+        run_id = manifest.run_id
+        if self._last_run not in {None, run_id}:
+            event = ResumedFromOtherRun(
+                step=manifest.step, path=str(path), run_id=run_id, last_run_id=str(self._last_run)
+            )
+            self._events.write(event)
+            self._log.warning("%s", event.line)
+        if run_id != self._facts.run_id:
+            attempt = self._output.next_attempt(run_id, after=manifest.attempt)
+            self._facts = replace(self._facts, run_id=run_id, attempt=attempt)
+        self._last_run = run_id
 
     def close(self) -> None:
         """Wait until everything is durable, and release the folder."""
@@ -397,7 +417,8 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
                 "torch.serialization.add_safe_globals([CLASS]) in it",
             ) from error
         if hasattr(value, "load_state_dict"):
-            value.load_state_dict(content)
+            with checked_optimizers(path, *([value] if isinstance(value, torch.optim.Optimizer) else [])):
+                value.load_state_dict(content)
         elif isinstance(value, dict):
             cast("dict[Any, Any]", value).update(content)
         else:

@@ -17,8 +17,8 @@ _BLOCK_BYTES = 16 << 10
 _MAX_CACHED_BLOCKS = 512
 _MAX_FILE_BYTES = 1 << 30
 
-OnRead = Callable[[str, int, int], None]
-"""Called with the key, the first byte and the number of bytes of each read."""
+OnRead = Callable[[str, int, bytes], None]
+"""Called with the key, the first byte and the bytes of each read."""
 
 
 class ReadablePath(Protocol):
@@ -59,7 +59,7 @@ class ReadablePath(Protocol):
 
 
 class _Tree:
-    """The listing of a prefix, and a cache of the blocks that were read last."""
+    """The objects below a prefix, listed once, and a cache of the blocks that were read last."""
 
     def __init__(self, store: Store, prefix: str, on_read: OnRead | None) -> None:
         self.store = store
@@ -90,9 +90,10 @@ class _Tree:
         return self._read_range(key, start, min(_BLOCK_BYTES, self.found[key][0] - start))
 
     def _read_range(self, key: str, start: int, length: int) -> bytes:
+        data = bytes(self.store.read(self.full(key), start=start, length=length))
         if self.on_read is not None:
-            self.on_read(key, start, length)
-        return bytes(self.store.read(self.full(key), start=start, length=length))
+            self.on_read(key, start, data)
+        return data
 
 
 class StorePath:

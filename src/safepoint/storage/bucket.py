@@ -1,16 +1,16 @@
-"""The Protocol of a bucket: the requests that differ between services. `object_store` does the rest."""
+"""The Protocol of a bucket: the requests that differ between services. `object_store` has what all services share."""
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Protocol
 
-from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject
+from safepoint.storage.store import Condition, Content, OpenFile, Progress, Sink, StoredObject
 
 
 class Bucket(Protocol):
-    """Requests to one bucket, by full keys; the prefix of a location is a part of each key.
+    """Requests to one bucket, by full keys: each key begins with the prefix of the location.
 
-    A request that fails in transit is repeated until `deadline_s`, except in `put`. Errors are those of `Store`.
+    A request that fails in transit is repeated until `deadline_s`, except in `put`. The methods raise the errors that
+    the methods of `Store` raise.
     """
 
     def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
@@ -25,8 +25,8 @@ class Bucket(Protocol):
         """See `Store.stream`; `length` is positive."""
         ...
 
-    def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytes | bytearray:
-        """All bytes from `start`, of one version of the object."""
+    def get_rest(self, key: str, *, start: int, most_bytes: int, deadline_s: float | None) -> bytes | bytearray:
+        """All bytes from `start`, of one version of the object. More than `most_bytes` are an error."""
         ...
 
     def put(self, key: str, data: bytes, condition: Condition | None, *, within_s: float) -> str:
@@ -36,8 +36,7 @@ class Bucket(Protocol):
     def upload(
         self,
         key: str,
-        source: Path | Content,
-        size_bytes: int,
+        source: OpenFile | Content,
         *,
         fence: Callable[[], None] | None,
         progress: Progress | None,

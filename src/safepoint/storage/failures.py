@@ -1,6 +1,6 @@
 """Translates errors of servers and libraries into messages that say what to do.
 
-Messages show the method and the address of a request and nothing else of it, so they contain no credentials.
+Of a request, messages show only the method and the address, so they contain no credentials.
 """
 
 import re
@@ -45,7 +45,7 @@ _CAUSES = (
         "the network or the server is slow",
     ),
 )
-"""For requests without an answer: a pattern in the library's message, the reason that is shown, and its hint."""
+"""For requests without an answer: a pattern in the library's message, the reason to show, and the hint to show."""
 
 
 class RefusedKeysError(AccessDeniedError):
@@ -63,7 +63,7 @@ def from_status(status: int, code: str, what: str) -> StorageError:
     answer = f"{what}: the server answered {status}{f' {code}' if code else ''}"
     if status == 404:
         is_bucket = code == "NoSuchBucket"
-        hint = "create it, or correct the bucket's name in the location" if is_bucket else None
+        hint = "create it, or fix the bucket's name in the location" if is_bucket else None
         return ObjectNotFoundError(f"{answer}: there is no such {'bucket' if is_bucket else 'object'}", hint=hint)
     is_wrong_key = code in _WRONG_KEY or status == 401
     if is_wrong_key or (status == 403 and code not in _TRANSIENT_CODES):

@@ -14,14 +14,18 @@ from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundEr
 from safepoint.foundation import clock, files
 from safepoint.storage.location import Location
 from safepoint.storage.store import (
+    MOST_READ_BYTES,
     Condition,
     Content,
+    OpenFile,
     Progress,
     Sink,
     StoredObject,
     check_key,
     check_length,
     is_own_key,
+    opened_source,
+    too_long,
 )
 
 _CHUNK_BYTES = 8 << 20
@@ -66,12 +70,20 @@ class LocalStore:
             return _object(key, os.fstat(descriptor))
 
     def read(
-        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        most_bytes: int = MOST_READ_BYTES,
+        deadline_s: float | None = None,
     ) -> memoryview:
         """See `Store`."""
         with self._open(key) as descriptor:
             size_bytes = os.fstat(descriptor).st_size
             count = max(0, size_bytes - start) if length is None else length
+            if length is None and count > most_bytes:
+                raise too_long(str(self._path(key)), most_bytes)
             if start + count > size_bytes:
                 raise StorageError(f"{self._path(key)} has {size_bytes} bytes, not {start + count}; nothing was read")
             buffer = memoryview(bytearray(count))
@@ -106,7 +118,7 @@ class LocalStore:
     def upload(
         self,
         key: str,
-        source: Path | Content,
+        source: Path | OpenFile | Content,
         *,
         fence: Callable[[], None] | None = None,
         progress: Progress | None = None,
@@ -114,13 +126,16 @@ class LocalStore:
     ) -> None:
         """See `Store`. The file is not written in parts: an interrupted upload starts again."""
 
-        def fill(descriptor: int) -> None:
-            if isinstance(source, Content):
-                _receive(source, descriptor, progress)
-            else:
-                _copy(source, descriptor, progress)
+        check_key(key)
+        with opened_source(source) as opened:
 
-        self._create(key, fill, fence=fence)
+            def fill(descriptor: int) -> None:
+                if isinstance(opened, Content):
+                    _receive(opened, descriptor, progress)
+                else:
+                    _copy(opened, descriptor, progress)
+
+            self._create(key, fill, fence=fence)
 
     def _create(
         self,
@@ -147,7 +162,8 @@ class LocalStore:
             return version
 
     def _rename(self, working: Path, path: Path, condition: Condition | None) -> None:
-        # The folder's lock makes comparison and rename one step, for all writers that use this class.
+        # While a writer holds the folder's lock, no other writer that uses this class can write between its
+        # comparison and its rename.
         with _locked(path.parent) as folder:
             if condition is not None:
                 try:
@@ -178,7 +194,8 @@ class LocalStore:
                 while remains != self._root:
                     remains.rmdir()
                     remains = remains.parent
-            # If `remains` does not exist, another process has deleted its last object and then the folder, durably.
+            # If `remains` does not exist, another process has deleted its last object and then the folder itself, and
+            # has made that durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 
@@ -256,17 +273,15 @@ def _create_working(path: Path) -> Path:
     raise StorageError(f"another process deletes {path.parent} each time that it is created; nothing was written")
 
 
-def _copy(source: Path, target: int, progress: Progress | None) -> None:
-    with source.open("rb", buffering=0) as reader:
-        size_bytes = os.fstat(reader.fileno()).st_size
-        done = 0
-        # One byte more than the size shows that the file has grown. A file may grow faster than it is copied.
-        while count := os.sendfile(target, reader.fileno(), done, min(_CHUNK_BYTES, size_bytes + 1 - done)):
-            done += count
-            if progress is not None:
-                progress(count)
-        if done != size_bytes:
-            raise StorageError(f"{source} changed while it was copied; nothing was written")
+def _copy(source: OpenFile, target: int, progress: Progress | None) -> None:
+    done = 0
+    # One byte more than the size shows that the file has grown. A file may grow faster than it is copied.
+    while count := os.sendfile(target, source.descriptor, done, min(_CHUNK_BYTES, source.size_bytes + 1 - done)):
+        done += count
+        if progress is not None:
+            progress(count)
+    if done != source.size_bytes:
+        raise StorageError(f"{source.name} changed while it was copied; nothing was written")
 
 
 def _receive(content: Content, target: int, progress: Progress | None) -> None:

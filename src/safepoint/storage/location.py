@@ -1,7 +1,8 @@
 """Locations of checkpoints: a path, or a URI with `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
 
-`parse_location(str(location)) == location`. Nothing here opens or creates anything. Callers ask what a location
-is (`is_folder`, `is_remote`, `claim`), not which scheme it has.
+`parse_location(str(location)) == location`. This module opens and creates nothing. Callers ask what a location is
+(`is_folder`, `is_remote`, `claim`), not which scheme it has. A claim is a Kubernetes PersistentVolumeClaim, which is
+mounted as a folder.
 """
 
 import enum
@@ -36,8 +37,8 @@ class _Facts(NamedTuple):
 
     Args:
         form: how its locations are written.
-        is_remote: whether an object store holds them.
-        bucket: the word for what `Location.bucket` names; empty if locations of the scheme have no bucket.
+        is_remote: whether its locations are in an object store.
+        bucket: what users call the first part of the URI: `bucket`, `container` or `claim`; empty if there is none.
         extra: the extra of Safepoint that installs what the scheme needs; empty if it needs no other package.
     """
 
@@ -81,7 +82,7 @@ class Location:
 
     @property
     def is_remote(self) -> bool:
-        """Whether an object store holds it."""
+        """Whether the location is in an object store."""
         return _FACTS[self.scheme].is_remote
 
     @property
@@ -91,12 +92,12 @@ class Location:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """Whether the location is a folder of this machine."""
         return self.scheme is Scheme.FILE
 
     @property
     def claim(self) -> str | None:
-        """The name of the claim that holds it; None for a folder and for an object store."""
+        """The name of the claim that contains the location; None for a folder and for an object store."""
         return self.bucket if self.scheme is Scheme.PVC else None
 
     @property
@@ -143,8 +144,8 @@ def parse_location(text: str) -> Location:
     The scheme may be in upper or lower case. Repeated slashes become one slash, and a trailing slash is removed.
 
     Raises:
-        ValueError: unknown scheme, no bucket or claim, an invalid name of it, `.` or `..` in the path within it, a
-            control character.
+        ValueError: the scheme is unknown; the bucket or claim is missing, or its name is invalid; the path in the
+            bucket or claim contains `.` or `..`; or the text is empty or has a control character.
     """
     shown = without_credentials(text)
     if not text.strip() or _UNPRINTABLE.search(text):
@@ -168,7 +169,8 @@ def parse_location(text: str) -> Location:
         raise ValueError(f"the location {shown!r} must not have a user name or a password; use {_FORMS}")
     if not bucket or bucket in {".", ".."}:
         raise ValueError(f"the location {shown!r} names no {_FACTS[scheme].bucket}; use {_FORMS}")
-    # The name is a part of the address of a server: no character of it may end the name of the host there.
+    # The bucket's name becomes a part of a host name in a URL, so it must not contain a character that ends a host
+    # name, such as `:`.
     if not _BUCKET.fullmatch(bucket):
         raise ValueError(
             f"the location {shown!r} has an invalid name of a {_FACTS[scheme].bucket}: it may have at most "

@@ -1,6 +1,7 @@
 """An object store: S3 and compatible servers, Google Cloud Storage, or Azure.
 
-`safepoint.storage.s3` sends the requests to S3. obstore sends those to Google and Azure (`library_bucket`).
+`safepoint.storage.s3` sends the requests to S3. The library obstore sends the requests to Google and Azure
+(`library_bucket`).
 """
 
 import contextlib
@@ -21,15 +22,18 @@ from safepoint.storage.s3.bucket import S3Bucket
 from safepoint.storage.s3.credentials import find_keys
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.store import (
+    MOST_READ_BYTES,
     WHOLE_BYTES,
     Condition,
     Content,
+    OpenFile,
     Progress,
     Sink,
     StoredObject,
     check_key,
     check_length,
     is_own_key,
+    opened_source,
 )
 
 _NUM_FENCED_TRIES = 5
@@ -69,12 +73,19 @@ class ObjectStore:
         return dataclasses.replace(self._requests.head(self._full(key), deadline_s=deadline_s), key=key)
 
     def read(
-        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        most_bytes: int = MOST_READ_BYTES,
+        deadline_s: float | None = None,
     ) -> memoryview:
         """See `Store`."""
         check_key(key)
         if length is None:
-            rest = self._requests.get_rest(self._full(key), start=start, deadline_s=deadline_s)
+            full = self._full(key)
+            rest = self._requests.get_rest(full, start=start, most_bytes=most_bytes, deadline_s=deadline_s)
             return memoryview(rest).toreadonly()
         found = bytearray()
         self.stream(key, found.extend, start=start, length=length, deadline_s=deadline_s)
@@ -99,7 +110,8 @@ class ObjectStore:
             try:
                 version = self._requests.put(self._full(key), data, condition, within_s=timeout_s)
             except ConditionError:
-                # An earlier try, whose answer was lost, may have written the object.
+                # The answer to an earlier try may have been lost, although that try has written the object. So
+                # compare its content.
                 version = self._version_if_equal(key, data, deadline_s) if num_tries > 1 and condition else None
                 if version is None:
                     raise
@@ -128,7 +140,7 @@ class ObjectStore:
     def upload(
         self,
         key: str,
-        source: Path | Content,
+        source: Path | OpenFile | Content,
         *,
         fence: Callable[[], None] | None = None,
         progress: Progress | None = None,
@@ -136,16 +148,14 @@ class ObjectStore:
     ) -> None:
         """See `Store`."""
         check_key(key)
-        size_bytes = source.size_bytes if isinstance(source, Content) else source.stat().st_size
-        if size_bytes > WHOLE_BYTES:
-            self._requests.upload(
-                self._full(key), source, size_bytes, fence=fence, progress=progress, deadline_s=deadline_s
-            )
-            return
-        data = _gathered(source) if isinstance(source, Content) else _read_small(source)
+        with opened_source(source) as opened:
+            if opened.size_bytes > WHOLE_BYTES:
+                self._requests.upload(self._full(key), opened, fence=fence, progress=progress, deadline_s=deadline_s)
+                return
+            data = _gathered(opened) if isinstance(opened, Content) else _read_small(opened)
         self._upload_small(key, data, fence, deadline_s)
-        if progress is not None and size_bytes:
-            progress(size_bytes)
+        if progress is not None and data:
+            progress(len(data))
 
     def _upload_small(
         self, key: str, data: bytes, fence: Callable[[], None] | None, deadline_s: float | None
@@ -204,7 +214,7 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
     if location.scheme is Scheme.S3:
         return S3Bucket(location.bucket, options, find_keys(options, os.environ))
     try:
-        from safepoint.storage.library_bucket import LibraryBucket
+        from safepoint.storage.library.library_bucket import LibraryBucket
     except ModuleNotFoundError as error:
         raise StorageError(
             f"{location} cannot be used: {location.scheme}:// needs the package obstore, and the module {error.name} "
@@ -214,13 +224,14 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
     return LibraryBucket(location, options)
 
 
-def _read_small(path: Path) -> bytes:
+def _read_small(file: OpenFile) -> bytes:
     """The bytes of a file that was small a moment ago; it may have grown to any size since."""
-    with path.open("rb") as file:
-        data = file.read(WHOLE_BYTES + 1)
-    if len(data) > WHOLE_BYTES:
-        raise StorageError(f"{path} changed while it was uploaded; it is not in the store")
-    return data
+    data = bytearray()
+    while block := os.pread(file.descriptor, file.size_bytes + 1 - len(data), len(data)):
+        data += block
+    if len(data) != file.size_bytes:
+        raise StorageError(f"{file.name} changed while it was uploaded; it is not in the store")
+    return bytes(data)
 
 
 def _gathered(content: Content) -> bytes:

@@ -1,4 +1,4 @@
-"""Opens the store at a location, and checks, before a model is loaded, that the store can be used."""
+"""Opens the store at a location, and checks that the store can be used. Callers check before they load a model."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ _TIDY_WITHIN_S = 3.0
 
 
 def is_probe(key: str) -> bool:
-    """Whether `key` is one that `try_access` writes and deletes."""
+    """Whether `key` belongs to a test object that `try_access` writes and deletes."""
     return _PROBE.fullmatch(key) is not None
 
 
@@ -41,7 +41,7 @@ def open_store(
     location = resolve_claim(location)
     if location.is_folder:
         return LocalStore(location)
-    # Takes 50 ms to import, and a job on a folder does not need it.
+    # This module takes 50 ms to import, and a job on a folder does not need it.
     from safepoint.storage.object_store import ObjectStore
 
     return ObjectStore(location, options or StorageOptions.from_environment(environ))

@@ -22,7 +22,7 @@ def proxy_of(url: str) -> str | None:
     A proxy could read unencrypted requests. Encrypted requests pass through a proxy in a tunnel.
 
     Raises:
-        StorageError: the proxy is not reached by plain HTTP.
+        StorageError: the address of the proxy does not begin with `http:`.
     """
     if urlsplit(url).scheme.lower() != "https":
         return None
@@ -60,7 +60,8 @@ class StorageOptions:
     def __post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.lower().startswith(("http://", "https://")):
             raise ValueError(f"endpoint {without_credentials(self.endpoint)!r} must begin with http:// or https://")
-        # The region is a part of the names of AWS's servers, and another person's object may set it.
+        # The region is a part of the names of AWS's servers. Another person may choose it, in an object of the
+        # cluster, and must not be able to choose a host by it.
         if not _REGION.fullmatch(self.region):
             raise ValueError(
                 f"the region {self.region[:80]!r} (AWS_REGION) may have at most 64 letters, digits, `-` and `_`"
@@ -119,8 +120,9 @@ class StorageOptions:
         """Read AWS_* and SAFEPOINT_* variables.
 
         The endpoint is the first of AWS_ENDPOINT_URL_S3, AWS_S3_ENDPOINT (as in OpenShift AI's connections) and
-        AWS_ENDPOINT_URL that is set; without a scheme, it is used with https, and a user name or password in it is
-        ignored. AWS_CA_BUNDLE is the file of trusted certificates. SAFEPOINT_VERIFY_TLS=0 accepts any certificate.
+        AWS_ENDPOINT_URL that is set. An endpoint without a scheme is used with https. A user name or password in an
+        endpoint is ignored. AWS_CA_BUNDLE is the file of trusted certificates. SAFEPOINT_VERIFY_TLS=0 accepts any
+        certificate.
 
         Raises:
             ValueError: a value is invalid.

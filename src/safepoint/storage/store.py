@@ -1,13 +1,16 @@
 """The Protocol `Store`: objects that are named by keys. Folders and object stores implement it."""
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from safepoint.errors import StorageError
+from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.storage.location import Location
 
 Progress = Callable[[int], None]
@@ -32,14 +35,51 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFile:
+    """A regular file that is open. Whatever happens to its name meanwhile, all its bytes come from this file.
+
+    Args:
+        descriptor: the open file. It is read at given offsets, on several threads; its position is not used.
+        size_bytes: the size when the file was opened.
+        name: of the file, for messages.
+    """
+
+    descriptor: int
+    size_bytes: int
+    name: str
+
+
+@contextlib.contextmanager
+def opened(path: Path, *, below: Path | None = None) -> Generator[OpenFile]:
+    """Open a regular file once, to upload it.
+
+    Args:
+        path: the file; it may not be a link.
+        below: a folder above the file; the folders between the two may not be links.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link.
+    """
+    with open_regular(path, below=below) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        yield OpenFile(descriptor=file.fileno(), size_bytes=size_bytes, name=str(path))
+
+
+def opened_source(source: "Path | OpenFile | Content") -> "contextlib.AbstractContextManager[OpenFile | Content]":
+    """The source of an upload; a path is opened."""
+    return opened(source) if isinstance(source, Path) else contextlib.nullcontext(source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
     """An object in a store.
 
     Args:
         key: relative to the store's location, with `/`.
         size_bytes: the size of the object.
-        version: a string that identifies what was written. In a folder and in Google's stores it changes with every
-            write. In other stores it is the ETag, which may be the same after the same content is written again.
+        version: a string that identifies what was written. In a folder and in Google's stores, the version changes
+            with every write. In other stores, the version is the ETag, which may stay the same when the same content
+            is written again.
         modified_s: when the object was written, seconds since 1970 by the store's clock.
     """
 
@@ -62,6 +102,8 @@ class Condition:
 
 WHOLE_BYTES = 16 << 20
 """Object stores write objects up to this size with one request. Only larger objects can leave unfinished uploads."""
+MOST_READ_BYTES = 64 << 20
+"""The limit of a read that states neither a length nor a limit of its own."""
 ABSENT = Condition()
 """Write only when there is no object under the key."""
 
@@ -69,7 +111,8 @@ ABSENT = Condition()
 class Store(Protocol):
     """The objects at one location, by key.
 
-    A key is relative, with `/`, without `.`, `..`, an empty part, a control character or a surrogate (`check_key`).
+    A key is a relative path with `/` between its parts. No part is empty, `.` or `..`, and no character is a control
+    character or a surrogate (`check_key`).
 
     What every implementation promises, and the contract suite tests:
 
@@ -93,8 +136,8 @@ class Store(Protocol):
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """Yield the objects below `prefix/`, sorted by key; without a prefix, all objects of the store.
 
-        Objects of other programs whose names are not valid keys are left out, with a warning. In the stores of
-        Google and Azure, which the library obstore reads, the listing fails at such an object.
+        Objects of other programs whose names are not valid keys are left out, with a warning. In the stores of Google
+        and Azure, which the library obstore reads, the listing fails at an object with an invalid name.
         """
         ...
 
@@ -107,13 +150,27 @@ class Store(Protocol):
         ...
 
     def read(
-        self, key: str, *, start: int = 0, length: int | None = None, deadline_s: float | None = None
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        most_bytes: int = MOST_READ_BYTES,
+        deadline_s: float | None = None,
     ) -> memoryview:
         """Read `length` bytes from `start` on; without `length`, all bytes from `start` to the end.
 
+        Args:
+            key: of the object.
+            start: the first byte.
+            length: the number of bytes.
+            most_bytes: without `length`, the most bytes that are read. What the server says about the size of the
+                object is not trusted.
+            deadline_s: when to give up.
+
         Raises:
             ObjectNotFoundError: there is no such object.
-            StorageError: the object has fewer bytes than asked for.
+            StorageError: the object has fewer bytes than asked for, or more than `most_bytes`.
         """
         ...
 
@@ -142,7 +199,7 @@ class Store(Protocol):
     def upload(
         self,
         key: str,
-        source: Path | Content,
+        source: Path | OpenFile | Content,
         *,
         fence: Callable[[], None] | None = None,
         progress: Progress | None = None,
@@ -158,7 +215,8 @@ class Store(Protocol):
 
         Args:
             key: of the object.
-            source: a regular file that does not change meanwhile; or a stream.
+            source: a regular file that does not change meanwhile, by its path or open; or a stream. A path is opened
+                once, and may not be a link.
             fence: called immediately before the object becomes visible. An exception that `fence` raises stops the
                 upload. Together with `sweep`, a fence prevents a replaced writer from overwriting its successor's
                 objects (docs/adr/0007-object-stores.md).
@@ -183,7 +241,7 @@ class Store(Protocol):
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Delete the unfinished uploads of all writers, and return their number. They can never become visible.
+        """Delete the unfinished uploads of all writers, so that these can no longer become visible. Return how many.
 
         Args:
             only: called with the key of each upload; the uploads for which it returns True are deleted.
@@ -193,6 +251,11 @@ class Store(Protocol):
             deadline_s: when to give up.
         """
         ...
+
+
+def too_long(what: str, most_bytes: int) -> StorageError:
+    """The error for an object that is larger than its reader allows."""
+    return StorageError(f"{what}: the object has more than {most_bytes:,} bytes; it was not read")
 
 
 def check_length(content: Content, num_bytes: int) -> None:
@@ -209,8 +272,8 @@ def check_key(key: str) -> str:
     """Return `key` if it is valid, see `Store`; otherwise raise ValueError."""
     if not is_key(key):
         raise ValueError(
-            f"the key {key!r} is invalid: it is absolute, or has `.`, `..`, an empty part, a control character or a "
-            "surrogate"
+            f"the key {key!r} is invalid: it must be a relative path, without empty parts, `.`, `..`, control "
+            "characters and surrogates"
         )
     return key
 
@@ -233,7 +296,7 @@ def is_own_key(key: str, location: Location) -> bool:
 @functools.cache
 def _warn_of_stranger(location: Location) -> None:
     logging.getLogger("safepoint").warning(
-        "%s has objects that Safepoint cannot have written: their names have empty parts, `.`, `..` or control "
-        "characters; they are ignored",
+        "%s has objects that Safepoint cannot have written: a part of their names is empty, `.` or `..`, or has a "
+        "control character; these objects are ignored",
         location,
     )

@@ -5,7 +5,20 @@ Run it under `safepoint run`, under torchrun, or alone. The variables SAFEPOINT_
 
 import sys
 
-from safepoint.training.rank import main
+from safepoint.errors import MissingExtraError, require_torch
+
+
+def main() -> int:
+    """Run this process as one rank; see `safepoint.training.rank.main`."""
+    try:
+        require_torch("a training")
+    except MissingExtraError as error:
+        sys.stderr.write(f"safepoint: error: {error}\n")
+        return error.exit_code
+    from safepoint.training import rank
+
+    return rank.main(sys.argv[1:])
+
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

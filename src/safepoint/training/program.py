@@ -15,7 +15,7 @@ _LAUNCHERS = ("torchrun", "deepspeed", "mpirun", "horovodrun", "srun")
 def find_script(name: str) -> Path:
     """The script that a command line names: a file or, as in a shell, a command of this Python environment.
 
-    `accelerate` and `trl` are such commands: small Python scripts, which pip has installed beside Python.
+    Examples of such commands are `accelerate` and `trl`: small Python scripts, which pip has installed beside Python.
 
     Raises:
         UsageError: there is no such script, or it starts ranks by itself.

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:
         _log.warning(
             "the script has ended, and Safepoint saved nothing and ignored its options: the script trained with no "
-            "Trainer of Hugging Face or TRL, no SafepointCallback and no safepoint.session"
+            "Trainer of Hugging Face or TRL, no SafepointCallback, no safepoint.session and no safepoint.epochs"
         )
     if outcome.interrupted is None:
         code = _finish_uploads(context, code)
@@ -123,8 +123,8 @@ def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> No
     """End the process without tearing the interpreter down.
 
     The tear-down takes longer than the save of a small model, and it can hang: the destructor of torch's gloo group
-    holds the interpreter's lock while it joins threads that wait for this lock. So this function itself waits for
-    Python's threads, and runs the exit handlers.
+    holds the interpreter's lock while it joins threads that wait for this lock. So this function does only two parts
+    of a tear-down: it waits for Python's threads, and runs the exit handlers.
     """
     if wait_for_threads:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
@@ -135,7 +135,7 @@ def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> No
 
 
 def _exit_with(launcher_pid: int | None) -> None:
-    """Ask the kernel for SIGTERM when the launcher dies, so that no rank continues without it."""
+    """Make the kernel send SIGTERM when the launcher dies, so that no rank continues without a launcher."""
     if launcher_pid is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

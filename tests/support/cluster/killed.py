@@ -27,8 +27,9 @@ def main() -> int:
 
     def counted(client: httpx2.Client, request: httpx2.Request, **options: Any) -> httpx2.Response:
         response: httpx2.Response = send(client, request, **options)
-        # The name of a job's Secret ends with a random part, which differs from command to command.
-        what = [request.method, re.sub("-nodes-[0-9a-f]{8}$", "-nodes-random", request.url.path)]
+        # The names of a job's Secret and of a plan have a random part, which differs from command to command.
+        path = re.sub("-nodes-[0-9a-f]{8}$", "-nodes-random", request.url.path)
+        what = [request.method, re.sub("/successor-[a-z2-7]{22}$", "/successor-random", path)]
         with lock:
             seen.append(what)
             with Path(log).open("a") as file:

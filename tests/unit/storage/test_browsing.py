@@ -57,7 +57,7 @@ def test_reading_here_and_there(folder: Path) -> None:
     print(f"seed {seed}")
     dice = random.Random(seed)
     noted: set[int] = set()
-    path = look(folder, on_read=lambda key, start, length: noted.update(range(start, start + length)))
+    path = look(folder, on_read=lambda key, start, data: noted.update(range(start, start + len(data))))
     for name in ("large", "edge", "small"):
         noted.clear()
         with (folder / "a" / name).open("rb") as expected, (path / "a" / name).open("rb") as found:
@@ -79,7 +79,7 @@ def test_reading_here_and_there(folder: Path) -> None:
 def test_small_reads_side_by_side_are_one(folder: Path) -> None:
     """Blocks are kept, until they are forgotten."""
     fetched: list[int] = []
-    path = look(folder, on_read=lambda key, start, length: fetched.append(start))
+    path = look(folder, on_read=lambda key, start, data: fetched.append(start))
     with (path / "a" / "large").open("rb") as file:
         for place in range(0, 10_000, 100):
             file.seek(place)

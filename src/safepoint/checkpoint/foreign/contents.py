@@ -1,8 +1,8 @@
-"""Checks one file of a checkpoint, or one folder of DCP, without loading a tensor and without running anything.
+"""Checks one file of a checkpoint, or one folder of torch.distributed.checkpoint (DCP), without loading a tensor.
 
-Every function raises CheckpointError or ValueError, with the reason as the end of a sentence that begins with the
-file. What is read is bounded, whatever the file says. What all files of a checkpoint cost together is bounded by its
-`Budget`.
+No code of a file is run. Every function raises CheckpointError or ValueError; the message completes a sentence that
+begins with the name of the file. The functions read a bounded amount, whatever a file states. The `Budget` of a
+checkpoint limits what all its files cost together.
 """
 
 import io

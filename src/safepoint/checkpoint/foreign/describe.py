@@ -1,4 +1,6 @@
-"""Computes the manifest that a checkpoint of another program would have: reads all of its files once.
+"""Computes the manifest that a checkpoint of another program would have. It reads each file of the checkpoint once.
+
+What was examined is compared with what is digested, so that the manifest describes bytes that were examined.
 
 The same files always have the same manifest, so that a repeated start continues the same run.
 """
@@ -12,6 +14,7 @@ from safepoint.checkpoint.foreign.examine import Examination
 from safepoint.checkpoint.foreign.layout import ARGUMENTS
 from safepoint.checkpoint.format.digest import FileDigester, digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, ManifestFacts, Trigger
+from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.errors import CheckpointError, ObjectNotFoundError, SafepointError, StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.units import ByteCounter
@@ -30,7 +33,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
 
     Raises:
         CheckpointError: the checkpoint changed after it was examined; it has too many files for a manifest, or a
-            value that no manifest can have; or a file in a folder cannot be read.
+            value that no manifest can have; or a file in a folder cannot be read, or is refused by the store alone.
         StorageError: the object store cannot be read.
     """
     facts = found.facts
@@ -41,7 +44,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
     except ObjectNotFoundError as error:
         raise CheckpointError(f"{found.name} changed while it was read: {error.message}") from error
     except StorageError as error:
-        if not store.location.is_folder:  # all of an object store may be out of reach; so no checkpoint is to blame
+        if not store.location.is_folder:  # the whole store may be out of reach, not this checkpoint
             raise
         raise CheckpointError(f"{found.name} cannot be read: {error.message}") from error
     except (ValueError, OverflowError) as error:
@@ -54,21 +57,25 @@ def _describe(
     counter, lock = ByteCounter(progress, sum(found.files.values())), threading.Lock()
 
     def entry_of(path: str) -> FileEntry:
-        digester = FileDigester()
+        digester, comparison = FileDigester(), found.read.comparing(path)
 
         def take(block: memoryview) -> None:
             digester.update(block)
+            comparison.take(block)
             with lock:
                 counter.add(len(block))
 
         if found.files[path]:
-            store.stream(f"{found.name}/{path}", take, start=0, length=found.files[path])
+            key = f"{found.name}/{path}"
+            with Refusals(store).as_fault(key):
+                store.stream(key, take, start=0, length=found.files[path])
+        comparison.finish()
         return FileEntry.of(path, digester.result())
 
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-describe") as threads:
         entries = tuple(threads.map(entry_of, sorted(found.files)))
     _check_unchanged(store, found)
-    # All checkpoints of one run of the Trainer have the same arguments.
+    # All checkpoints of one run of the Trainer have the same arguments, so they get the same run id.
     of_run = [entry for entry in entries if entry.path == ARGUMENTS] or entries
     run_id = digest_bytes("".join(entry.digest for entry in of_run).encode()).rpartition(":")[2]
     facts = dataclasses.replace(facts, run_id=run_id)

@@ -26,11 +26,13 @@ from safepoint.checkpoint.format.manifest import (
     ManifestFacts,
     path_fault,
 )
+from safepoint.checkpoint.format.read_ranges import ReadRanges
 from safepoint.checkpoint.format.verify import Fault, list_files
+from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.checkpoint.weights.budget import Budget
 from safepoint.checkpoint.weights.torch_file import Inert, read_torch_file
 from safepoint.checkpoint.weights.zero_weights import zero_files, zero_folder
-from safepoint.errors import CheckpointError, ObjectNotFoundError, SafepointError, without_credentials
+from safepoint.errors import CheckpointError, ObjectNotFoundError, SafepointError, TransientError, without_credentials
 from safepoint.storage.browsing import StorePath, browse
 from safepoint.storage.store import Store
 
@@ -52,8 +54,9 @@ class Examination:
         facts: what the files state; None if there is a fault. `run_id` is "unknown".
         is_batch_known: whether the files state how many samples a step has. If not, `global_batch` is 1, and so is
             `gradient_accumulation` unless it is known.
-        writer: the library that wrote it, for messages.
+        writer: the library that wrote the checkpoint, for messages.
         modified_s: when a file was last written, seconds since 1970.
+        read: what was read of the files.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Examination:
     is_batch_known: bool = False
     writer: str = "another program"
     modified_s: float = 0.0
+    read: ReadRanges = field(default_factory=ReadRanges, compare=False)
 
 
 def is_foreign(folder: Path) -> bool:
@@ -96,7 +100,7 @@ def examine(
 def faults_of_names(store: Store, name: str) -> tuple[Fault, ...]:
     """The faults that a list of the files shows, such as a missing file or a save that has not ended.
 
-    No file is opened. So it takes as long as one listing, whatever the files hold.
+    No file is opened, so the call takes as long as one listing, whatever the files hold.
 
     Args:
         store: the output folder or the object store that contains it.
@@ -118,16 +122,24 @@ class _Examiner:
         self._faults: list[Fault] = []
         self._sizes: dict[str, int] = {}
         self._modified_s = 0.0
+        self._read = ReadRanges()
+        self._refusals = Refusals(store)
 
     def name_faults(self) -> tuple[Fault, ...]:
         self._check_names()
         return tuple(self._faults)
 
     def examine(self) -> Examination:
+        facts, is_batch_known = None, False
+        with self._noting("."):  # hostile content may cause an exception anywhere
+            facts, is_batch_known = self._examine()
+        return self._result(facts, is_batch_known=is_batch_known)
+
+    def _examine(self) -> tuple[ManifestFacts | None, bool]:
         strategy = self._check_names()
         if strategy is None:
-            return self._result(None, is_batch_known=False)
-        self._folder: StorePath = browse(self._store, self._name)
+            return None, False
+        self._folder: StorePath = browse(self._store, self._name, on_read=self._read.note)
         self._budget = Budget(sum(self._sizes.values()))
         self._arguments = self._read_arguments()
         for path in sorted(self._sizes):
@@ -137,11 +149,10 @@ class _Examiner:
         for path in layout.missing_rng(self._sizes, num_ranks):
             if Fault(file=path, reason="it is missing") not in self._faults:
                 self._faults.append(Fault(file=path, reason="it is missing"))
-        facts, is_batch_known = None, False
         with self._noting(layout.STATE):
             if not self._faults:
-                facts, is_batch_known = self._facts(strategy)
-        return self._result(facts, is_batch_known=is_batch_known)
+                return self._facts(strategy)
+        return None, False
 
     def _result(self, facts: ManifestFacts | None, *, is_batch_known: bool) -> Examination:
         version = facts.libraries.get("transformers") if facts is not None else None
@@ -153,18 +164,22 @@ class _Examiner:
             is_batch_known=is_batch_known,
             writer=f"transformers {version}" if version else "another program",
             modified_s=self._modified_s,
+            read=self._read,
         )
 
     @contextlib.contextmanager
     def _noting(self, path: str) -> Generator[None]:
         """Turn the errors of the block into a fault of the file `path`."""
         try:
-            yield
+            with self._refusals.as_fault(f"{self._name}/{path}"):
+                yield
         except (CheckpointError, ObjectNotFoundError) as error:
             self._faults.append(Fault(file=path, reason=error.message))
-        except (OSError, SafepointError) as error:
+        except SafepointError as error:
             if not self._store.location.is_folder:
                 raise
+            self._faults.append(Fault(file=path, reason=f"it cannot be read: {error}"))
+        except OSError as error:
             self._faults.append(Fault(file=path, reason=f"it cannot be read: {error}"))
         except Exception as error:  # noqa: BLE001  hostile content may raise anything
             self._faults.append(Fault(file=path, reason=f"it is damaged: {type(error).__name__}: {error}"))
@@ -285,12 +300,14 @@ class _Examiner:
 
     def _read_arguments(self) -> dict[str, Any]:
         """The attributes of the TrainingArguments; empty if the file, which no Trainer loads, cannot be read."""
-        with contextlib.suppress(CheckpointError, OSError, ObjectNotFoundError):
+        try:
             found: Any = read_torch_file(self._folder / layout.ARGUMENTS, budget=self._budget)
             state: Any = found.state if isinstance(found, Inert) else None
-            if isinstance(state, dict):
-                return cast("dict[str, Any]", state)
-        return {}
+        except TransientError:
+            raise
+        except Exception:  # noqa: BLE001  if it has to be read, `_check_file` or `describe` report why it cannot be
+            return {}
+        return cast("dict[str, Any]", state) if isinstance(state, dict) else {}
 
     def _libraries(self) -> dict[str, str]:
         """The version of transformers in `config.json` or `generation_config.json`; empty if neither states it."""
@@ -314,7 +331,7 @@ _GEOMETRY = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def _num_processes(arguments: dict[str, Any]) -> int:
-    """The number of ranks in Accelerate's state, which TrainingArguments keep; 1 if it is not there."""
+    """The number of ranks in Accelerate's state, which TrainingArguments keep; 1 if there is no number."""
     state: Any = getattr(arguments.get("distributed_state"), "state", None)
     return _count(cast("dict[str, Any]", state).get("num_processes")) or 1 if isinstance(state, dict) else 1
 

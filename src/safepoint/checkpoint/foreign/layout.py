@@ -9,7 +9,7 @@ from collections.abc import Collection
 from enum import StrEnum
 
 INCOMPLETE = "checkpoint-is-incomplete.txt"
-"""Transformers and Red Hat's SDK have a file with this name while they save, or with a name that begins with it."""
+"""While they save, Transformers and Red Hat's SDK keep a file whose name is this text, or begins with this text."""
 STATE = "trainer_state.json"
 ARGUMENTS = "training_args.bin"
 MODEL_SHARDS = "pytorch_model_fsdp_0"

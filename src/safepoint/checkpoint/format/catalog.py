@@ -1,7 +1,10 @@
 """The checkpoints in an output folder, and the one to resume from.
 
-A checkpoint is a folder `checkpoint-<step>`. The newest checkpoint is the one with the highest step. For this to stay
-true, a run that resumes from an older checkpoint, or from none, first moves the newer ones aside (see `set_aside`).
+A checkpoint is a folder `checkpoint-<step>`. The checkpoint with the highest step counts as the newest. So a run that
+resumes from an older checkpoint, or from none, first moves the checkpoints with higher steps aside (see `set_aside`).
+
+In a sticky folder that others may write to, checkpoints of other users do not count (see `planted_checkpoints`).
+Otherwise another user could decide which checkpoint a run resumes from, and which of its checkpoints it deletes.
 """
 
 import os
@@ -16,7 +19,7 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manif
 from safepoint.checkpoint.format.verify import Fault, has_record, verify
 from safepoint.errors import NothingValidError, UsageError
 from safepoint.foundation import clock
-from safepoint.foundation.environment import is_planted
+from safepoint.foundation.environment import is_of_stranger, is_planted, user_name
 from safepoint.foundation.files import fsync_folder
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import plural
@@ -36,7 +39,28 @@ def step_of(path: Path) -> int | None:
 
 
 def list_checkpoints(output: Path) -> list[Path]:
-    """Everything in `output` that is named like a checkpoint, newest first; valid or not."""
+    """Everything in `output` that is named like a checkpoint and counts, newest first; valid or not."""
+    return [path for path in _list_named(output) if not is_of_stranger(path)]
+
+
+def planted_checkpoints(output: Path) -> dict[Path, Fault]:
+    """What `list_checkpoints` leaves out because it belongs to another user, newest first, each with the reason."""
+    return {path: _fault_of_owner(path) for path in _list_named(output) if is_of_stranger(path)}
+
+
+def _fault_of_owner(path: Path) -> Fault:
+    try:
+        owner = user_name(path.lstat().st_uid)
+    except OSError:
+        owner = "unknown"
+    return Fault(
+        file="the folder",
+        reason=f"it belongs to another user ({owner}), and others may write to the folder that contains it. If it is "
+        f"to be used, copy it to a folder that only you can write to, and name the copy with --resume",
+    )
+
+
+def _list_named(output: Path) -> list[Path]:
     try:
         found = [(step, path) for path in output.iterdir() if (step := step_of(path)) is not None]
     except FileNotFoundError:
@@ -47,9 +71,10 @@ def list_checkpoints(output: Path) -> list[Path]:
 def refuse_inside_checkpoint(folder: Path) -> None:
     """Refuse a folder that must not receive new files, because it belongs to a checkpoint or to Safepoint.
 
-    A file that has the name of a manifest, and is not one, makes no folder a checkpoint. Neither does a manifest that
-    another user may have put into a folder that everyone may write to, such as /tmp: otherwise that user could stop
-    all runs below this folder. But a folder with the name of a checkpoint stays one when its manifest is damaged.
+    A folder is not a checkpoint if its file with the name of a manifest has other content. Nor is a folder that
+    everyone may write to, such as /tmp, if another user may have put the manifest there: otherwise that user could
+    stop all runs below this folder. A folder with the name of a checkpoint stays a checkpoint if its manifest is
+    damaged.
 
     Raises:
         UsageError: `folder` is a committed checkpoint or `.safepoint`, or is inside one of these.
@@ -85,6 +110,9 @@ def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tu
     Raises:
         NothingValidError: checkpoints exist, and none of them is valid.
     """
+    planted = planted_checkpoints(output)
+    for path, fault in planted.items():
+        rejected(path, fault)
     candidates = list_checkpoints(output)
     for path in candidates:
         verdict = verify(path)
@@ -97,7 +125,22 @@ def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tu
             return path, verdict.manifest
     if candidates:
         refuse_invalid(output)
+    if planted:
+        refuse_planted(output, len(planted))
     return None
+
+
+def refuse_planted(output: Path, num_planted: int) -> NoReturn:
+    """Raise the error for a folder that holds checkpoints of other users, and no other ones.
+
+    Raises:
+        NothingValidError: always.
+    """
+    raise NothingValidError(
+        f"{output} holds {plural(num_planted, 'checkpoint')} of other users, where others may write, and "
+        "no other ones; training was not started",
+        hint="name a folder that only you can write to; to start at step 0 in this one, use --from-scratch",
+    )
 
 
 def refuse_invalid(output: Path) -> NoReturn:

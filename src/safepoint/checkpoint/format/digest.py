@@ -7,6 +7,8 @@ A digest detects accidents, not attacks: an attacker who can write the folder ca
 a checkpoint is executed, whether or not its digests match.
 """
 
+import errno
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,18 +65,35 @@ class FileDigester:
             if self._in_part == PART_BYTES:
                 self._end_part()
 
+    def add_zeros(self) -> None:
+        """Add PART_BYTES zeros, without computing their digest each time. It must be the beginning of a part."""
+        assert not self._in_part
+        self._parts.append(_digest_of_zeros())
+        self._size += PART_BYTES
+
+    def differs(self, parts: Sequence[str]) -> bool:
+        """Whether the last whole part differs from what it should be according to `parts`, if that is known."""
+        number = len(self._parts) - 1
+        return 0 <= number < len(parts) and self._parts[number] != parts[number]
+
     def _end_part(self) -> None:
         self._parts.append(f"{_PREFIX}{self._hasher.hexdigest()}")
         self._hasher = xxhash.xxh3_128()
         self._in_part = 0
 
     def result(self) -> FileDigest:
-        """The size and the digests of all pieces; no piece may be added afterwards."""
+        """The size and the digests of all pieces. Call `update` no more after that."""
         if self._in_part or not self._parts:
             self._end_part()
         if len(self._parts) == 1:
             return FileDigest(size_bytes=self._size, digest=self._parts[0])
         return FileDigest(size_bytes=self._size, digest=digest_of_parts(self._parts), parts=tuple(self._parts))
+
+
+@functools.cache
+def _digest_of_zeros() -> str:
+    """The digest of a part that has only zeros."""
+    return digest_bytes(bytes(PART_BYTES))
 
 
 def digest_of_parts(parts: Sequence[str]) -> str:
@@ -88,7 +107,11 @@ def num_parts(size_bytes: int) -> int:
 
 
 def digest_file(
-    path: Path, progress: Callable[[int], None] | None = None, *, expected_bytes: int | None = None
+    path: Path,
+    progress: Callable[[int], None] | None = None,
+    *,
+    expected_bytes: int | None = None,
+    expected_parts: Sequence[str] = (),
 ) -> FileDigest:
     """The size and the digests of the file at `path`, which is read once.
 
@@ -97,17 +120,60 @@ def digest_file(
         progress: called with the number of bytes read since the last call.
         expected_bytes: the size that the file should have. Of a larger file only one more byte is read, so its size
             in the result is too large by one. None for a file of any size.
+        expected_parts: the digests that the parts of the file should have, if they are known. After the first part
+            with another digest nothing more is read, and the result is the digest of what was read. A part that is a
+            hole of the file, and should be zeros, is not read: a sparse file of many terabytes takes no room, and
+            would take hours.
 
     Raises:
         OSError: unreadable, a link, or not a regular file.
     """
-    with os.fdopen(open_file(path), "rb", buffering=0) as file:
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
-        digester = FileDigester()
-        left = None if expected_bytes is None else expected_bytes + 1
-        while count := file.readinto(buffer if left is None else buffer[:left]):
-            left = None if left is None else left - count
+    descriptor = open_file(path)
+    try:
+        return digest_open_file(descriptor, progress, expected_bytes=expected_bytes, expected_parts=expected_parts)
+    finally:
+        os.close(descriptor)
+
+
+def digest_open_file(
+    descriptor: int,
+    progress: Callable[[int], None] | None = None,
+    *,
+    expected_bytes: int | None = None,
+    expected_parts: Sequence[str] = (),
+) -> FileDigest:
+    """Do what `digest_file` does with an open file. The position in the file is not used."""
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    digester, position = FileDigester(), 0
+    end = None if expected_bytes is None else expected_bytes + 1
+    while position % PART_BYTES or not digester.differs(expected_parts):
+        if position % PART_BYTES == 0 and _are_zeros(descriptor, position, expected_parts):
+            digester.add_zeros()
+            count = PART_BYTES
+        else:
+            length = min(_CHUNK_BYTES, PART_BYTES - position % PART_BYTES)
+            length = length if end is None else min(length, end - position)
+            count = os.preadv(descriptor, [buffer[:length]], position)
             digester.update(buffer[:count])
-            if progress is not None:
-                progress(count)
+        if not count:
+            break
+        position += count
+        if progress is not None:
+            progress(count)
     return digester.result()
+
+
+def _are_zeros(descriptor: int, start: int, expected_parts: Sequence[str]) -> bool:
+    """Whether the part that begins at `start` should be zeros, and is one hole.
+
+    Some file systems report holes where a program has written zeros, so holes say nothing about a checkpoint.
+    """
+    number, end = start // PART_BYTES, start + PART_BYTES
+    if number >= len(expected_parts) or expected_parts[number] != _digest_of_zeros():
+        return False
+    if os.fstat(descriptor).st_size < end:
+        return False
+    try:
+        return os.lseek(descriptor, start, os.SEEK_DATA) >= end
+    except OSError as error:
+        return error.errno == errno.ENXIO  # there is no data up to the end of the file

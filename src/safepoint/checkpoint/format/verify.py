@@ -1,4 +1,4 @@
-"""Verifies a folder: does it hold the checkpoint, or the node's part of a checkpoint, that its record describes?
+"""Verifies that a folder holds what its record describes: a checkpoint, or one node's part of a checkpoint.
 
 Promises: a file that is changed or missing, or is a link, is found before a byte of it is used; links are never
 followed, and nothing outside the folder is opened. Files that the manifest does not name are reported; they do not
@@ -236,7 +236,9 @@ def compare_content(
     faults: list[Fault] = []
     for entry in entries:
         try:
-            found = digest_file(folder / entry.path, counter.add, expected_bytes=entry.size_bytes)
+            found = digest_file(
+                folder / entry.path, counter.add, expected_bytes=entry.size_bytes, expected_parts=entry.parts
+            )
         except OSError as error:
             faults.append(Fault(file=entry.path, reason=f"it cannot be read: {error.strerror or error}"))
             continue

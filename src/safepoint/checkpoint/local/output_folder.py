@@ -1,4 +1,7 @@
-"""The folder that a run writes to: its lock, its checkpoints, and the leftovers of ended runs."""
+"""The folder that a run writes to: its lock, its checkpoints, and the leftovers of ended runs.
+
+To claim the folder is to lock it for a run. The keeper is the process of each node that writes snapshots to disk.
+"""
 
 import contextlib
 import errno
@@ -9,6 +12,7 @@ import stat
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from safepoint.checkpoint.format.catalog import (
     Aside,
@@ -33,7 +37,7 @@ _MOST_UNKNOWN_LEASES = 2
 
 
 class OutputFolder:
-    """The folder a run writes to: checkpoints by name, and Safepoint's own files under `.safepoint/`.
+    """The folder that a run writes to: checkpoints by name, and Safepoint's own files under `.safepoint/`.
 
     Args:
         root: the folder; need not exist yet.
@@ -149,7 +153,8 @@ class OutputFolder:
             keeper: the identity of this run's keeper, which may hold the folder since an earlier start of this run.
 
         Returns:
-            Whether the file system has locks. Without locks, `clean` must not be called.
+            Whether the file system supports locks. Without locks, `clean` must not be called: another run may be
+                active.
 
         Raises:
             ConflictError: another run still holds the folder.
@@ -236,16 +241,25 @@ class OutputFolder:
             run_id: the run.
             after: the attempt that wrote the checkpoint to resume from; 0 for none.
         """
-        path = self.control / "attempt.json"
+        record = self._last_attempt()
+        number = record.get("attempt")
         counted = 0
-        with contextlib.suppress(OSError, ValueError):
-            record = read_object(path)
-            number = record.get("attempt")
-            if record.get("run_id") == run_id and type(number) is int and 0 < number <= MAX_ATTEMPT:
-                counted = number
+        if record.get("run_id") == run_id and type(number) is int and 0 < number <= MAX_ATTEMPT:
+            counted = number
         attempt = min(max(counted, after) + 1, MAX_ATTEMPT)
+        path = self.control / "attempt.json"
         files.write_atomic(path, json.dumps({"run_id": run_id, "attempt": attempt}).encode(), durable=True)
         return attempt
+
+    def last_run(self) -> str | None:
+        """The run that used the folder last, by the record of `next_attempt`; None if there is no record."""
+        run_id = self._last_attempt().get("run_id")
+        return run_id if isinstance(run_id, str) else None
+
+    def _last_attempt(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            return read_object(self.control / "attempt.json")
+        return {}
 
     def open_attempt(self, attempt_id: str) -> None:
         """Create the working folder of an attempt.
@@ -261,12 +275,15 @@ class OutputFolder:
         Those that cannot be moved are passed over from now on; see `passed_over`.
         """
         aside = set_aside(self.root, paths)
-        if aside.left or (aside.num_moved and read_notes(self.control)):  # of what was moved no note stays
+        if aside.left or (aside.num_moved and read_notes(self.control)):  # notes of moved checkpoints go
             self.pass_over(aside.left)
         return aside
 
     def pass_over(self, paths: Iterable[Path]) -> None:
-        """Note that the checkpoints at `paths` do not count any more; see `passed_over`. Requires `claim`."""
+        """Record that the checkpoints at `paths` no longer count as checkpoints; see `passed_over`.
+
+        Requires `claim`.
+        """
         add_notes(self.control, paths)
 
     def passed_over(self) -> list[Path]:
@@ -300,7 +317,12 @@ class OutputFolder:
         return [manifest.step for path, manifest in self.manifests() if step_of(path) == manifest.step]
 
     def superseded(
-        self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
+        self,
+        policies: Sequence[Policy],
+        *,
+        protected: Collection[int] = (),
+        run_id: str | None = None,
+        deadline_s: float | None = None,
     ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
         candidates = [
@@ -313,6 +335,7 @@ class OutputFolder:
             protected=protected,
             # The content was digested when it was written; to read it again would delay the next save.
             is_good=lambda step: has_all_files(self.root / checkpoint_name(step)),
+            run_id=run_id,
         )
 
     def delete(self, name: str, *, deadline_s: float | None = None) -> bool:

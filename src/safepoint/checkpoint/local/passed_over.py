@@ -3,7 +3,8 @@
 A run that resumes from an older checkpoint moves the newer ones aside, because the highest step counts as the newest
 checkpoint. A checkpoint that cannot be moved (an immutable folder, a mount point) is noted in
 `.safepoint/passed-over.json` instead, with the digest of its record. Then no start resumes from it, retention does
-not count it, and it is not uploaded. A new checkpoint under the same name has another record, so it counts.
+not count it, and it is not uploaded. A new checkpoint under the same name has another record, so it is not passed
+over.
 """
 
 import contextlib
@@ -36,12 +37,12 @@ def read_notes(control: Path) -> dict[str, str]:
 
 
 def is_noted(folder: Path, notes: Mapping[str, str]) -> bool:
-    """Whether `notes` name the checkpoint `folder`, and it has the same record as then."""
+    """Whether `notes` name the checkpoint `folder`, and its record is still the one that was noted."""
     return folder.name in notes and notes[folder.name] == _digest_of_record(folder)
 
 
 def add_notes(control: Path, folders: Iterable[Path]) -> None:
-    """Note the checkpoints `folders`, durably. Notes of checkpoints that are gone are deleted.
+    """Add the checkpoints `folders` to the notes, durably. Notes of checkpoints that are gone are deleted.
 
     Raises:
         OSError: the file cannot be written.

@@ -5,6 +5,9 @@ Pruning is the same in a folder and in an object store. The policies are pure fu
 A checkpoint stays if any policy keeps it. If no policy sets a limit, all stay; `younger=` sets no limit. These always
 stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, and those that the caller
 protects. A checkpoint that is known to be damaged does not count as one of the N of a policy, and is not deleted.
+
+All of this is true of each run by itself: checkpoints of one run are never deleted because another run has newer or
+better ones at the same place. A run deletes only its own checkpoints.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,6 +31,8 @@ class _Stated(Protocol):
     """The part of a manifest that policies use."""
 
     @property
+    def run_id(self) -> str: ...
+    @property
     def step(self) -> int: ...
     @property
     def created(self) -> str: ...
@@ -41,6 +46,7 @@ class Candidate:
 
     Args:
         step: optimizer steps done.
+        run_id: the run that it belongs to.
         created_s: when it was made, seconds since 1970; infinite when unknown.
         metrics: what was measured at its step.
         is_valid: False when it is known to be damaged.
@@ -48,6 +54,7 @@ class Candidate:
     """
 
     step: int
+    run_id: str = ""
     created_s: float = float("inf")
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     is_valid: bool = True
@@ -70,14 +77,14 @@ class Candidate:
         if policies is not None:
             used = {policy.metric for policy in policies if isinstance(policy, KeepBest)}
             metrics = {name: metrics[name] for name in used if name in metrics}
-        return cls(step=manifest.step, created_s=created_s, metrics=metrics)
+        return cls(step=manifest.step, run_id=manifest.run_id, created_s=created_s, metrics=metrics)
 
 
 class Policy(Protocol):
     """Chooses the checkpoints to keep."""
 
     is_limit: ClassVar[bool] = True
-    """Whether the policy limits what is kept. If no policy of a run does, all checkpoints stay."""
+    """Whether the policy limits what is kept. If no policy of a run is a limit, all checkpoints stay."""
 
     def keeps(self, candidates: Sequence[Candidate], *, now_s: float, protected: Collection[int]) -> set[int]:
         """The steps to keep. `candidates` are sorted, newest first. The caller always keeps the `protected` steps."""
@@ -144,20 +151,39 @@ def select_superseded(
     now_s: float,
     protected: Collection[int] = (),
     is_good: Callable[[int], bool] = lambda step: True,
+    run_id: str | None = None,
 ) -> list[int]:
     """Choose the steps that no policy keeps, oldest first.
 
     Args:
-        candidates: the committed checkpoints, in any order.
+        candidates: the committed checkpoints, in any order. Those of different runs do not count for each other.
         policies: which to keep; without a policy that is a limit, all stay.
         now_s: seconds since 1970, by the clock that wrote `created_s`.
         protected: steps that are never chosen, such as the step of the best model so far.
         is_good: checks the files of a checkpoint. If steps would be deleted, it is called for the valid checkpoints,
-            newest first, until it returns True. That checkpoint is kept. If it never returns True, all are kept.
+            newest first, until it returns True. That checkpoint is kept. If it never returns True, all are kept. This
+            is done for each run.
+        run_id: choose only steps of this run; None for all runs.
     """
-    newest_first = sorted(candidates, key=lambda candidate: -candidate.step)
     if not any(policy.is_limit for policy in policies):
         return []
+    runs: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        if run_id in {None, candidate.run_id}:
+            runs.setdefault(candidate.run_id, []).append(candidate)
+    return sorted(
+        step for of_run in runs.values() for step in _superseded_in_run(of_run, policies, now_s, protected, is_good)
+    )
+
+
+def _superseded_in_run(
+    candidates: Sequence[Candidate],
+    policies: Sequence[Policy],
+    now_s: float,
+    protected: Collection[int],
+    is_good: Callable[[int], bool],
+) -> list[int]:
+    newest_first = sorted(candidates, key=lambda candidate: -candidate.step)
     kept = {candidate.step for candidate in newest_first if candidate.is_in_use} | set(protected)
     kept |= {candidate.step for candidate in newest_first[:1]}
     valid = [candidate for candidate in newest_first if candidate.is_valid]
@@ -222,7 +248,12 @@ class CheckpointFolder(Protocol):
         ...
 
     def superseded(
-        self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
+        self,
+        policies: Sequence[Policy],
+        *,
+        protected: Collection[int] = (),
+        run_id: str | None = None,
+        deadline_s: float | None = None,
     ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
         ...
@@ -246,6 +277,7 @@ def prune(
     report: "Callable[[Event], None]",
     *,
     protected: Collection[int] = (),
+    run_id: str | None = None,
     deadline_s: float | None = None,
 ) -> None:
     """Delete the checkpoints that no policy keeps, and report each deletion.
@@ -258,6 +290,7 @@ def prune(
         policies: which checkpoints to keep; without any, all are kept.
         report: receives the events.
         protected: steps that are never deleted.
+        run_id: the run whose checkpoints to delete; None for all runs.
         deadline_s: when to give up on a store.
 
     Raises:
@@ -268,7 +301,7 @@ def prune(
     from safepoint.foundation.events.run_events import Pruned, PruneFailed
 
     try:
-        steps = folder.superseded(policies, protected=protected, deadline_s=deadline_s)
+        steps = folder.superseded(policies, protected=protected, run_id=run_id, deadline_s=deadline_s)
     except OSError as error:
         report(PruneFailed(step=None, path=folder.where(""), reason=str(error)))
         return
@@ -278,7 +311,8 @@ def prune(
         try:
             is_deleted = folder.delete(name, deadline_s=deadline_s)
         except (OSError, AccessDeniedError) as error:
-            # Not all of an OSError's text: it has the name in the trash, which is new each time.
+            # Use only a part of the text of an OSError: the rest names a file in the trash, which has a new name at
+            # each try, and the failure would be reported again.
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if _reported.get(where) != reason:
                 _reported[where] = reason

@@ -1,7 +1,7 @@
 """Assembles the files of all ranks into one checkpoint in a folder.
 
 1. Every rank writes into a folder of its own below `.safepoint/work/<attempt>/checkpoint-<step>/`.
-2. Every rank seals its part: each file is fsynced, digested and moved into the merged folder.
+2. Every rank seals its part: it fsyncs and digests each file, and moves the file into the merged folder.
 3. The first rank collects the parts, makes the manifest and commits (`safepoint.checkpoint.commit`). With a folder on
    each node, one rank of every node commits its node's part.
 
@@ -30,7 +30,9 @@ from safepoint.foundation.shared_folders import no_links
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart:
-    """The files that one rank, or the keeper of one node, adds to a checkpoint; or why there are none.
+    """The files that one rank, or the keeper of one node, adds to a checkpoint; or the error that prevented that.
+
+    The keeper is the process of each node that writes snapshots to disk.
 
     Args:
         rank: the rank that wrote the files; for a keeper, the number of its node.
@@ -50,7 +52,8 @@ class WorkingCheckpoint(FolderDestination):
 
     Args:
         output: the output folder.
-        attempt_id: names this start of the run, so that a process of an earlier start writes elsewhere.
+        attempt_id: the name of this start of the run. A process of an earlier start has another one, and writes
+            elsewhere.
         step: optimizer steps done.
         target: the folder to commit to; `checkpoint-<step>` in the output folder when None.
     """
@@ -98,7 +101,7 @@ class WorkingCheckpoint(FolderDestination):
         return manifest
 
     def discard(self) -> None:
-        """Delete the working folder, after the commit or in place of it."""
+        """Delete the working folder, after the commit or instead of a commit."""
         files.delete_tree(self._root)
 
 
@@ -146,7 +149,7 @@ def _seal_file(folder: Path, path: str) -> FileEntry:
 
 
 def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
-    """`manifest` with the entries `added`. If several entries have the same path, the first one counts.
+    """`manifest` with the entries `added`. If several entries have the same path, the first one is used.
 
     Raises:
         ValueError: the manifest would be invalid.

@@ -1,7 +1,7 @@
 """An unpickler with limits on the instructions, on the keys and on the states of a pickle.
 
-A pickle of a few hundred bytes can make Python hash a key for hours, or fill the memory. This unpickler is in Python:
-with the one in C, nothing can be checked before an instruction is carried out.
+A pickle of a few hundred bytes can make Python hash a key for hours, or fill the memory. This unpickler is written in
+Python: the one in C cannot check anything before it carries out an instruction.
 """
 
 import pickle
@@ -35,7 +35,8 @@ class KeyLimits:
         most_parts: how many values, at any depth, one key may have.
         number_bits: how large the numbers in keys may be.
         is_plain: whether a key that is no tuple, no number and none of `PLAIN_KEYS` is allowed.
-        parts_of: the values whose hashes make the hash of such a key; None if there are none.
+        parts_of: for a key that `is_plain` allows, the values from whose hashes its hash is computed; None if there
+            are none.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class KeyLimits:
         self._parts_of = parts_of
 
     def check(self, key: Any) -> None:
-        """Raise CheckpointError for such a key."""
+        """Raise CheckpointError for a key that takes long to hash, to compare or to print."""
         if type(key) is str:
             return
         parts: list[Any] = [*(self._parts_of(key) or [key])]

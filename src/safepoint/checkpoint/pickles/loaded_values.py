@@ -1,14 +1,14 @@
 """What `torch.load` may return from a checkpoint that anyone may have written.
 
-`weights_only=True` restricts which functions a pickle calls, but not what it calls them with. Two dangers remain:
+`weights_only=True` restricts which functions a pickle calls, but not what it calls them with. These dangers remain:
 
-- numpy's arrays and types take a state from the pickle, and do not check it: a type that is larger than it says makes
-  numpy read and write outside of the array. So stand-ins take the place of numpy's functions while a pickle is read,
-  and `finish` makes the arrays afterwards.
+- numpy's arrays and types take a state from the pickle, and do not check it: if a type is larger than its state says,
+  numpy reads and writes outside of the array. So stand-ins take the place of numpy's functions while a pickle is
+  read, and `finish` makes the arrays afterwards.
 - A container may contain itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
-  value would never end. `finish` refuses it.
-- A tensor may have more elements than the file: with a stride of 0, one element stands for millions. A copy of it,
-  such as the next checkpoint, would be as large as it says. `finish` refuses it.
+  container would never end. `finish` refuses the container.
+- A tensor may have more elements than the file: with a stride of 0, one element stands for millions. A copy of this
+  tensor, such as the next checkpoint, would have all these elements. `finish` refuses the tensor.
 """
 
 import re
@@ -23,7 +23,7 @@ _MOST_REPEATS = 8
 """The tensors of a file may have 64 MiB more than their storages or, if that is more, eight times their storages. A
 script may well save an expanded mask beside its model."""
 _MOST_VALUES = 1 << 27
-"""The most values in a file. A container that is in several places counts once for each place."""
+"""The most values in a file. A container that is in several places is counted once for each place."""
 
 
 class _SavedType:

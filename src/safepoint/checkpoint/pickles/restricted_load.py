@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import _weights_only_unpickler as restricted
 
+from safepoint.checkpoint.pickles.archive_records import check_records
 from safepoint.checkpoint.pickles.loaded_values import finish, with_stand_ins
 from safepoint.checkpoint.pickles.torch_unpickler import CheckedUnpickler
 
@@ -39,8 +40,7 @@ def restricted_load(
         Exception: the file is damaged, or it contains something that is not allowed. Hostile content may raise any
             exception.
     """
-    if not _is_zip(file):
-        raise OldFormatError("the file does not have the format that torch.save writes since torch 1.6")
+    _check_archive(file)
     serialization: Any = torch.serialization
     before = serialization.get_safe_globals()
     serialization.clear_safe_globals()
@@ -63,12 +63,18 @@ def _checked() -> Generator[None]:
         restricted.Unpickler = original
 
 
-def _is_zip(file: Any) -> bool:
+def _check_archive(file: Any) -> None:
     if isinstance(file, str | os.PathLike):
         with open(cast("Any", file), "rb") as opened:
-            return opened.read(len(_ZIP)) == _ZIP
+            _check_opened(opened)
+    else:
+        _check_opened(file)
+
+
+def _check_opened(file: Any) -> None:
     place = file.tell()
-    try:
-        return file.read(len(_ZIP)) == _ZIP
-    finally:
-        file.seek(place)
+    begins_as_zip = file.read(len(_ZIP)) == _ZIP
+    file.seek(place)
+    if not begins_as_zip:
+        raise OldFormatError("the file does not have the format that torch.save writes since torch 1.6")
+    check_records(file)

@@ -44,8 +44,8 @@ _WITHOUT_ARGUMENTS = {
         *(pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET),
     )
 }
-# The limits are above what the state of a script may have, such as 128-bit hashes or the tokens of a text as keys:
-# its own checkpoints must be loaded.
+# The limits are higher than what the state of a script needs, such as 128-bit hashes or the tokens of a text as keys.
+# Otherwise, a run could not load its own checkpoints.
 _MOST_TUPLES = 100_000
 _MOST_PARTS = 100_000
 _NUMBER_BITS = 2048
@@ -60,7 +60,7 @@ _NOT_CALLED = {
         *cast("Any", torch)._tensor_classes,
     )
 }
-"""Types that `torch.save` names but does not call: with a size, they return memory that is not initialised."""
+"""Types that `torch.save` names but does not call. A call with a size returns memory that is not initialised."""
 _COLLECTIONS = {id(kind) for kind in (set, collections.Counter, collections.OrderedDict)}
 _REBUILD_FROM_TYPE: Any = cast("Any", torch)._tensor._rebuild_from_type_v2
 

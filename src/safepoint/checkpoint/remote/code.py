@@ -1,4 +1,4 @@
-"""The code of a job beside its checkpoints, under its digest: put there before the job starts, read by its pods."""
+"""The code of a job. It is stored beside the job's checkpoints under its digest, and the job's pods read it."""
 
 import hashlib
 
@@ -81,7 +81,7 @@ def _read(store: Store, location: Location) -> bytes | None:
     if size_bytes > MOST_BYTES:
         raise StorageError(f"{location} has more than {MOST_BYTES:,} bytes; it was not read")
     try:
-        return bytes(store.read(location.name))
+        return bytes(store.read(location.name, most_bytes=size_bytes))
     except ObjectNotFoundError:
         return None
 

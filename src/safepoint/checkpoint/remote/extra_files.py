@@ -1,12 +1,14 @@
 """The files that a program leaves in the output folder beside its checkpoints: plots, metrics, a model of its own.
 
-They are uploaded under the same names, after the checkpoints, when the program or the attempt ends. They belong to no
-checkpoint: no manifest lists them, and a later attempt that writes a file of the same name replaces it. Promises: at
-most the given number of bytes is uploaded, smallest files first, and what is left out is reported.
+The files are uploaded under the same names, after the checkpoints, when the program or the attempt ends. They belong
+to no checkpoint: no manifest lists them, and if a later attempt writes a file of the same name, it replaces the
+object. Promises: at most the given number of bytes is uploaded, smallest files first, and what is left out is
+reported.
 """
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,11 +23,12 @@ from safepoint.errors import ManifestError, ObjectNotFoundError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import ExtraFilesLeftOut, ExtraFilesUploaded
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.shared_folders.no_links import CONTROL
 from safepoint.foundation.units import format_bytes
 from safepoint.storage.store import is_key
 
 _NUM_THREADS = 4
-_NOT_AT_ROOT = {".safepoint", FINAL, "cloud-upload-staging"}
+_NOT_AT_ROOT = {CONTROL, FINAL, "cloud-upload-staging"}
 _CACHES = {".cache", "__pycache__", ".ipynb_checkpoints", ".locks"}
 _PREFIXES = ("set-aside-", "tmp-checkpoint-")
 _WEIGHTS = (".safetensors", ".bin")
@@ -36,7 +39,7 @@ class ExtraFiles:
 
     Args:
         output: the folder.
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         limit_bytes: how many bytes to upload at most; 0 uploads nothing.
         is_first_node: whether this is the folder of node 0. Another node uploads a file only if the store has no file
             of this name yet.
@@ -115,10 +118,12 @@ class ExtraFiles:
             with contextlib.suppress(ObjectNotFoundError):
                 store.stat(path, deadline_s=deadline_s)
                 return False
-        source = Path(os.path.realpath(self._output.root / path))
-        if not source.is_file():  # deleted since it was listed
+        root = Path(os.path.realpath(self._output.root))
+        source = _place_in(root, path)
+        if source is None:  # deleted since it was listed, or replaced by a link that leads out of the folder
             return False
-        file = SourceFile(path=path, source=source)
+        # From here on no link is followed: another user may replace the file, or a folder above it, at any time.
+        file = SourceFile(path=path, source=source, below=root)
         fence = self._remote.fence
         upload_verified(
             store, path, file, fence=lambda: fence(deadline_s=deadline_s), progress=progress, deadline_s=deadline_s
@@ -157,12 +162,24 @@ class ExtraFiles:
             prefix = "" if below == "." else f"{below}/"
             folders[:] = sorted(name for name in folders if not _is_skipped(name, is_at_root=not prefix))
             for name in names:
-                path = os.path.join(folder, name)
-                # A link may lead out of the folder, to files that are not the program's output.
-                if os.path.realpath(path).startswith(f"{root}/") and os.path.isfile(path):
+                source = _place_in(Path(root), f"{prefix}{name}")
+                if source is not None:
                     with contextlib.suppress(FileNotFoundError):
-                        status = os.stat(path)
+                        status = source.lstat()
                         yield f"{prefix}{name}", (status.st_size, status.st_mtime_ns)
+
+
+def _place_in(root: Path, path: str) -> Path | None:
+    """The file that `path` leads to through links in the folder `root`; None if there is none in this folder.
+
+    A link may lead out of the folder or into `.safepoint`, to files that are not the program's output.
+    """
+    place = Path(os.path.realpath(root / path))
+    if not place.is_relative_to(root) or place.is_relative_to(root / CONTROL):
+        return None
+    with contextlib.suppress(OSError):
+        return place if stat.S_ISREG(place.lstat().st_mode) else None
+    return None
 
 
 def _is_skipped(folder: str, *, is_at_root: bool) -> bool:

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.digest import PART_BYTES, FileDigester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
+from safepoint.checkpoint.format.read_ranges import Comparison, ReadRanges
 from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError, printable
 from safepoint.foundation import files
 from safepoint.foundation.shared_folders import no_links
@@ -149,7 +151,8 @@ def fetch(
         deadline_s: when to give up.
 
     Raises:
-        CheckpointError: a part is missing, or had a wrong digest each time it was fetched.
+        CheckpointError: a part is missing, had a wrong digest each time it was fetched, or is in a file that the
+            store refuses, while it gives others.
         StorageError: the store cannot be read.
         OSError: the disk is full or gone.
     """
@@ -171,6 +174,7 @@ def check(
     name: str,
     parts: Sequence[Window],
     *,
+    read: ReadRanges | None = None,
     progress: Callable[[int], None] | None = None,
     deadline_s: float | None = None,
 ) -> dict[str, str]:
@@ -180,6 +184,7 @@ def check(
         store: the store with the checkpoint.
         name: such as `checkpoint-20`; empty for the store's own location.
         parts: the parts to read.
+        read: what else is read of the checkpoint; other bytes than the right ones are a fault.
         progress: receives the number of bytes that were read since its last call; one call at a time.
         deadline_s: when to give up.
 
@@ -193,7 +198,7 @@ def check(
 
     def one(part: Window) -> None:
         try:
-            _fetch_window(store, f"{name}/{part.path}".lstrip("/"), part, None, deadline_s)
+            _fetch_window(store, f"{name}/{part.path}".lstrip("/"), part, None, deadline_s, read)
         except CheckpointError as error:
             wrong.setdefault(part.path, error.message)
 
@@ -217,24 +222,39 @@ def _for_each(
         list(threads.map(one, parts))  # raises the first error
 
 
-def _fetch_window(store: Store, key: str, part: Window, descriptor: int | None, deadline_s: float | None) -> None:
+def _fetch_window(
+    store: Store,
+    key: str,
+    part: Window,
+    descriptor: int | None,
+    deadline_s: float | None,
+    read: ReadRanges | None = None,
+) -> None:
     end = part.start + part.size_bytes
     for _ in range(_NUM_TRIES):
         digester = FileDigester()
+        comparison = None if read is None else read.comparing(part.path, part.start)
         position = part.start
 
-        def take(block: memoryview, digester: FileDigester = digester) -> None:
+        def take(
+            block: memoryview, digester: FileDigester = digester, comparison: Comparison | None = comparison
+        ) -> None:
             nonlocal position
             digester.update(block)
+            if comparison is not None:
+                comparison.take(block)
             if descriptor is not None:
                 files.write_at(descriptor, block, position)
             position += len(block)
 
         try:
-            store.stream(key, take, start=part.start, length=part.size_bytes, deadline_s=deadline_s)
+            with Refusals(store).as_fault(key, deadline_s=deadline_s):
+                store.stream(key, take, start=part.start, length=part.size_bytes, deadline_s=deadline_s)
         except ObjectNotFoundError as error:
             raise CheckpointError(f"{key} is missing in {store.location}") from error
         if digester.result().digest == part.digest:
+            if comparison is not None:
+                comparison.finish()
             return
     raise CheckpointError(
         f"{key} in {store.location} is damaged: bytes {part.start} to {end} do not match their digest, "

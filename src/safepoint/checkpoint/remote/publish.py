@@ -18,12 +18,21 @@ from pathlib import Path
 from safepoint.checkpoint.commit import Record, commit, manifest_of
 from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.digest import digest_bytes
-from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest, NodePart
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing
-from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder, is_name
-from safepoint.checkpoint.remote.store_destination import StoreDestination
+from safepoint.checkpoint.remote.marks import is_name
+from safepoint.checkpoint.remote.refusals import Refusals
+from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder
+from safepoint.checkpoint.remote.store_destination import StoreDestination, extends
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord
-from safepoint.errors import ManifestError, ObjectNotFoundError, SafepointError, StorageError, TransientError
+from safepoint.errors import (
+    ManifestError,
+    ObjectNotFoundError,
+    SafepointError,
+    StorageError,
+    TransientError,
+    UnreadableError,
+)
 from safepoint.foundation import clock
 from safepoint.storage.store import Progress, Store
 
@@ -36,7 +45,7 @@ class Published(Enum):
     """The result of `publish`."""
 
     BEFORE = auto()
-    """The checkpoint was in the store already."""
+    """The checkpoint was in the store already, with all of its files."""
     NOW = auto()
     """It is committed now."""
     IN_PART = auto()
@@ -56,9 +65,10 @@ def publish(
     """Upload a committed checkpoint and commit it in the store; files that are there already are not sent again.
 
     Args:
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         folder: the checkpoint. The caller must hold a lease on it (`files.reading`), so that it is not deleted.
-        record: its manifest, or the record of the node's part that the folder holds.
+        record: the manifest of the checkpoint; or, if each node has an output folder of its own, the record of the
+            files that this folder holds.
         name: its name in the store.
         sent: the files that earlier tries have uploaded. Each file that is uploaded now is added.
         progress: called as bytes reach the store, also for files that were there already.
@@ -78,7 +88,8 @@ def publish(
     marks = NodeMarks(remote.store, name, manifest, deadline_s)
     if part is not None:
         marks.mark_begun(part.node)
-    destination.put_all([SourceFile(entry.path, folder / entry.path, entry) for entry in record.files], progress)
+    files = [SourceFile(entry.path, folder / entry.path, entry, below=folder.parent) for entry in record.files]
+    destination.put_all(files, progress)
     if part is not None:
         destination.end_uploads(part.paths)
         marks.mark_uploaded(part.node, part.num_nodes)
@@ -92,6 +103,8 @@ def publish(
 def finish_parts(remote: RemoteFolder) -> list[str]:
     """Commit the checkpoints that all nodes of an ended attempt have uploaded and no node has committed.
 
+    A committed checkpoint is replaced only if the new manifest adds files to it. The marks may be a stranger's.
+
     Args:
         remote: claimed by this attempt.
 
@@ -100,8 +113,14 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
     """
     committed: list[str] = []
     for name, manifest in complete_marks(remote.store, None):
-        is_there = remote.bytes_of_manifest(name) == manifest.to_bytes()
-        if not is_there and not compare_listing(manifest.files, remote.files_of(name)):
+        try:
+            with remote.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
+                present = remote.bytes_of_manifest(name)
+        except UnreadableError:  # it may be another checkpoint, and is not replaced
+            continue
+        if present is not None and not extends(manifest, present):
+            continue
+        if not compare_listing(manifest.files, remote.files_of(name)):
             commit(StoreDestination(remote, name), manifest)
             committed.append(name)
     return committed
@@ -148,7 +167,8 @@ def complete_marks(store: Store, deadline_s: float | None) -> Iterator[tuple[str
             continue
         key = f"{PARTS}/{name}/{digest}/0-of-{num_nodes}"
         # The mark is missing if another node has just committed. It is invalid if a hostile writer has altered it.
-        with contextlib.suppress(ObjectNotFoundError, ManifestError):
+        ignored = contextlib.suppress(ObjectNotFoundError, ManifestError, UnreadableError)
+        with ignored, Refusals(store).as_fault(key, deadline_s=deadline_s):
             size_bytes = min(store.stat(key, deadline_s=deadline_s).size_bytes, MAX_MANIFEST_BYTES)
             data = bytes(store.read(key, length=size_bytes, deadline_s=deadline_s))
             manifest = Manifest.from_bytes(data)
@@ -164,7 +184,7 @@ class NodeUploaders:
     """Coordinates this node's uploader with those of the other nodes. With one node it never waits.
 
     Args:
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         count: the number of nodes, this one included.
     """
 

@@ -1,8 +1,9 @@
 """The checkpoints of a run in an object store, and the claim that says which attempt may write (docs/adr/0007).
 
-Promises: a checkpoint is in the store exactly while its manifest is: the manifest is written last and deleted first.
-A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is never deleted.
-While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists and lists its files.
+Promises: a checkpoint counts as being in the store exactly while its manifest is there. The manifest is written last
+and deleted first. A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is
+never deleted. While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists and lists its
+files.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import (
@@ -22,22 +22,24 @@ from safepoint.checkpoint.format.manifest import (
     Manifest,
     is_of_newer_release,
 )
-from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
+from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark, is_name
+from safepoint.checkpoint.remote.refusals import ATTEMPT_KEY, Refusals
 from safepoint.errors import (
     AccessDeniedError,
     ConditionError,
     ConflictError,
     ManifestError,
     ObjectNotFoundError,
+    UnreadableError,
+    printable,
 )
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.field_types import TEXT, check_fields, whole
 from safepoint.storage.opening import is_probe
-from safepoint.storage.store import ABSENT, WHOLE_BYTES, Condition, Store, is_key
+from safepoint.storage.store import ABSENT, WHOLE_BYTES, Condition, Store, StoredObject
 
-ATTEMPT_KEY = ".safepoint/attempt.json"
 UNFINISHED = ".safepoint/unfinished"
 PARTS = ".safepoint/parts"
 """The marks of nodes that upload their parts; see `safepoint.checkpoint.remote.publish`."""
@@ -87,6 +89,7 @@ class RemoteFolder:
         self._candidates: dict[int, Candidate] = {}
         self._committed: set[int] = set()
         self._seen_claim: Condition | None = None
+        self.refusals = Refusals(store)
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
@@ -112,29 +115,27 @@ class RemoteFolder:
 
     def unfinished(self, *, deadline_s: float | None = None) -> set[str]:
         """The names of checkpoints and models that Safepoint has begun, and not finished, to write or delete."""
-        names = {
-            item.key.removeprefix(f"{UNFINISHED}/") for item in self.store.list(UNFINISHED, deadline_s=deadline_s)
-        }
+        listed = self.store.list(UNFINISHED, deadline_s=deadline_s)
+        names = {item.key.removeprefix(f"{UNFINISHED}/") for item in listed}
         return {name for name in names if is_name(name)}  # other objects there are ignored
 
     def marked_files(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
-        """The files that the mark of `name` lists: path → size in bytes."""
-        return self._read_mark(name, deadline_s)[0]
+        """The files that the mark of `name` lists: path → size in bytes. They need not be Safepoint's, see `Mark`."""
+        sizes = self._read_mark(name, deadline_s)[0].sizes
+        return {path: max(known) for path, known in sizes.items()}
 
-    def _read_mark(self, name: str, deadline_s: float | None) -> tuple[dict[str, int], Condition]:
-        data, version = self._read(f"{UNFINISHED}/{name}", MAX_MANIFEST_BYTES, deadline_s)
-        files: Any = None
-        with contextlib.suppress(ValueError):
-            files = parse_object(data or b"{}", max_bytes=MAX_MANIFEST_BYTES).get("files")
-        pairs = cast("dict[str, Any]", files).items() if isinstance(files, dict) else ()
-        named = {path: size for path, size in pairs if is_key(path) and isinstance(size, int)}
-        return named, Condition(version=version)
+    def _read_mark(self, name: str, deadline_s: float | None) -> tuple[Mark, Condition]:
+        data, found = self._read(f"{UNFINISHED}/{name}", MAX_MARK_BYTES, deadline_s)
+        if found is None:
+            return Mark(), ABSENT
+        return Mark.parse(data, found.modified_s), Condition(version=found.version)
 
     def manifest(self, step: int, *, deadline_s: float | None = None) -> Manifest:
         """The manifest of the checkpoint of `step`.
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
+            UnreadableError: the store refuses it, and gives other objects.
         """
         manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
         if manifest.step != step:
@@ -146,8 +147,10 @@ class RemoteFolder:
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
+            UnreadableError: the store refuses it, and gives other objects.
         """
-        data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
+        with self.refusals.as_fault(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s):
+            data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
         if data is None:
             raise ManifestError("there is none, so this is not a checkpoint")
         return Manifest.from_bytes(data)
@@ -174,29 +177,45 @@ class RemoteFolder:
         return False
 
     def superseded(
-        self, policies: Sequence[Policy], *, protected: Collection[int] = (), deadline_s: float | None = None
+        self,
+        policies: Sequence[Policy],
+        *,
+        protected: Collection[int] = (),
+        run_id: str | None = None,
+        deadline_s: float | None = None,
     ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
         steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
-        if all(isinstance(policy, KeepNewest) for policy in policies):  # these policies look at nothing but the steps
-            candidates = [Candidate(step=step) for step in steps]
-        else:
-            candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
+        now_s = clock.wall_s()
+        if all(isinstance(policy, KeepNewest) for policy in policies):
+            # These policies look at nothing but steps. If they would keep all, as if all were of one run, they also
+            # keep all of each run, and no manifest has to be read.
+            as_one_run = [Candidate(step=step) for step in steps]
+            if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
+                return []
+        candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
         # Only checkpoints of this attempt count as good. One of an earlier attempt may be damaged by now: to find
         # out, all of it would have to be read.
         is_good = self._committed.__contains__
-        return select_superseded(candidates, policies, now_s=clock.wall_s(), protected=protected, is_good=is_good)
+        return select_superseded(
+            candidates, policies, now_s=now_s, protected=protected, is_good=is_good, run_id=run_id
+        )
 
     def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
         if step not in self._candidates:
-            with contextlib.suppress(ManifestError):
+            # One that cannot be read may be good. So it is neither counted nor deleted.
+            with contextlib.suppress(ManifestError, UnreadableError):
                 self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s))
         return self._candidates.get(step)
 
     def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
         """What is under `name`, the manifest included: path → size in bytes."""
+        return {path: item.size_bytes for path, item in self._objects(name, deadline_s).items()}
+
+    def _objects(self, name: str, deadline_s: float | None) -> dict[str, StoredObject]:
+        """What is under `name`, by path."""
         found = self.store.list(name, deadline_s=deadline_s)
-        return {item.key.removeprefix(f"{name}/"): item.size_bytes for item in found}
+        return {item.key.removeprefix(f"{name}/"): item for item in found}
 
     def _have_manifests(self, deadline_s: float | None) -> dict[int, bool]:
         """The step of each folder that is named like a checkpoint → whether the folder has a manifest."""
@@ -211,7 +230,10 @@ class RemoteFolder:
     # ---- claiming -------------------------------------------------------------------------------------------
 
     def claimed_by(self, *, deadline_s: float | None = None) -> Claim | None:
-        """The present claim; None if there is none. If the claim changes before `claim` is called, `claim` fails."""
+        """The present claim; None if no attempt has claimed the location.
+
+        If the claim changes before `claim` is called, `claim` fails.
+        """
         holder, version = self._read_claim(deadline_s)
         self._seen_claim = ABSENT if version is None else Condition(version=version)
         return holder
@@ -236,10 +258,10 @@ class RemoteFolder:
         self._attempt_id = claim.attempt_id
 
     def fence(self, *, deadline_s: float | None = None) -> None:
-        """Check that the claim is still that of this attempt.
+        """Check that the location is still claimed by this attempt.
 
         Raises:
-            ConflictError: another attempt has claimed the location, or there is no claim any more.
+            ConflictError: another attempt has claimed the location, or the claim was deleted.
         """
         holder = self._read_claim(deadline_s)[0]
         if (holder.attempt_id if holder else None) != self._attempt_id:
@@ -252,29 +274,38 @@ class RemoteFolder:
             )
 
     def _read_claim(self, deadline_s: float | None) -> tuple[Claim | None, str | None]:
-        data, version = self._read(ATTEMPT_KEY, _MAX_ATTEMPT_BYTES, deadline_s)
+        data, found = self._read(ATTEMPT_KEY, _MAX_ATTEMPT_BYTES, deadline_s)
+        version = None if found is None else found.version
         try:
-            return Claim(**parse_object(data or b"")), version
+            return Claim(**parse_object(data)), version
         except (ValueError, TypeError):
             return None, version
 
-    def _read(self, key: str, max_bytes: int, deadline_s: float | None) -> tuple[bytes | None, str | None]:
-        """The first bytes of an object, at most `max_bytes`, and its version; (None, None) if there is no object."""
+    def _read(self, key: str, max_bytes: int, deadline_s: float | None) -> tuple[bytes, StoredObject | None]:
+        """The first bytes of an object, at most `max_bytes`, and its version; (b"", None) if there is no object."""
         try:
             found = self.store.stat(key, deadline_s=deadline_s)
             length = min(found.size_bytes, max_bytes)
-            return bytes(self.store.read(key, length=length, deadline_s=deadline_s)), found.version
+            return bytes(self.store.read(key, length=length, deadline_s=deadline_s)), found
         except ObjectNotFoundError:
-            return None, None
+            return b"", None
 
     # ---- writing and deleting -------------------------------------------------------------------------------
 
-    def mark(self, name: str, files: Mapping[str, int], *, deadline_s: float | None = None) -> None:
-        """Add `files` to the mark of `name`: the list of the files that Safepoint has begun to write or delete.
+    def mark(
+        self,
+        name: str,
+        files: Mapping[str, int],
+        *,
+        existing: Collection[str] = (),
+        deadline_s: float | None = None,
+    ) -> None:
+        """Add files to the mark of `name`: the list of the files that Safepoint has begun to write or delete.
 
         Args:
             name: of a checkpoint or model.
-            files: path → size in bytes.
+            files: path → size in bytes of the files that are going to be written.
+            existing: the paths of files that Safepoint has written before, and may delete.
             deadline_s: when to give up.
 
         Raises:
@@ -282,12 +313,13 @@ class RemoteFolder:
         """
         for num_left in reversed(range(_NUM_TRIES)):
             present, condition = self._read_mark(name, deadline_s)
-            merged = {**present, **{path: max(size, present.get(path, 0)) for path, size in files.items()}}
+            found = self._objects(name, deadline_s) if existing or condition != ABSENT else {}
+            merged = present.extended(files, found, existing)
             self.fence(deadline_s=deadline_s)
-            if condition != ABSENT and merged == present:
+            if condition != ABSENT and merged.sizes == present.sizes and not existing:
                 return
             try:
-                data = json.dumps({"files": merged}).encode()
+                data = json.dumps(merged.fields()).encode()
                 self.store.write(f"{UNFINISHED}/{name}", data, condition=condition, deadline_s=deadline_s)
             except ConditionError:  # another node of this run has marked it
                 if not num_left:
@@ -315,31 +347,36 @@ class RemoteFolder:
             The number of aborted uploads.
         """
         marked = self.unfinished(deadline_s=deadline_s) if names is None else names
-        listed: dict[str, Mapping[str, int]] = {
-            name: self.marked_files(name, deadline_s=deadline_s) for name in marked
-        }
+        listed: dict[str, Mapping[str, int]] = {}
+        for name in marked:
+            listed[name] = {}  # for a mark that the store refuses
+            with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{UNFINISHED}/{name}"):
+                listed[name] = self.marked_files(name, deadline_s=deadline_s)
 
         def is_ours(key: str) -> bool:
             name, _, path = key.partition("/")
             if not is_name(name) or (names is not None and name not in names) or not only(path):
                 return False
             if name not in listed:
-                listed[name] = self._files_of_manifest(name, deadline_s)
+                listed[name] = {}
+                with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
+                    listed[name] = self._files_of_manifest(name, deadline_s)
             return path in listed[name]
 
         large = [f"{name}/{path}" for name, files in listed.items() for path in files if files[path] > WHOLE_BYTES]
         return self.store.sweep(only=is_ours, keys=large, begun_before_s=begun_before_s, deadline_s=deadline_s)
 
     def _files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
+        # A refusal is an error here: without its manifest, it is not known which files may be deleted.
         with contextlib.suppress(ManifestError):
-            manifest = self.manifest_of(name, deadline_s=deadline_s)
+            manifest = Manifest.from_bytes(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")
             return {entry.path: entry.size_bytes for entry in manifest.files} | {MANIFEST_NAME: 0}
         return {}
 
     def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
         """Delete what ended attempts left unfinished; call it after `claim`.
 
-        Objects that the credentials may not delete stay, with a warning.
+        Objects that the store does not let this run read or delete stay, with a warning.
 
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
@@ -349,18 +386,18 @@ class RemoteFolder:
             The number of deleted objects and uploads.
         """
         num_deleted = self.sweep(self.unfinished(deadline_s=deadline_s) - set(keep), deadline_s=deadline_s)
-        for name in sorted(self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)):
-            if name in keep or self.is_newer_format(name, deadline_s=deadline_s):
-                continue
+        for name in sorted((self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)) - set(keep)):
             try:
-                num_deleted += self.delete_marked(
-                    name, but=self._files_of_manifest(name, deadline_s), deadline_s=deadline_s
-                )
-            except AccessDeniedError as error:
+                with self.refusals.as_fault(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s):
+                    but = self._files_of_manifest(name, deadline_s)
+                    is_newer_format = not but and self.is_newer_format(name, deadline_s=deadline_s)
+                if not is_newer_format:
+                    num_deleted += self.delete_marked(name, but=but, deadline_s=deadline_s)
+            except (AccessDeniedError, UnreadableError) as error:
                 # No reader uses these objects: the checkpoint has no manifest, or its manifest does not list them.
                 _log.warning(
-                    "objects that an earlier attempt left unfinished in %s stay in the store, because you have no "
-                    "permission to delete them: %s",
+                    "objects that an earlier attempt left unfinished in %s stay in the store, because it does not "
+                    "let you read or delete them: %s",
                     name,
                     error,
                 )
@@ -376,12 +413,19 @@ class RemoteFolder:
         return {name for key in keys if is_name(name := key.partition("/")[0])}
 
     def delete_marked(
-        self, name: str, *, but: Collection[str] = (), keep_mark: bool = False, deadline_s: float | None = None
+        self,
+        name: str,
+        *,
+        own: Collection[str] = (),
+        but: Collection[str] = (),
+        keep_mark: bool = False,
+        deadline_s: float | None = None,
     ) -> int:
-        """Delete the manifest of `name` and the files that its mark lists, and then the mark. Other files stay.
+        """Delete the leftovers that the mark of `name` lists (see `Mark`), and then the mark. Other files stay.
 
         Args:
             name: of a checkpoint or model.
+            own: paths of files to delete in any case, because Safepoint has written them.
             but: paths of files to keep: those of the committed checkpoint. If `but` is empty, the mark is deleted
                 only when no file is left below `name`.
             keep_mark: keep the mark.
@@ -394,8 +438,17 @@ class RemoteFolder:
             ConflictError: another attempt has claimed the location.
         """
         # Listed before the fence, so that the list has no objects that a later attempt has written.
-        paths = self.files_of(name, deadline_s=deadline_s).keys()
-        doomed = paths & ({MANIFEST_NAME, *self.marked_files(name, deadline_s=deadline_s)} - set(but))
+        found = {path: item for path, item in self._objects(name, deadline_s).items() if path not in but}
+        mark = self._read_mark(name, deadline_s)[0]
+        doomed = {path for path, item in found.items() if path in own or mark.names(path, item)}
+        for path in sorted((found.keys() & mark.sizes.keys()) - doomed)[:1]:
+            _log.warning(
+                "%s/%s, and other objects like it, stay in %s: a mark of an unfinished save names them, but it is "
+                "newer than they are, or states other sizes. Delete them if they are of no use",
+                name,
+                printable(path),
+                self.store.location,
+            )
         self.fence(deadline_s=deadline_s)
         for path in sorted(doomed):
             self.store.delete(f"{name}/{path}", deadline_s=deadline_s)
@@ -427,9 +480,10 @@ class RemoteFolder:
         """
         if self.is_newer_format(name, deadline_s=deadline_s):
             return False
-        self.mark(name, self.written_files(name, deadline_s=deadline_s), deadline_s=deadline_s)
+        written = self.written_files(name, deadline_s=deadline_s).keys()
+        self.mark(name, {}, existing=written, deadline_s=deadline_s)
         self.store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
-        self.delete_marked(name, deadline_s=deadline_s)
+        self.delete_marked(name, own=written, deadline_s=deadline_s)
         return True
 
     def written_files(self, name: str, *, deadline_s: float | None = None) -> Mapping[str, int]:
@@ -444,8 +498,3 @@ class RemoteFolder:
     def where(self, name: str) -> str:
         """The checkpoint's location."""
         return str(self.store.location.child(name))
-
-
-def is_name(text: str) -> bool:
-    """Whether `text` is the name of a checkpoint or of the final model."""
-    return text == FINAL or (step_of(Path(text)) is not None and "/" not in text)

@@ -1,13 +1,13 @@
 """The commit in an object store: uploads the files of a checkpoint, and writes its manifest last (docs/adr/0007).
 
-Promises: a checkpoint is in the store exactly while its manifest is. A writer that was replaced by a newer attempt
-writes nothing more. Files that a writer leaves when it dies are marked. The next start of the run, `safepoint
-checkpoints repair`, or the next writer of the same name deletes them.
+Promises: a checkpoint counts as being in the store exactly while its manifest is there. A writer that was replaced by
+a newer attempt writes nothing more. Files that a writer leaves when it dies are marked. The next start of the run,
+`safepoint checkpoints repair`, or the next writer of the same name deletes them.
 """
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,7 +35,7 @@ _SMALL_STREAM_BYTES = 4 << 20
 
 
 class StoreDestination:
-    """The place of one checkpoint or model in a claimed location; see `safepoint.checkpoint.commit.Destination`.
+    """The prefix of one checkpoint or model in a claimed location; see `safepoint.checkpoint.commit.Destination`.
 
     Args:
         remote: the location.
@@ -55,6 +55,8 @@ class StoreDestination:
         self._deadline_s = deadline_s
         self._entries: dict[str, FileEntry] = {}
         self._manifest: Manifest | None = None
+        # The store has this manifest already, and some of its files; these paths have the right size.
+        self._completed: frozenset[str] | None = None
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
@@ -64,14 +66,15 @@ class StoreDestination:
     def begin(self, manifest: Manifest | None = None, *, files: Mapping[str, int] | None = None) -> bool:
         """Mark the name as unfinished. After a failure the caller may call it again, to continue.
 
-        A committed checkpoint of this name stops counting, unless `manifest` only adds files to it.
+        A committed checkpoint of this name is no longer a checkpoint, unless `manifest` only adds files to it. If the
+        store has exactly this manifest, and lacks files of it, `put` uploads only these.
 
         Args:
             manifest: of the checkpoint that is going to be committed, if it is known.
             files: path → size of the files that are going to be put; None: those of `manifest`.
 
         Returns:
-            False when the store has exactly this manifest; then nothing was changed.
+            False when the store has exactly this manifest, and all of its files; then nothing was changed.
 
         Raises:
             ConflictError: another attempt has claimed the location.
@@ -79,7 +82,11 @@ class StoreDestination:
         """
         present = self._remote.bytes_of_manifest(self._name, deadline_s=self._deadline_s)
         if manifest is not None and present == manifest.to_bytes():
-            return False
+            found = self._remote.files_of(self._name, deadline_s=self._deadline_s)
+            faults = compare_listing(manifest.files, found)
+            if not faults:
+                return False
+            self._completed = frozenset(found.keys() - {fault.file for fault in faults})
         if present is None:
             self._refuse_foreign()
         elif is_of_newer_release(present):
@@ -89,10 +96,11 @@ class StoreDestination:
             )
         if files is None:
             files = {entry.path: entry.size_bytes for entry in manifest.files} if manifest is not None else {}
-        if present is not None:
-            files = {**self._remote.written_files(self._name, deadline_s=self._deadline_s), **files}
-        self._remote.mark(self._name, files, deadline_s=self._deadline_s)
-        if present is not None and not _extends(manifest, present):
+        written: Collection[str] = ()
+        if present is not None and self._completed is None:
+            written = self._remote.written_files(self._name, deadline_s=self._deadline_s).keys()
+        self._remote.mark(self._name, files, existing=written, deadline_s=self._deadline_s)
+        if present is not None and self._completed is None and not extends(manifest, present):
             # Several nodes may delete the old manifest. None of them deletes the new one, which is written only after
             # all nodes have uploaded their parts.
             self._store.delete(f"{self._name}/{MANIFEST_NAME}", deadline_s=self._deadline_s)
@@ -119,6 +127,11 @@ class StoreDestination:
             StorageError: the upload failed, or the source cannot be read.
         """
         key = f"{self._name}/{file.path}"
+        if self._completed is not None and file.expected is not None and file.path in self._completed:
+            self._entries[file.path] = file.expected
+            if progress is not None:
+                progress(file.expected.size_bytes)
+            return
         known = file.expected or self._entries.get(file.path)
         version = None if known is None else self._sent.version_of(known)
         if known is not None and version is not None:
@@ -199,11 +212,15 @@ class StoreDestination:
             self._remote.forget(self._name, self._deadline_s)
 
     def discard(self) -> None:
-        """See `Destination`; files that cannot be deleted now stay marked as unfinished."""
+        """See `Destination`; files that cannot be deleted now stay marked as unfinished.
+
+        Of a checkpoint that this writer has only completed, nothing is deleted.
+        """
         deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S
         with contextlib.suppress(SafepointError):
             self._remote.sweep([self._name], deadline_s=deadline_s)
-            self._remote.delete(self._name, deadline_s=deadline_s)
+            if self._completed is None:
+                self._remote.delete(self._name, deadline_s=deadline_s)
 
 
 def _is_small(file: SourceFile) -> bool:
@@ -211,8 +228,10 @@ def _is_small(file: SourceFile) -> bool:
     return file.size_bytes <= (PART_BYTES if isinstance(file.source, Path) else _SMALL_STREAM_BYTES)
 
 
-def _extends(manifest: Manifest | None, present: bytes) -> bool:
-    """Whether `manifest` only adds files to the manifest in the store."""
+def extends(manifest: Manifest | None, present: bytes) -> bool:
+    """Whether `manifest` only adds files to the manifest in the store, and is of the same run."""
     with contextlib.suppress(ManifestError):
-        return manifest is not None and set(Manifest.from_bytes(present).files) < set(manifest.files)
+        found = Manifest.from_bytes(present)
+        is_of_run = manifest is not None and manifest.run_id == found.run_id
+        return manifest is not None and is_of_run and set(found.files) < set(manifest.files)
     return False

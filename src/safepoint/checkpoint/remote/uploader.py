@@ -30,7 +30,7 @@ from safepoint.foundation.shared_folders.leases import reading
 
 
 class _SupersededError(Exception):
-    """A newer checkpoint exists, and the remaining time suffices for that one only."""
+    """A newer checkpoint exists, and the remaining time suffices for the newer one only."""
 
 
 class Uploader:
@@ -38,12 +38,13 @@ class Uploader:
 
     Args:
         output: the local folder.
-        remote: the claimed location.
+        remote: the location in the store, which this attempt has claimed for itself.
         policies: which checkpoints stay in the store; without any, all stay.
         report: receives the events.
         node: the number of the node whose folder it is; node 0 prunes the store.
         num_nodes: how many nodes upload parts of the same checkpoints; 1 where all ranks share one folder.
         extra_bytes: how many bytes of other files in the folder to upload at most; see `ExtraFiles`.
+        run_id: the run whose checkpoints are pruned in the store; None for all runs.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Uploader:
         node: int = 0,
         num_nodes: int = 1,
         extra_bytes: int = 0,
+        run_id: str | None = None,
     ) -> None:
         self._output = output
+        self._run_id = run_id
         self.extra_files = ExtraFiles(output, remote, limit_bytes=extra_bytes, is_first_node=node == 0, report=report)
         self._remote = remote
         self._policies = policies
@@ -73,8 +76,11 @@ class Uploader:
         self._records: dict[str, tuple[tuple[int, int, int], Record]] = {}
         self._in_store: set[int] | None = None
         self.last_progress_s = clock.monotonic_s()
-        """The time, by the monotonic clock, from which the time limit of an upload counts. It is set when bytes reach
-        the store, when another node gives a sign of life, and when the request to finish arrives."""
+        """The time, by the monotonic clock, at which the time limit of an upload starts.
+
+        It is set when bytes reach the store, when another node gives a sign of life, and when the request to finish
+        arrives.
+        """
         self.with_final = False
         """Whether to upload the final model: the training is complete, and the model does not change any more."""
         self.newest_only = False
@@ -129,7 +135,9 @@ class Uploader:
         return record.num_nodes == self._num_nodes
 
     def check_complete(self) -> None:
-        """Check that the newest checkpoint is complete in the store, with the parts of all other nodes; then prune.
+        """Check that the newest checkpoint is complete in the store, with the parts of all other nodes.
+
+        Then prune the store.
 
         Raises:
             TransientError: the checkpoint is not complete yet.
@@ -266,7 +274,7 @@ class Uploader:
 
     def _prune(self) -> None:
         if self._policies and self._node == 0 and not self.newest_only:
-            prune(self._remote, self._policies, self._report, deadline_s=self.deadline_s)
+            prune(self._remote, self._policies, self._report, run_id=self._run_id, deadline_s=self.deadline_s)
 
     def _committed(self) -> Iterator[tuple[Path, Record]]:
         """The committed checkpoints of the folder, newest first."""

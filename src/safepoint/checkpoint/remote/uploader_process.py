@@ -1,11 +1,12 @@
-"""The uploader's process. The first rank starts it, and it outlives that rank. It reads the files from the folder.
+"""The uploader's process. The first rank starts the process, and the process outlives this rank.
 
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
-PLAN is an `UploaderPlan` as JSON. Commands come on stdin, one JSON object a line. `{"newest_only": …, "deadline_s":
-…}` is the request to finish; the deadline is by the monotonic clock, or null. If stdin ends without such a request,
-the training's process has died: the uploader then has the grace period to upload the newest checkpoint. Exit code 0:
-everything that had to be uploaded is in the store.
+PLAN is an `UploaderPlan` as JSON. The process reads the checkpoints from the output folder. Commands come on stdin,
+one JSON object a line. `{"newest_only": …, "deadline_s": …}` is the request to finish; the deadline is by the
+monotonic clock, or null. If stdin ends without a request to finish, the training's process has died: the uploader
+then has the grace period to upload the newest checkpoint. Exit code 0: everything that had to be uploaded is in the
+store.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from safepoint.storage.opening import open_store
 
 _LOOK_EVERY_S = 0.25
 _KEEPER_S = 10.0
-"""How long a keeper may take with the last snapshot of a training that died."""
+"""How long a keeper, the process that writes snapshots to disk, may take with the last one of a dead training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class UploaderPlan:
         folder: the local output folder.
         location: the location that its checkpoints are published to.
         attempt_id: of the attempt that has claimed the location.
+        run_id: see `Uploader`.
         keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
         node: see `Uploader`.
         num_nodes: see `Uploader`.
@@ -57,6 +59,7 @@ class UploaderPlan:
     folder: str
     location: str
     attempt_id: str
+    run_id: str | None = None
     keep: str | None = None
     node: int = 0
     num_nodes: int = 1
@@ -92,6 +95,7 @@ class _Process:
             node=plan.node,
             num_nodes=plan.num_nodes,
             extra_bytes=plan.extra_bytes,
+            run_id=plan.run_id,
         )
         self._wake = threading.Event()
         self._finishing = threading.Event()

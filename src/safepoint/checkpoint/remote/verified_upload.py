@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_file
+from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_open_file
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import CheckpointError, SafepointError, StorageError, TransientError
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.opening import open_file, read_regular
-from safepoint.storage.store import Content, Progress, Sink, Store
+from safepoint.storage.store import Content, OpenFile, Progress, Sink, Store, opened
 
 _NUM_TRIES = 3
 LONGEST_PATIENCE_S = 600.0
@@ -42,18 +42,20 @@ class SourceFile(NamedTuple):
         path: within the checkpoint or model.
         source: its bytes.
         expected: its entry in a manifest, or None.
+        below: a folder above the file `source`; the folders between the two may not be links.
     """
 
     path: str
     source: Path | Content
     expected: FileEntry | None = None
+    below: Path | None = None
 
     @property
     def size_bytes(self) -> int:
         """The size; OSError when it has to be read from the file, and the file is gone."""
         if self.expected is not None:
             return self.expected.size_bytes
-        return self.source.size_bytes if isinstance(self.source, Content) else self.source.stat().st_size
+        return self.source.size_bytes if isinstance(self.source, Content) else self.source.lstat().st_size
 
 
 def upload_verified(
@@ -69,6 +71,9 @@ def upload_verified(
 
     A stream that does not match may have been damaged on its way to this machine. So it is read and sent again, three
     times in all. Parts that are in the store already are not sent again.
+
+    A file is opened once, and no link below `SourceFile.below` is followed. What is sent, the digest and the
+    checksums of the store all come from this open file, whatever another process does to its path meanwhile.
 
     Args:
         store: the store that receives the file.
@@ -112,26 +117,30 @@ def _upload(
     progress: Progress,
     deadline_s: float | None,
 ) -> FileEntry:
-    with _digesting(file) as (passing, result):
+    try:
+        with _digesting(file) as (passing, result):
 
-        def check() -> None:
-            if file.expected is not None and FileEntry.of(file.path, result()) != file.expected:
-                raise CheckpointError(
-                    f"{file.path} has changed since its checkpoint was committed; it was not uploaded",
-                    hint="see `safepoint checkpoints verify --deep`",
-                )
-            if fence is not None:
-                fence()
+            def check() -> None:
+                if file.expected is not None and FileEntry.of(file.path, result()) != file.expected:
+                    raise _changed(file)
+                if fence is not None:
+                    fence()
 
-        try:
             store.upload(key, passing, fence=check, progress=progress, deadline_s=deadline_s)
             return FileEntry.of(file.path, result())
-        except OSError as error:
-            raise StorageError(f"{file.source} cannot be read: {error.strerror or error}") from error
+    except OSError as error:
+        raise StorageError(f"{file.source} cannot be read: {error.strerror or error}") from error
+
+
+def _changed(file: SourceFile) -> CheckpointError:
+    return CheckpointError(
+        f"{file.path} has changed since its checkpoint was committed; it was not uploaded",
+        hint="see `safepoint checkpoints verify --deep`",
+    )
 
 
 @contextlib.contextmanager
-def _digesting(file: SourceFile) -> Generator[tuple[Path | Content, _Result]]:
+def _digesting(file: SourceFile) -> Generator[tuple[OpenFile | Content, _Result]]:
     """Yield the source to upload in place of `source`, and a function that returns its digest.
 
     A file is read a second time, in parallel with its upload; a stream is digested while it is sent.
@@ -146,14 +155,18 @@ def _digesting(file: SourceFile) -> Generator[tuple[Path | Content, _Result]]:
         if has_ended.is_set():
             raise OSError(f"{source} is no longer read")
 
-    def digest() -> FileDigest:
-        return digest_file(source, check_running, expected_bytes=file.size_bytes)
+    with opened(source, below=file.below) as one:
+        if file.expected is not None and one.size_bytes != file.expected.size_bytes:
+            raise _changed(file)
 
-    with ThreadPoolExecutor(1, thread_name_prefix="safepoint-digest") as thread:
-        try:
-            yield source, thread.submit(digest).result
-        finally:
-            has_ended.set()
+        def digest() -> FileDigest:
+            return digest_open_file(one.descriptor, check_running, expected_bytes=one.size_bytes)
+
+        with ThreadPoolExecutor(1, thread_name_prefix="safepoint-digest") as thread:
+            try:
+                yield one, thread.submit(digest).result
+            finally:
+                has_ended.set()
 
 
 def _passing(source: Content) -> tuple[Content, _Result]:

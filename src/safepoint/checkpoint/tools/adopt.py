@@ -1,13 +1,13 @@
 """Writes manifests for checkpoints that another program wrote, so that Safepoint treats them as its own.
 
 Promises: a checkpoint is adopted only if `examine` finds no fault in it. The files stay where they are and are not
-changed; the manifest is written last. From then on every changed bit is found, and
+changed; the manifest is written last. From then on, a changed bit is found when the checkpoint is verified, and
 retention counts the checkpoint.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from safepoint.checkpoint.commit import Destination, Record, commit, fsync_parents
 from safepoint.checkpoint.foreign.describe import describe
@@ -19,8 +19,9 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.errors import CheckpointError, SaveError
+from safepoint.errors import CheckpointError, SafepointError, SaveError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders.held_folder import HeldFolder, held
 
 Progress = Callable[[str, int, int], None]
 """Receives the name of the checkpoint that is read, bytes done, and bytes in all."""
@@ -80,6 +81,29 @@ def adopt(
 def _adopt(
     inventory: Inventory, item: Item, *, accumulation: int | None, dry_run: bool, progress: Progress
 ) -> tuple[Fault, ...]:
+    try:
+        with contextlib.ExitStack() as holding:
+            place = None
+            if inventory.folder is not None:
+                place = holding.enter_context(held(inventory.folder / item.name))
+            return _adopt_held(inventory, item, place, accumulation=accumulation, dry_run=dry_run, progress=progress)
+    except SafepointError:
+        raise
+    except OSError as error:
+        return (Fault(file=".", reason=str(error)),)
+    except Exception as error:  # noqa: BLE001  what nothing has foreseen; the next one is adopted nevertheless
+        return (Fault(file=".", reason=f"it is damaged: {type(error).__name__}: {error}"),)
+
+
+def _adopt_held(
+    inventory: Inventory,
+    item: Item,
+    place: HeldFolder | None,
+    *,
+    accumulation: int | None,
+    dry_run: bool,
+    progress: Progress,
+) -> tuple[Fault, ...]:
     found = examine(inventory.store, item.name, accumulation=accumulation)
     if found.faults:
         return found.faults
@@ -95,8 +119,8 @@ def _adopt(
     except CheckpointError as error:
         return (Fault(file=".", reason=error.message),)
     destination: Destination
-    if inventory.folder is not None:
-        destination = _InPlace(inventory.folder / item.name)
+    if place is not None:
+        destination = _InPlace(place)
     else:
         destination = StoreDestination(RemoteFolder.as_guest(inventory.store), item.name)
     return _commit(destination, manifest)
@@ -112,10 +136,14 @@ def _commit(destination: Destination, manifest: Manifest) -> tuple[Fault, ...]:
 
 
 class _InPlace:
-    """A folder that has its name and its files already, and gets a manifest; see `Destination`."""
+    """A folder that has its name and its files already, and gets a manifest; see `Destination`.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    The manifest is written into the open folder, also if another process has given the folder's name to a link.
+    """
+
+    def __init__(self, place: HeldFolder) -> None:
+        self._place = place
+        self._folder = place.inside
         self._record: Record | None = None
 
     def prepare(self, record: Record | None) -> None:
@@ -125,7 +153,7 @@ class _InPlace:
         present = list_files(self._folder)
         faults = compare_listing(record.files, present, extra=True)
         if faults:
-            raise SaveError(f"{self._folder} changed while it was read: {faults[0]}; it was not adopted")
+            raise SaveError(f"{self._place.path} changed while it was read: {faults[0]}; it was not adopted")
         for path in present:
             files.fsync_file(self._folder / path)
         fsync_parents(self._folder, present)
@@ -134,9 +162,9 @@ class _InPlace:
     def publish(self) -> None:
         """See `Destination`."""
         assert self._record is not None
-        files.write_atomic(
-            self._folder / self._record.file_name, self._record.to_bytes(), durable=True, below=self._folder.parent
-        )
+        if not self._place.has_name(self._place.path):
+            raise SaveError(f"{self._place.path} was replaced while it was read; it was not adopted")
+        files.write_atomic(self._folder / self._record.file_name, self._record.to_bytes(), durable=True)
 
     def discard(self) -> None:
         """See `Destination`; nothing was written."""

@@ -1,28 +1,30 @@
-"""Exports a model to an empty place, in which it appears completely or not at all.
+"""Exports a model to an empty folder or prefix, in which the model appears completely or not at all.
 
-- A folder gets its name when everything in it is durable.
-- The prefix `final` below a run's location in a store, the place of its final model, gets its manifest last, as at
-  the end of a training.
-- Any other prefix of a store is marked by `.safepoint/export.json`, which names the files, before the first byte is
-  written. The file that loaders read first is written last, and then the mark is deleted. The next export to the same
-  place deletes the files of an interrupted export, and no others.
+- An export to a folder writes under a temporary name. It renames the folder when everything in it is durable.
+- An export to the prefix `final` of a run's location in a store, where the run's final model belongs, writes the
+  manifest last, as a training does at its end.
+- An export to any other prefix of a store first writes a mark, the object `.safepoint/export.json`, which names the
+  files. It writes the file that loaders read first last, and then deletes the mark. If an export was interrupted, the
+  next export to the same prefix deletes the files in its mark, and no others. A mark that another person has written
+  deletes nothing that was there before the mark (`safepoint.checkpoint.remote.marks`).
 """
 
 import contextlib
 import errno
 import json
 import os
+import stat
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 from safepoint.checkpoint.commit import FolderDestination, Record, commit, discarding
 from safepoint.checkpoint.format.catalog import refuse_inside_checkpoint
 from safepoint.checkpoint.format.manifest import Describe, FileEntry
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.final_model import FINAL
-from safepoint.checkpoint.remote.remote_folder import RemoteFolder, is_name
+from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark, is_name
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.store_destination import DISCARD_WITHIN_S, StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.errors import (
@@ -32,28 +34,28 @@ from safepoint.errors import (
     ObjectNotFoundError,
     SafepointError,
     StorageError,
+    UnreadableError,
     UsageError,
     printable,
 )
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.environment import host_name
-from safepoint.foundation.files import make_folder
+from safepoint.foundation.files import delete_entries, make_folder
+from safepoint.foundation.shared_folders.held_folder import HeldFolder, held
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
-from safepoint.storage.store import ABSENT, Condition, Progress, Store, is_key
+from safepoint.storage.store import ABSENT, Condition, Progress, Store, StoredObject
 
 MARK = ".safepoint/export.json"
-_MAX_MARK_BYTES = 64 << 20
 _LAST = ("model.safetensors.index.json", "adapter_config.json", "config.json")
 """The files that loaders read first, in the order in which they are written."""
 
 
 def check_empty(target: Location, *, has_manifest: bool = False) -> None:
-    """Refuse a place that holds files, except those that an interrupted export has left there.
+    """Refuse a target that holds files, except those that an interrupted export has left there.
 
     Args:
-        target: the place.
+        target: the folder or prefix.
         has_manifest: whether what is exported has a manifest, see `export_to_store`.
 
     Raises:
@@ -64,9 +66,10 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
     if target.is_remote:
         _refuse_inside(target)
     store = open_store(target)
-    keys = {item.key for item in store.list()}
+    found = {item.key: item for item in store.list()}
+    keys = set(found)
     if target.is_remote and MARK in keys:  # an export to a folder writes no mark
-        keys -= {MARK, *_marked_files(store)}
+        keys -= {MARK, *_leftovers(_read_mark(store), found)}
     is_final = has_manifest and target.is_remote and target.name == FINAL
     if keys and not (is_final and _is_unfinished_final(RemoteFolder(open_store(target.parent)))):
         raise ConflictError(
@@ -100,10 +103,15 @@ def _refuse_inside(target: Location) -> None:
 
 
 def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
-    """Whether `name` is a checkpoint or a model of Safepoint. An object that only has the name of a manifest is none,
-    but a name that Safepoint gives counts even if its manifest is damaged."""
+    """Whether the prefix `name` holds a checkpoint or a model of Safepoint.
+
+    A prefix with an object that is only named like a manifest is not a checkpoint. A prefix with one of Safepoint's
+    own names is a checkpoint even if its manifest is damaged.
+    """
     try:
         remote.manifest_of(name)
+    except UnreadableError:
+        return True  # it may be one
     except ManifestError:
         return remote.is_newer_format(name) or (is_name(name) and _has_manifest(remote, name))
     return True
@@ -130,19 +138,56 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
     folder = target.folder.absolute()
     refuse_inside_checkpoint(folder)
     working = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        make_folder(folder.parent)
-        working.mkdir()  # fails in some places that look like folders, such as /proc
-    except OSError as error:
-        raise StorageError(
-            f"{folder} cannot be created: {error.strerror}; nothing was written", hint="name another folder"
-        ) from error
-    destination = FolderDestination(working, folder, trash=None)
-    with discarding(destination):
-        write(working)
-        commit(destination, None)
+    with contextlib.ExitStack() as holding:
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            make_folder(folder.parent)
+            working.mkdir()  # fails in some places that look like folders, such as /proc
+            place = holding.enter_context(held(working, shown=folder))
+        except OSError as error:
+            raise StorageError(
+                f"{folder} cannot be created: {error.strerror}; nothing was written", hint="name another folder"
+            ) from error
+        destination = _NewFolder(place, folder)
+        with discarding(destination):
+            write(place.inside)
+            commit(destination, None)
+
+
+class _NewFolder(FolderDestination):
+    """The working folder of an export. Safepoint fills the open folder and, after an error, empties it.
+
+    So a user who may write to the folder above cannot lead the export into another folder, neither with a link nor by
+    giving another folder the name of the working folder. Until the commit, only this user may enter it.
+
+    Args:
+        place: the working folder.
+        target: see `FolderDestination`.
+    """
+
+    def __init__(self, place: HeldFolder, target: Path) -> None:
+        super().__init__(place.inside, target, trash=None)
+        self._place = place
+        self._mode = stat.S_IMODE(os.fstat(place.descriptor).st_mode)
+        self._set_mode(self._mode & 0o700)
+
+    def _set_mode(self, mode: int) -> None:
+        with contextlib.suppress(OSError):  # a file system without modes
+            os.fchmod(self._place.descriptor, mode)
+
+    def publish(self) -> None:
+        self.source = self._place.path
+        self._place.check_name(self.source)
+        self._set_mode(self._mode)
+        super().publish()
+        self._place.check_name(self.target)  # the name may have been exchanged just before it was changed
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            delete_entries(self._place.inside, pattern="*")
+            if self._place.has_name(self._place.path):
+                self._place.path.rmdir()
 
 
 def export_to_store(
@@ -194,19 +239,21 @@ class _PrefixDestination:
 
     def __init__(self, target: Location, model: Sequence[SourceFile]) -> None:
         self._store = open_store(target)
-        self._paths = sorted(file.path for file in model)
+        self._files = {file.path: file.size_bytes for file in model}
         self._id = uuid.uuid4().hex
         self._last: tuple[SourceFile, Progress | None] | None = None
         self.entries: tuple[FileEntry, ...] = ()
 
     def begin(self, files: Mapping[str, int]) -> None:
         store = self._store
-        keys = {item.key for item in store.list()}
-        condition, leftovers = ABSENT, set[str]()
-        if MARK in keys:
+        found = {item.key: item for item in store.list()}
+        condition, earlier = ABSENT, Mark()
+        if MARK in found:
             condition = Condition(version=store.stat(MARK).version)
-            leftovers = keys & _marked_files(store)
-        mark = {"id": self._id, "host": host_name(), "since": clock.utc_now(), "files": self._paths}
+            earlier = _read_mark(store)
+        leftovers = _leftovers(earlier, found)
+        fields = Mark().extended(files, found, leftovers).fields()
+        mark = {"id": self._id, "host": host_name(), "since": clock.utc_now(), **fields}
         try:
             store.write(MARK, json.dumps(mark).encode(), condition=condition)
         except ConditionError as error:
@@ -236,19 +283,19 @@ class _PrefixDestination:
         self._store.delete(MARK)
 
     def _fence(self, deadline_s: float | None = None) -> None:
-        if _read_mark(self._store, deadline_s).get("id") != self._id:
+        if _read_mark(self._store, deadline_s).content.get("id") != self._id:
             raise ConflictError(f"another export to {self._store.location} has begun; this one has ended")
 
     def discard(self) -> None:
         deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S
         with contextlib.suppress(SafepointError):
             self._fence(deadline_s)
-            self._delete(self._paths, deadline_s)
+            self._delete(self._files, deadline_s)
             self._store.delete(MARK, deadline_s=deadline_s)
 
     def _delete(self, paths: Collection[str], deadline_s: float | None = None) -> None:
         """Delete `paths`, and abort unfinished uploads of these files and of the files of this export."""
-        keys = {*paths, *self._paths}
+        keys = {*paths, *self._files}
         self._store.sweep(only=keys.__contains__, keys=keys, deadline_s=deadline_s)
         for path in sorted(paths):
             self._store.delete(path, deadline_s=deadline_s)
@@ -272,31 +319,35 @@ def clean_export(store: Store, *, before_s: float) -> int:
     found = {item.key: item for item in store.list()}
     if MARK not in found:
         return 0
-    named = _marked_files(store)
+    mark = _read_mark(store)
+    named = _leftovers(mark, found)
+    begun = {path for path in mark.sizes if _is_exported(path)}
     doomed = [item for key, item in found.items() if key in named]
     if max(item.modified_s for item in [found[MARK], *doomed]) >= before_s:
         return 0
     # The mark is replaced first, so that an export that still runs finds that it has lost the place.
-    taken = json.dumps({"files": sorted(named)}).encode()
+    taken = json.dumps(mark.extended({}, found, named).fields()).encode()
     store.write(MARK, taken, condition=Condition(version=found[MARK].version))
-    store.sweep(only=named.__contains__, keys=named)
+    store.sweep(only=begun.__contains__, keys=begun)
     for item in [*doomed, found[MARK]]:
         store.delete(item.key)
     return len(doomed) + 1
 
 
-def _marked_files(store: Store) -> set[str]:
-    """The files that the mark of an export names."""
-    paths: Any = _read_mark(store).get("files")
-    named = cast("list[Any]", paths) if isinstance(paths, list) else []
-    # An export writes nothing below the name of a checkpoint.
-    paths = {path for path in named if isinstance(path, str) and is_key(path) and path != MARK}
-    return {path for path in paths if not ("/" in path and is_name(path.partition("/")[0]))}
+def _leftovers(mark: Mark, found: Mapping[str, StoredObject]) -> set[str]:
+    """The files of an interrupted export, according to its mark."""
+    return {path for path, item in found.items() if _is_exported(path) and mark.names(path, item)}
 
 
-def _read_mark(store: Store, deadline_s: float | None = None) -> dict[str, Any]:
-    with contextlib.suppress(ObjectNotFoundError, ValueError):
-        length = min(store.stat(MARK, deadline_s=deadline_s).size_bytes, _MAX_MARK_BYTES)
-        data = store.read(MARK, length=length, deadline_s=deadline_s).tobytes()
-        return parse_object(data, max_bytes=_MAX_MARK_BYTES)
-    return {}
+def _is_exported(path: str) -> bool:
+    """Whether an export may have written it: never below the name of a checkpoint, nor a file with a hidden name."""
+    parts = path.split("/")
+    return not any(part.startswith(".") for part in parts) and not (len(parts) > 1 and is_name(parts[0]))
+
+
+def _read_mark(store: Store, deadline_s: float | None = None) -> Mark:
+    with contextlib.suppress(ObjectNotFoundError):
+        found = store.stat(MARK, deadline_s=deadline_s)
+        data = store.read(MARK, length=min(found.size_bytes, MAX_MARK_BYTES), deadline_s=deadline_s).tobytes()
+        return Mark.parse(data, found.modified_s)
+    return Mark()

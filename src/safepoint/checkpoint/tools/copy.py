@@ -15,6 +15,7 @@ from pathlib import Path
 
 from safepoint.checkpoint.commit import FolderDestination, commit, discarding
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry, Manifest, Trigger
+from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.fetch import create_files, fetch, windows_of
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
@@ -61,7 +62,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
         progress: see `Progress`.
 
     Returns:
-        False when the same checkpoint is at the target already.
+        False when the same checkpoint is at the target already, with all of its files.
 
     Raises:
         CheckpointError: the checkpoint is not complete, or damaged.
@@ -80,17 +81,26 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
 
 
 def is_there(source: Inventory, item: Item, target: Location) -> bool:
-    """Whether the same checkpoint is at the target already.
+    """Whether the same checkpoint is at the target already, with all of its files.
+
+    If a copy in an object store lacks files, the result is False: `copy` uploads them.
 
     Raises:
         CheckpointError: the checkpoint `item` is not complete.
-        ConflictError: something else at the target has the checkpoint's name.
+        ConflictError: something else at the target has the checkpoint's name; or a copy in a folder lacks files.
         StorageError: the target cannot be read.
     """
     manifest = source.complete_manifest(item)
-    present = RemoteFolder(open_store(target)).bytes_of_manifest(item.name)
+    remote = RemoteFolder(open_store(target))
+    present = remote.bytes_of_manifest(item.name)
     if present == manifest.to_bytes():
-        return True
+        faults = compare_listing(manifest.files, remote.files_of(item.name))
+        if faults and target.is_folder:
+            raise ConflictError(
+                f"{target.child(item.name)} is a damaged copy of this checkpoint: {faults[0]}; nothing was copied",
+                hint="delete or move away the damaged copy, then copy again",
+            )
+        return not faults
     if present is not None:
         raise ConflictError(
             f"{target} has a different {item.name}; nothing was copied",
@@ -130,8 +140,9 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
     """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
 
-    Files and folders whose name begins with a dot are left out, with a warning: no part of a model has such a name,
-    and at the target it might be a program's settings, such as `.git/hooks`, or the mark of an export.
+    Files and folders whose name begins with a dot are left out, with a warning: no part of a model has a name with a
+    dot at its beginning, and at the target it might be a program's settings, such as `.git/hooks`, or the mark of an
+    export.
 
     An export to an object store writes nothing to a disk of this machine.
 
@@ -194,7 +205,7 @@ def as_final(manifest: Manifest) -> Describe:
 def _source_files(source: Inventory, item: Item, entries: Sequence[FileEntry]) -> list[SourceFile]:
     if source.folder is not None:
         root = source.folder / item.prefix
-        return [SourceFile(entry.path, root / entry.path, entry) for entry in entries]
+        return [SourceFile(entry.path, root / entry.path, entry, below=source.folder) for entry in entries]
     stored = browse(source.store, item.prefix)
     return [SourceFile(entry.path, (stored / entry.path).content, entry) for entry in entries]
 

@@ -82,7 +82,7 @@ def compare(
 
     Args:
         before: an inventory and a checkpoint in it.
-        after: likewise.
+        after: an inventory and a checkpoint in it.
         deep: also read the tensors of changed files, and compare their contents.
         progress: receives the bytes read so far, and the bytes in all.
 

@@ -8,12 +8,12 @@ writes nothing to a disk of this machine.
 
 import contextlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from safepoint.checkpoint.format.digest import PART_BYTES
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from safepoint.checkpoint.format.read_ranges import ReadRanges
 from safepoint.checkpoint.format.verify import list_files
 from safepoint.checkpoint.remote.fetch import Window, check, windows_of
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
@@ -59,7 +59,8 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
     """Write the model of a checkpoint for which `is_in_pieces` is true, in the layout that `from_pretrained` reads.
 
     If the checkpoint has a manifest, all bytes that the export uses are compared with its digests before the first
-    byte is written. So the weights are read twice.
+    byte is written. So the weights are read twice, and the bytes of the second time are compared with those of the
+    first.
 
     Args:
         store: where the checkpoint is, a folder or an object store.
@@ -76,12 +77,11 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
         StorageError: a store cannot be used, or the disk has too little room.
         UsageError: the checkpoint holds adapters, or the target is inside a checkpoint.
     """
-    looked_at: set[tuple[str, int]] = set()
+    used: ReadRanges | None = None
 
-    def note(key: str, start: int, length: int) -> None:
-        looked_at.update(
-            (key, number) for number in range(start // PART_BYTES, (start + length - 1) // PART_BYTES + 1)
-        )
+    def note(key: str, start: int, data: bytes) -> None:
+        if used is not None:
+            used.note(key, start, data)
 
     with contextlib.ExitStack() as lease:
         if store.location.is_folder:
@@ -94,7 +94,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
         if (folder / "pytorch_model_fsdp_1").is_dir():
             raise CheckpointError(f"{folder} holds several models; nothing was exported")
         manifest = _stored_manifest(folder)
-        looked_at.clear()
+        used = None if manifest is None else ReadRanges()
         pieces = _place_of(folder)
         if pieces is None:
             raise CheckpointError(f"{folder} holds no sharded model; nothing was exported")
@@ -107,18 +107,18 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             )
         weights = _weights(folder, pieces, Budget(folder.total_bytes))
         folder.forget_blocks()
-        if manifest is not None:
+        if manifest is not None and used is not None:
             for weight in weights:
                 for run in weight.runs:
-                    note(cast("StorePath", run.path).key, run.offset, run.num_bytes)
-            _check_windows(folder, store, prefix, manifest, looked_at)
+                    used.expect(cast("StorePath", run.path).key, run.offset, run.num_bytes)
+            _check_windows(folder, store, prefix, manifest, used)
 
         def is_same() -> None:
             changed = folder.changed()
             if changed is not None:
                 raise CheckpointError(f"{folder / changed} has changed while it was read; nothing was exported")
 
-        model = _model(folder, weights, manifest)
+        model = _model(folder, weights, manifest, used)
         counter = ByteCounter(progress, sum(file.size_bytes for file in model))
 
         def write(working: Path) -> None:
@@ -161,12 +161,14 @@ def _weights(folder: StorePath, pieces: StorePath, budget: Budget | None = None)
     return weights
 
 
-def _model(folder: StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None) -> list[SourceFile]:
+def _model(
+    folder: StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None, known: ReadRanges | None
+) -> list[SourceFile]:
     """The files as `from_pretrained` reads them."""
     entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
     beside = [path for path in folder.iterdir() if path.is_file() and _BESIDE.fullmatch(path.name)]
     return [
-        *(SourceFile(name, content) for name, content in gather(weights).items()),
+        *(SourceFile(name, content) for name, content in gather(weights, known=known).items()),
         *(SourceFile(path.name, path.content, entries.get(path.name)) for path in beside),
     ]
 
@@ -176,7 +178,7 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
     free = files.free_bytes(working)
     if free < size_bytes + _ROOM:
         raise StorageError(
-            f"{working.parent} has {format_bytes(free)} free, and the model needs {format_bytes(size_bytes)}, plus "
+            f"{working} has {format_bytes(free)} free, and the model needs {format_bytes(size_bytes)}, plus "
             f"{format_bytes(_ROOM)} that must stay free; nothing was exported",
             hint="make room, or name another folder",
         )
@@ -185,10 +187,9 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
         upload_verified(place, file.path, file, progress=counter.add)
 
 
-def _check_windows(
-    folder: StorePath, store: Store, prefix: str, manifest: Manifest, windows: Collection[tuple[str, int]]
-) -> None:
-    """Compare parts of the checkpoint's files with the manifest's digests; `windows` are their paths and numbers."""
+def _check_windows(folder: StorePath, store: Store, prefix: str, manifest: Manifest, used: ReadRanges) -> None:
+    """Compare all parts of the checkpoint's files from which a range is `used` with the manifest's digests."""
+    windows = set(used.parts())
     entries = {entry.path: entry for entry in manifest.files}
     chosen: list[Window] = []
     for key in sorted({key for key, _ in windows}):
@@ -196,7 +197,7 @@ def _check_windows(
             raise _altered(folder, key)
         parts = windows_of([entries[key]])
         chosen += [part for number, part in enumerate(parts) if (key, number) in windows]
-    wrong = check(store, prefix, chosen)
+    wrong = check(store, prefix, chosen, read=used)
     if wrong:
         raise _altered(folder, min(wrong))
 

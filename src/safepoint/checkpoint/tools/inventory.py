@@ -5,13 +5,14 @@ complete if all files of its manifest exist and have the sizes in it; only `veri
 One manifest is in memory at a time: an item keeps a few facts of it, and the first of its faults.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from safepoint.checkpoint.foreign.examine import examine
-from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
+from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest, Trigger
 from safepoint.checkpoint.format.verify import (
     Fault,
@@ -35,6 +36,7 @@ from safepoint.errors import (
     NothingValidError,
     SafepointError,
     StorageError,
+    UnreadableError,
 )
 from safepoint.foundation import clock
 from safepoint.foundation.units import ByteCounter
@@ -71,6 +73,7 @@ class Kind(StrEnum):
 class Stated:
     """What a manifest states about a checkpoint, without its files; see `Manifest`."""
 
+    run_id: str
     step: int
     trigger: Trigger
     created: str
@@ -81,6 +84,7 @@ class Stated:
         """The facts of a manifest. Of a time that is far too long only the beginning is kept."""
         is_short = sum(map(len, manifest.metrics)) <= _MAX_NAME_CHARS
         return cls(
+            run_id=manifest.run_id,
             step=manifest.step,
             trigger=manifest.trigger,
             created=manifest.created[:_MAX_NAME_CHARS],
@@ -135,6 +139,7 @@ class Inventory:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._remote = RemoteFolder(store)
         location = store.location
         self.folder = location.folder if location.is_folder else None
         """The folder of the location; None for an object store."""
@@ -156,7 +161,7 @@ class Inventory:
         steps = sorted((step for prefix in found if (step := step_of(Path(prefix))) is not None), reverse=True)
         prefixes = [checkpoint_name(step) for step in steps]
         # Only a store has unfinished checkpoints. Under an output folder, uncommitted files are in `.safepoint/work`.
-        unfinished = RemoteFolder(self.store).unfinished() if self.folder is None else set[str]()
+        unfinished = self._remote.unfinished() if self.folder is None else set[str]()
         for prefix in (FINAL, _FINAL_IN_FOLDER):
             # A `final/` that a script has saved has no manifest, and is not listed.
             is_ours = any(item.key == f"{prefix}/{MANIFEST_NAME}" for item in found.get(prefix, []))
@@ -196,9 +201,10 @@ class Inventory:
 
         Raises:
             ManifestError: there is no valid manifest any more.
+            UnreadableError: the store refuses it, and gives other objects.
         """
         if self.folder is None:
-            return RemoteFolder(self.store).manifest_of(item.prefix)
+            return self._remote.manifest_of(item.prefix)
         return read_manifest_of_any(self.folder / item.prefix)
 
     def complete_manifest(self, item: Item) -> Manifest:
@@ -258,7 +264,10 @@ class Inventory:
     def _is_newer_format(self, prefix: str) -> bool:
         if self.folder is not None:
             return is_newer_format(self.folder / prefix)
-        return RemoteFolder(self.store).is_newer_format(prefix)
+        # If the store refuses the manifest, this is not known, and `delete` fails for the same reason.
+        with contextlib.suppress(UnreadableError), self._remote.refusals.as_fault(f"{prefix}/{MANIFEST_NAME}"):
+            return self._remote.is_newer_format(prefix)
+        return False
 
     def _compare(
         self,
@@ -272,7 +281,7 @@ class Inventory:
         """Compare a checkpoint or part with its manifest or record. With `deep`, also read the files of a folder."""
         try:
             if self.folder is None:
-                manifest = RemoteFolder(self.store).manifest_of(prefix)
+                manifest = self._remote.manifest_of(prefix)
                 strays = sorted(contents.keys() - {entry.path for entry in manifest.files})
                 faults = tuple(compare_listing(manifest.files, contents))
                 return Verdict(manifest=manifest, faults=faults, strays=tuple(strays))
@@ -280,7 +289,7 @@ class Inventory:
                 part = read_part(self.folder / prefix)
                 faults = verify_part(self.folder / prefix, part, deep=deep, progress=progress)
                 return Verdict(manifest=part.manifest, faults=faults)
-        except ManifestError as error:
+        except (ManifestError, UnreadableError) as error:
             fault = Fault(file=PART_NAME if kind is Kind.PART else MANIFEST_NAME, reason=str(error))
             return Verdict(manifest=None, faults=(fault,))
         return verify(self.folder / prefix, deep=deep, progress=progress)  # finds links and special files too
@@ -306,7 +315,7 @@ class Inventory:
         contents = {one.key.removeprefix(f"{item.prefix}/"): one.size_bytes for one in found}
         try:
             manifest = self.read_manifest(item)
-        except ManifestError as error:  # it was deleted or replaced since it was listed
+        except (ManifestError, UnreadableError) as error:  # it was deleted or replaced since it was listed
             return _first((*item.faults, Fault(file=MANIFEST_NAME, reason=str(error))))
         missing = {fault.file for fault in compare_listing(manifest.files, contents)}
         parts = [part for part in windows_of(manifest.files) if part.path not in missing]
@@ -330,8 +339,13 @@ class Inventory:
         by_step = {
             item.stated.step: item
             for item in self.items()
-            if item.stated is not None and item.kind is Kind.CHECKPOINT and item.name != FINAL
+            if item.kind is Kind.CHECKPOINT
+            and item.stated is not None
+            and item.name == checkpoint_name(item.stated.step)
         }
+        if self.folder is not None:  # one of another user in a sticky folder counts neither here nor for a run
+            counted = {step_of(path) for path in list_checkpoints(self.folder)}
+            by_step = {step: item for step, item in by_step.items() if step in counted}
         candidates = [
             replace(Candidate.of(item.stated), is_valid=item.is_complete, is_in_use=self.is_in_use(item))
             for item in by_step.values()

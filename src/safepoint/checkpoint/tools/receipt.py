@@ -8,7 +8,7 @@ from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import Fault, compare_listing, verify
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.errors import CheckpointError, ManifestError
+from safepoint.errors import CheckpointError, ManifestError, UnreadableError
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
 
@@ -58,7 +58,7 @@ def check_checkpoint(
         store = open_store(place)
         try:
             manifest = RemoteFolder(store).manifest(step)
-        except ManifestError as error:
+        except (ManifestError, UnreadableError) as error:
             raise CheckpointError(f"{place.child(name)} is not complete: {error}") from error
         sizes = {item.key.removeprefix(f"{name}/"): item.size_bytes for item in store.list(name)}
         faults = tuple(compare_listing(manifest.files, sizes))

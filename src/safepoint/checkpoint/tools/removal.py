@@ -54,7 +54,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
         output: the output location, for messages.
 
     Returns:
-        The number of deleted checkpoints. A checkpoint in several places counts once.
+        The number of deleted checkpoints. A checkpoint in several places is counted once.
 
     Raises:
         ConflictError: a process reads a checkpoint, or a later release wrote it; the others are deleted.
@@ -73,7 +73,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
         others = f", and {plural(len(failed) - 1, 'other')}" if len(failed) > 1 else ""
         raise StorageError(
             f"{where}{others} cannot be deleted ({reason}); the others were deleted",
-            hint="the job still exists; correct the owner or the attributes of the folder, then delete the job again",
+            hint="the job still exists; fix the owner or the attributes of the folder, then delete the job again",
         )
     if kept:
         raise ConflictError(

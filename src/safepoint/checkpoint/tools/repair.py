@@ -11,12 +11,16 @@ from functools import partial
 
 from safepoint.checkpoint.format.catalog import Aside
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder, is_name
+from safepoint.checkpoint.remote.marks import is_name
+from safepoint.checkpoint.remote.remote_folder import UNFINISHED, RemoteFolder
 from safepoint.checkpoint.tools.atomic_export import clean_export
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
 from safepoint.checkpoint.tools.removal import remove
 from safepoint.foundation import clock
+from safepoint.storage.store import Store
 
+NOT_OURS = "a mark of an unfinished save names it, but is newer than its objects, or states other sizes"
+"""Why an unfinished checkpoint in an object store stays."""
 Progress = Callable[[str, int, int], None]
 """Receives the name of the checkpoint that is read, bytes done, and bytes in all."""
 
@@ -97,6 +101,7 @@ def repair(
         # The sweep comes first, because it reads the marks, which are deleted below.
         num_leftovers = RemoteFolder(inventory.store).sweep(begun_before_s=before_s)
         failed = remove(inventory, [*unfinished, *doomed]).failed
+        failed += tuple((item, NOT_OURS) for item in unfinished if _is_left(inventory.store, item.prefix))
         unfinished = tuple(item for item in unfinished if item not in [one for one, _ in failed])
         num_leftovers += clean_export(inventory.store, before_s=before_s)
         num_leftovers += _drop_marks(inventory, before_s, keep={item.name for item in items})
@@ -111,6 +116,12 @@ def repair(
         num_leftovers=num_leftovers,
         failed=failed,
     )
+
+
+def _is_left(store: Store, name: str) -> bool:
+    """Whether objects that a mark names are still there."""
+    remote = RemoteFolder(store)
+    return bool(remote.marked_files(name).keys() & remote.files_of(name).keys())
 
 
 def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str]) -> int:

@@ -1,9 +1,11 @@
 """Limits what the reading of one checkpoint may cost.
 
 A pickle can refer to one object again and again. So a file of some kilobytes can describe a million weights, each in
-a million pieces. Limits for one tensor or one file do not help: the cost is their product. All that is read from one
-checkpoint therefore counts against one `Budget`.
-Not promised: a limit of the memory in bytes. Each limit is a number of things, and a comment states what they take.
+a million pieces. Separate limits for a tensor and for a file do not help: a checkpoint may reach both, and its cost
+is then one limit times the other. So all that is read from one checkpoint counts against one `Budget`.
+
+Not promised: a limit of the memory in bytes. Each limit is a number of things, and a comment states what that many of
+them take.
 """
 
 import enum
@@ -25,18 +27,20 @@ class Cost(enum.Enum):
     WEIGHTS = "weights"
     LETTERS = "letters in the names of weights"
     CHUNKS = "parts of tensors"
-    PLACES = "places of parts of tensors"
-    PATH_PARTS = "parts of names"
-    STEPS = "instructions and records"
+    PLACES = "entries about where tensors are stored"
+    PATH_PARTS = "parts of the names of tensors"
+    STEPS = "instructions of pickles and records of archives"
     BYTES = "bytes of weights"
 
 
 _MOST = {
     Cost.RUNS: 1 << 23,  # 1.5 GB
     Cost.WEIGHTS: 1 << 20,  # 0.5 GB
-    Cost.LETTERS: 1 << 26,  # the header of a safetensors file may have 100 MB
-    # The metadata of one folder have about 700,000 parts at most: torch_file limits the instructions of a pickle. A
-    # Trainer's checkpoint has two such folders.
+    # 64 MiB. An export writes the names to the header of a safetensors file, which has 100 MB at most.
+    Cost.LETTERS: 1 << 26,
+    # The metadata file of a distributed checkpoint lists about 700,000 parts of tensors at most, because the
+    # instructions of a pickle are limited. A Trainer's checkpoint has two such files, one for the model and one for
+    # the optimizer.
     Cost.CHUNKS: 1 << 21,
     Cost.PLACES: 1 << 21,  # 0.8 GB
     Cost.PATH_PARTS: 1 << 22,  # 0.1 GB
@@ -50,8 +54,9 @@ class Budget:
     Args:
         stored_bytes: the size of all files of the checkpoint. The weights may have no more runs than the files have
             bytes, and 2^20 runs in addition for expanded tensors. They may have at most 16 times the bytes of the
-            files, or 1 GiB. A large checkpoint may take more steps: as many as take about as long as reading its
-            bytes. None if the size is not known: then there are only the fixed limits.
+            files, or 1 GiB if that is more. The limit of steps (instructions and records) is higher for a large
+            checkpoint: one more for each 1000 bytes, which takes about as long as reading these bytes. None if the
+            size is not known: then there are only the fixed limits.
     """
 
     def __init__(self, stored_bytes: int | None = None) -> None:
@@ -74,7 +79,7 @@ class Budget:
             most = self._most.get(cost)
             if most is not None and self._spent[cost] > most:
                 raise CheckpointError(
-                    f"it has more than {most} {cost.value}, and Safepoint reads no more of one checkpoint"
+                    f"it has more than {most} {cost.value}, the most that Safepoint reads from one checkpoint"
                 )
 
     def return_unused(self, cost: Cost, count: int) -> None:

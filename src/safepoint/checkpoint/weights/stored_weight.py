@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+from safepoint.checkpoint.format.read_ranges import ReadRanges
 from safepoint.checkpoint.format.safetensors_layout import KINDS, Shape, lay_out
 from safepoint.errors import CheckpointError
 from safepoint.storage.browsing import ReadablePath, StorePath
@@ -73,22 +74,25 @@ class StoredWeight:
         return cls(shape, ordered)
 
 
-def gather(weights: Sequence[StoredWeight], *, max_file_bytes: int = MAX_FILE_BYTES) -> dict[str, Content]:
+def gather(
+    weights: Sequence[StoredWeight], *, max_file_bytes: int = MAX_FILE_BYTES, known: ReadRanges | None = None
+) -> dict[str, Content]:
     """Lay out `model.safetensors`, or several files and their index.
 
     Args:
         weights: the weights of the whole model. Their paths must come from `safepoint.storage.browsing.browse`.
         max_file_bytes: the most bytes of tensors in one file. A larger tensor has a file of its own.
+        known: what was digested of the checkpoint's files, if they have digests.
 
     Returns:
         The content of each file, by its name. Reading a content raises StorageError if a file of the checkpoint is
-        shorter than it should be, or cannot be read.
+        shorter than it should be, or cannot be read; and CheckpointError if it has other bytes than are `known`.
     """
     groups = _split(weights, max_file_bytes)
     names = ["model.safetensors"]
     if len(groups) > 1:
         names = [f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1)]
-    files = {name: _content(group) for name, group in zip(names, groups, strict=True)}
+    files = {name: _content(group, known) for name, group in zip(names, groups, strict=True)}
     if len(groups) > 1:
         index = {
             "metadata": {"total_size": sum(weight.shape.num_bytes for weight in weights)},
@@ -118,13 +122,19 @@ def _split(weights: Sequence[StoredWeight], max_file_bytes: int) -> list[list[St
     return groups
 
 
-def _content(weights: Sequence[StoredWeight]) -> Content:
+def _range_of(run: Run) -> tuple[str, int, int]:
+    return cast("StorePath", run.path).key, run.offset, run.num_bytes
+
+
+def _content(weights: Sequence[StoredWeight], known: ReadRanges | None) -> Content:
     layout = lay_out((weight.shape for weight in weights), _METADATA)
     by_name = {weight.shape.name: weight for weight in weights}
 
     def write_to(sink: Sink) -> None:
         sink(memoryview(layout.header))
-        runs = (run for shape, _ in layout.places for run in by_name[shape.name].runs)
+        runs = [run for shape, _ in layout.places for run in by_name[shape.name].runs]
+        if known is not None:
+            sink = known.checked((_range_of(run) for run in runs), sink)
         stream_ahead((cast("StorePath", run.path).byte_range(run.offset, run.num_bytes) for run in runs), sink)
 
     return Content(size_bytes=layout.size_bytes, write_to=write_to)

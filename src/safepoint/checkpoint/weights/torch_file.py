@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from safepoint.checkpoint.format.safetensors_layout import KINDS, SIZES
+from safepoint.checkpoint.pickles.archive_records import ArchiveReader, check_directory
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
 from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.stored_weight import Run
-from safepoint.errors import CheckpointError
-from safepoint.storage.browsing import RawReader, ReadablePath
+from safepoint.errors import CheckpointError, SafepointError
+from safepoint.storage.browsing import ReadablePath
 
 _LOCAL_HEADER_BYTES = 30
 MAX_PICKLE_BYTES = 256 << 20
@@ -28,8 +29,6 @@ _MAX_KEY_PARTS = 64
 _MAX_NAMES = 4096
 _MAX_DIMENSIONS = 64
 _NUMBER_BITS = 63
-_MAX_DIRECTORY_BYTES = 32 << 20
-"""The largest directory of an archive that is read. It lists about 400,000 records."""
 _STEPS_PER_ARCHIVE = 100
 """An archive takes as long to open as this many instructions of a pickle."""
 _MOST_RUNS = 1 << 20
@@ -55,7 +54,7 @@ may raise CheckpointError."""
 
 
 def _allow_all(module_name: str, global_name: str) -> None:
-    """Allow every name: the `Inert` that stands for such an object does nothing."""
+    """Allow every name: an `Inert`, which takes the place of the named object, does nothing."""
 
 
 class Inert:
@@ -248,26 +247,15 @@ def read_torch_file(
 
         size_bytes = file.seek(0, io.SEEK_END) - begin if length is None else length
         try:
-            reader = _Records(size_bytes, read_range)
+            reader = ArchiveReader(size_bytes, read_range)
             with zipfile.ZipFile(reader) as archive:
+                check_directory(reader, archive, size_bytes)
                 reader.most_bytes = MAX_PICKLE_BYTES
                 return _read(path, begin, archive, file, check_name, budget)
-        except (zipfile.BadZipFile, ValueError, KeyError, EOFError, NotImplementedError) as error:
+        except (SafepointError, OSError, MemoryError):
+            raise
+        except Exception as error:  # zipfile raises many more than it documents, such as RuntimeError for encryption
             raise CheckpointError(f"{path.name} is not a file of torch.save: {error}") from error
-
-
-class _Records(RawReader):
-    """A file object over an archive. `most_bytes` limits how many bytes one call of `read` may request.
-
-    `zipfile` reads the directory with one call, and then the pickle with another.
-    """
-
-    most_bytes = _MAX_DIRECTORY_BYTES
-
-    def read(self, n: int = -1, /) -> bytes:
-        if n > self.most_bytes:
-            raise CheckpointError(f"an archive has a record of more than {self.most_bytes} bytes")
-        return super().read(n) or b""
 
 
 class _Storage(NamedTuple):
@@ -290,8 +278,8 @@ def _read(
         budget.spend(Cost.STEPS, _STEPS_PER_ARCHIVE + len(archive.infolist()))
     records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     pickled = records["data.pkl"]
-    if pickled.file_size > MAX_PICKLE_BYTES or pickled.compress_type != zipfile.ZIP_STORED:
-        raise CheckpointError(f"the pickle of {path.name} is too large or compressed")
+    if pickled.file_size > MAX_PICKLE_BYTES:
+        raise CheckpointError(f"the pickle of {path.name} is too large")
     places: dict[str, int] = {}
 
     def storage(identity: Any) -> _Storage:
@@ -299,8 +287,6 @@ def _read(
         if kind != "storage" or type(dtype) is not str or type(key) is not str:
             raise CheckpointError("a pickle refers to an object that is not a storage")
         info = records[f"data/{key}"]
-        if info.compress_type != zipfile.ZIP_STORED:
-            raise CheckpointError("a storage is compressed")
         if key not in places:
             file.seek(begin + info.header_offset + _LOCAL_HEADER_BYTES - 4)
             name_bytes, extra_bytes = (int.from_bytes(file.read(2), "little") for _ in range(2))

@@ -1,6 +1,7 @@
-"""`--on PLACE` for the commands about checkpoints: claims are reached through a pod, object stores directly.
+"""`--on PLACE` for the commands about checkpoints: claims (volumes) are reached through a pod, stores directly.
 
-For a claim, the whole command runs in the pod. This process checks the command line before, and prints the answer.
+For a claim, the whole command runs in the pod. This process first checks the command line, and prints the answer of
+the pod.
 """
 
 import functools
@@ -31,7 +32,7 @@ _WRITTEN = {
     "copy": "target",
     "export": "target",
 }
-"""The command → the argument that names the location to which the command writes; for others a claim is read-only."""
+"""The command → the argument that names the location to which it writes. Other commands mount a claim read-only."""
 _OURS = ("on", "namespace", "image", "memory")
 _NO_COLOUR, _FROM_THE_BEGINNING = "\x1b[0m", "\r\x1b[K"
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
@@ -41,8 +42,8 @@ _On = Annotated[
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="The cluster in which to look up the pvc:// claim, the job in job:NAME, or the Secret in --connection. "
-        "PLACE is NAME of a table `[places.NAME]` in your settings, a context of your kubeconfig, or `.` for the "
+        help="The cluster to use for a pvc:// claim, for job:NAME, or for the Secret of --connection. PLACE is the "
+        "NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or `.` for the "
         "current context.",
         show_default="this machine",
         is_eager=True,  # `job:NAME` and --connection depend on it
@@ -50,23 +51,27 @@ _On = Annotated[
 ]
 _Namespace = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="With --on: the namespace.", show_default="that of the context", is_eager=True),
+    typer.Option(
+        metavar="NAME",
+        help="With --on: the namespace.",
+        show_default="the place's namespace; if it has none, the context's",
+        is_eager=True,
+    ),
 ]
 _Image = Annotated[
     str | None,
     typer.Option(
         metavar="IMAGE",
-        help="With a claim of a cluster: the image of the pod that mounts it.",
-        show_default="that of the newest job that uses the claim; if no job does, that of the runtime "
-        "torch-distributed or, if there is none, of another runtime",
+        help="If a location is pvc:// on a cluster, the command runs in a pod. This is the image of that pod.",
+        show_default="the image of the newest job that uses the claim; if there is no such job, the image of the "
+        "runtime torch-distributed; if there is no such runtime, the image of another one",
     ),
 ]
 _Memory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="With a claim of a cluster: the command runs in a pod that mounts the claim. SIZE is the memory of this "
-        "pod.",
+        help="If a location is pvc:// on a cluster, the command runs in a pod. This is the memory of that pod.",
         show_default="2Gi",
     ),
 ]
@@ -193,7 +198,8 @@ def _refuse_pod_options(given: _Given) -> None:
 
 def _use_keys_of(context: typer.Context, storage: ClusterStorage) -> None:
     """Set the keys of the connection's Secret in the environment until the command has ended."""
-    # Not at the top: this module is loaded in pods too, and their archive has no `jobs`.
+    # This import is not at the top, because this module is loaded in pods too, and the archive in a pod has no
+    # `jobs`.
     from safepoint.jobs.model.connections import plain_variables
 
     if storage.connection is None:

@@ -53,7 +53,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_NEWEST = "A checkpoint, or an output location, which stands for its newest complete checkpoint."
+_NEWEST = "A checkpoint, or an output location. An output location stands for the newest complete checkpoint in it."
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command would change, but change nothing.")]
@@ -66,7 +66,8 @@ def list_(
 ) -> None:
     """List the checkpoints of a location, newest first.
 
-    For each checkpoint the list shows the age, trigger, size, number of files and state, such as complete or damaged.
+    For each checkpoint the list shows the age, the trigger (why the checkpoint was made), the size, the number of
+    files, and the state, such as complete or damaged.
     """
     inventory, name = open_place(location)
     items = inventory.items() if name is None else [inventory.item(name)]
@@ -95,7 +96,7 @@ def list_(
 def show(location: CheckpointPlace, connection: ConnectionOrSecret = None, as_json: _Json = False) -> None:
     """Show the manifest and the files of a checkpoint.
 
-    Given an output location, the command shows its newest complete checkpoint.
+    If LOCATION is an output location, the command shows the newest complete checkpoint in it.
     """
     inventory, name = open_place(location)
     item = pick(inventory, name)
@@ -123,12 +124,13 @@ def show(location: CheckpointPlace, connection: ConnectionOrSecret = None, as_js
 def verify(
     location: CheckpointPlace, connection: ConnectionOrSecret = None, as_json: _Json = False, deep: _Deep = False
 ) -> None:
-    """Check one checkpoint, or all checkpoints of a location, and report faults.
+    """Check one checkpoint, or all checkpoints of a location.
 
-    Without --deep, only the sizes of files are checked. Exit code 14: a checkpoint is damaged, or none exists.
+    The command prints every fault. Without --deep, it compares only the names and sizes of files with the manifest.
+    Exit code 14: a checkpoint is damaged, or there is no checkpoint.
     """
     inventory, name = open_place(location)
-    # A folder without a manifest counts as damaged only if the user names this folder.
+    # A folder without a manifest is reported as damaged only if the user names this folder.
     everything = [inventory.item(name)] if name else inventory.items()
     items = [item for item in everything if name or item.kind in OURS]
     if not items:
@@ -165,10 +167,11 @@ def adopt(
     dry_run: _DryRun = False,
     accumulation: Accumulation = None,
 ) -> None:
-    """Check checkpoints of another program, and write manifests, so that Safepoint treats them as its own.
+    """Write manifests for checkpoints of other programs.
 
-    Once adopted, a checkpoint counts in retention, which may delete it. A checkpoint with a fault is not adopted.
-    Exit codes: 3 some checkpoints have faults; 11 a run uses the folder; 14 all checkpoints have faults.
+    From then on, Safepoint treats these checkpoints as its own: retention counts them, and may delete them. The
+    command first reads and checks all files. A checkpoint with a fault is not adopted. Exit codes: 3 some checkpoints
+    have faults; 11 a run uses the folder; 14 all checkpoints have faults.
     """
     inventory, name = open_place(location)
     items = [item for item in ([inventory.item(name)] if name else inventory.items()) if item.kind is Kind.FOREIGN]
@@ -186,7 +189,7 @@ def prune(
         str,
         typer.Option(
             metavar="POLICY",
-            help="The checkpoints to keep. One or more policies, separated by commas: newest=N, every=STEPS, "
+            help="Which checkpoints to keep. One or more policies, separated by commas: newest=N, every=STEPS, "
             "best=N:METRIC[:max], younger=2h.",
         ),
     ],
@@ -196,9 +199,9 @@ def prune(
 ) -> None:
     """Delete the checkpoints that --keep does not select.
 
-    The newest valid checkpoint, damaged checkpoints and checkpoints that are being read always stay. Before the
-    command deletes anything, it reads checkpoints, newest first, until it has found one that is valid. Exit code 13:
-    a checkpoint could not be deleted; the others were.
+    These checkpoints always stay: the newest one, the newest valid one, damaged ones, and those that are being read.
+    Before the command deletes anything, it reads checkpoints, newest first, until it has found a valid one. Exit code
+    13: some checkpoint could not be deleted; the others were deleted.
     """
     inventory, name = open_place(location)
     if name is not None:
@@ -233,7 +236,7 @@ def copy(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location; of a location, all complete checkpoints are copied.",
+            help="A checkpoint, or an output location. From an output location, all complete checkpoints are copied.",
         ),
     ],
     target: Annotated[
@@ -242,9 +245,9 @@ def copy(
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
 ) -> None:
-    """Copy one checkpoint, or all complete checkpoints of a location, and verify every byte.
+    """Copy one checkpoint, or all complete ones, and verify every byte.
 
-    Copies between folders, object stores and claims.
+    SRC and DST may be folders, object stores and claims.
     """
     inventory, name = open_place(source)
     place = _place_around(target, name)
@@ -286,18 +289,19 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location. From an output location, the command exports the final model "
-            "or, without a final model, the newest complete checkpoint.",
+            help="A checkpoint or an output location: a folder, s3://bucket/prefix, pvc://claim/path or job:NAME. "
+            "From an output location, the command exports the final model; if there is none, the newest complete "
+            "checkpoint.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
 ) -> None:
-    """Write the model of a checkpoint in the layout that `from_pretrained` reads.
+    """Write the model of a checkpoint as `from_pretrained` reads it.
 
-    SRC may also be a folder that torch.distributed.checkpoint or DeepSpeed ZeRO wrote without Safepoint. Data from or
-    to an object store is not written to this machine's disks.
+    SRC may also be a folder that torch.distributed.checkpoint or DeepSpeed ZeRO wrote without Safepoint. If SRC and
+    DST are in object stores, nothing is written to a disk of this machine.
     """
     place, progress = _place(target), ProgressLine("exporting").update
     location = _sharded_model(source)
@@ -328,7 +332,7 @@ def diff(
 ) -> None:
     """Print what changed from checkpoint A to checkpoint B.
 
-    Compares the settings and the files; with --deep, also the tensors.
+    The command compares the settings and the files; with --deep, also the tensors.
     """
     places = [open_place(text) for text in (before, after)]
     old, new = ((inventory, pick(inventory, name)) for inventory, name in places)
@@ -370,8 +374,8 @@ def repair_(
 ) -> None:
     """Remove unfinished checkpoints, and report damaged ones.
 
-    Exit codes: 11 a run uses the folder, and nothing was changed; 13 a checkpoint cannot be removed; 14 a damaged
-    checkpoint was not removed.
+    Exit codes: 11 a run uses the folder, and nothing was changed; 13 some checkpoint cannot be removed; 14 there are
+    damaged checkpoints, and they were not removed.
     """
     inventory, name = open_place(location)
     if name is not None:

@@ -35,9 +35,9 @@ def show(
 ) -> None:
     """Print the settings that are in effect, as a settings file.
 
-    If a setting is set in several places, the first of this list counts: environment variables, ./safepoint.toml,
-    [tool.safepoint] in ./pyproject.toml, ~/.config/safepoint/config.toml. Settings that have their defaults are left
-    out, unless --all is given.
+    If several places set the same setting, the first place in this list is used: environment variables,
+    ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, ~/.config/safepoint/config.toml. Settings that have their
+    defaults are left out, unless --all is given.
     """
     root = context.find_root().command
     assert isinstance(root, LazyGroup)

@@ -43,7 +43,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="With an object store: the local folder for checkpoints.",
+            help="With an object store: the local folder to which checkpoints are written before their upload.",
             show_default="as for `safepoint run`",
         ),
     ] = None,
@@ -51,7 +51,7 @@ def doctor(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="The platform's grace period: the time between SIGTERM and SIGKILL.",
+            help="Grace period of the platform: the time between SIGTERM and SIGKILL.",
             show_default="as for `safepoint run`",
         ),
     ] = None,
@@ -62,8 +62,8 @@ def doctor(
 ) -> None:
     """Check that this machine and an output location are ready for a run.
 
-    With --on, the command checks a cluster instead. The command prints the result of each check and, for a warning or
-    a failure, why the result matters and how to fix the cause. No files are left behind.
+    The command prints the result of each check and, for a warning or a failure, why the result matters and how to fix
+    the cause. It leaves no files behind. With --on, it checks a cluster instead.
 
     Exit codes: 0 no check failed; 1 a check failed.
     """

@@ -13,8 +13,8 @@ from safepoint.cli.cluster_options import (
     SHORT_S,
     THIS_MACHINE,
     Namespace,
-    On,
     OnOfJob,
+    OnOfList,
     open_jobs,
     options_of,
     places_to_list,
@@ -48,7 +48,7 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="Name of the job. For a job on this machine, the first letters of the name are enough.",
+        help="Name of the job. For a job on this machine, the first letters of its name are enough.",
         autocompletion=complete_job,
     ),
 ]
@@ -67,13 +67,13 @@ def list_(
             "--active", help="Leave out jobs that are suspended, complete or failed, or that are being deleted."
         ),
     ] = False,
-    on: On = None,
+    on: OnOfList = None,
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
-    """List the jobs, newest first, with state, progress, time left, loss and safe step.
+    """List the jobs, newest first: state, progress, time left, loss and saved step.
 
-    The safe step is the step of the newest checkpoint.
+    The saved step (SAFE STEP) is the step of the newest checkpoint.
     """
 
     def is_listed(state: JobState) -> bool:
@@ -119,14 +119,17 @@ def logs(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Continue to print new lines until the job has stopped.")
     ] = False,
-    rank: Annotated[int | None, typer.Option(metavar="R", help="Only the output of this rank.", min=0)] = None,
+    rank: Annotated[
+        int | None, typer.Option(metavar="R", help="Print only the output of this rank (training process).", min=0)
+    ] = None,
     on: OnOfJob = None,
     namespace: Namespace = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for each line.")] = False,
 ) -> None:
     """Print the output of a job's launchers and ranks.
 
-    If the job has several ranks, each line begins with the name of the process or pod that printed it.
+    If the job has several ranks (training processes), each line begins with the name of the process or pod that
+    printed the line.
     """
     with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)
@@ -216,7 +219,10 @@ def scale(
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
-    """Change a job's number of nodes; a running job is suspended and resumed."""
+    """Change a job's number of nodes; a running job is suspended and resumed.
+
+    If a save may take longer than the job's grace period, the command asks for confirmation first.
+    """
     with open_jobs(on, namespace, name) as jobs:
         _ask_if_risky(jobs, name, yes=yes)
         job = jobs.scale(name, nnodes, timeout_s=timeout)

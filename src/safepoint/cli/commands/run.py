@@ -11,6 +11,7 @@ import typer
 from safepoint.cli.commands.run_options import RunOptions, with_options
 from safepoint.cli.failures import report_to_program
 from safepoint.cli.place import Connection
+from safepoint.errors import require_torch
 
 
 @with_options
@@ -30,8 +31,8 @@ def run(
         typer.Option(
             metavar="N|auto|cpu|gpu",
             envvar=["SAFEPOINT_NPROC_PER_NODE", "PET_NPROC_PER_NODE"],
-            help="Number of ranks on this node. cpu: one per core. gpu: one per GPU. auto: one per accelerator, or "
-            "one per core on a node without accelerators.",
+            help="Number of ranks (training processes) on this node. cpu: one per core. gpu: one per GPU. auto: one "
+            "per accelerator, or one per core on a node without accelerators.",
         ),
     ] = "1",
     nnodes: Annotated[
@@ -65,33 +66,36 @@ def run(
         typer.Option(
             metavar="N",
             envvar=["SAFEPOINT_MAX_RESTARTS", "PET_MAX_RESTARTS"],
-            help="How many times the ranks are restarted after a rank has failed.",
+            help="Maximum number of restarts of the ranks after a rank has failed.",
         ),
     ] = 3,
     connection: Connection = None,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Report a failure as one line of JSON on stderr. stdout has only the script's output."
+            "--json",
+            help="Report a failure as one line of JSON on stderr. On stdout, print only the script's output.",
         ),
     ] = False,
     *,
     options: RunOptions,
 ) -> None:
-    """Run an unchanged training script so that it survives preemption.
+    """Run an unchanged training script so that it can be interrupted and resumed.
 
-    When the launcher or a rank receives SIGTERM, all ranks save one checkpoint at the same step and exit with code
-    75. Run the same command again to continue from it. SIGUSR1 saves a checkpoint without stopping.
+    The command starts the ranks (training processes). When the command or one of the ranks receives SIGTERM or
+    Ctrl-C, all ranks save one checkpoint at the same step and exit with code 75. Run the same command again to resume
+    from this checkpoint. SIGUSR1 saves a checkpoint without stopping.
 
-    Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save, run it
-    again; 2, 11, 13, 14 something has to be fixed first, see the message; 130 stopped by Ctrl-C without a save;
-    another code above 128: a signal killed a rank; any other code is the script's own.
+    Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save, run the
+    command again; 2, 11, 13, 14 something has to be fixed first, see the message; 130 stopped by Ctrl-C without a
+    save; 128 + n signal n killed a rank; any other code is the exit code of the script.
     """
     from safepoint.checkpoint.local.output_folder import OutputFolder
     from safepoint.settings.run_settings import place_output
     from safepoint.training.launcher.launch import launch
     from safepoint.training.launcher.launch_plan import LaunchPlan
 
+    require_torch("safepoint run")
     settings = options.settings()
     plan = LaunchPlan(
         program=tuple(program),

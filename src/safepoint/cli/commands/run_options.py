@@ -30,7 +30,7 @@ class RunOptions:
         typer.Option(
             metavar="steps|epoch|no",
             envvar="SAFEPOINT_SAVE_STRATEGY",
-            help="When to save periodically. A run that receives SIGTERM saves in any case.",
+            help="When to save periodically. After SIGTERM, a run saves in any case.",
             show_default="as the script sets",
         ),
     ] = None
@@ -47,8 +47,8 @@ class RunOptions:
         typer.Option(
             metavar="TIME|auto",
             envvar="SAFEPOINT_SAVE_EVERY",
-            help="Save every TIME, such as 10m. auto: choose the interval from the cost of a save. Cannot be used "
-            "with --save-steps or --save-strategy.",
+            help="Save every TIME, such as 10m. auto: choose the interval from the cost of a save and the number of "
+            "failures. Cannot be used with --save-steps or --save-strategy.",
         ),
     ] = None
     save_total_limit: Annotated[
@@ -64,7 +64,7 @@ class RunOptions:
         typer.Option(
             metavar="DIR",
             envvar="SAFEPOINT_LOCAL_DIR",
-            help="With an object store: the local folder for checkpoints before their upload.",
+            help="With an object store: the local folder to which checkpoints are written before their upload.",
             show_default="a folder in ~/.cache/safepoint",
         ),
     ] = None
@@ -73,8 +73,8 @@ class RunOptions:
         typer.Option(
             metavar="POLICY",
             envvar="SAFEPOINT_KEEP",
-            help="The checkpoints to keep in the output folder. One or more policies, separated by commas: newest=N, "
-            "every=STEPS, best=N:METRIC[:max], younger=2h.",
+            help="Which checkpoints to keep in the output folder. One or more policies, separated by commas: "
+            "newest=N, every=STEPS, best=N:METRIC[:max], younger=2h.",
         ),
     ] = None
     store_keep: Annotated[
@@ -82,7 +82,7 @@ class RunOptions:
         typer.Option(
             metavar="POLICY",
             envvar="SAFEPOINT_STORE_KEEP",
-            help="The checkpoints to keep in the object store. POLICY has the syntax of --keep.",
+            help="Which checkpoints to keep in the object store. POLICY has the syntax of --keep.",
             show_default="all",
         ),
     ] = None
@@ -91,8 +91,8 @@ class RunOptions:
         typer.Option(
             metavar="SIZE",
             envvar="SAFEPOINT_EXTRA_FILES_LIMIT",
-            help="With an object store: when the run ends or is interrupted, also upload other files of the output "
-            "folder, such as plots, smallest first, up to SIZE in total. 0: upload none.",
+            help="With an object store: when the run ends or is interrupted, also upload other files in the output "
+            "folder, such as plots, up to SIZE in total. The smallest files are uploaded first. 0: upload none.",
         ),
     ] = "10Gi"
     on_upload_failure: Annotated[
@@ -100,7 +100,7 @@ class RunOptions:
         typer.Option(
             metavar="continue|stop",
             envvar="SAFEPOINT_ON_UPLOAD_FAILURE",
-            help="When checkpoints cannot be uploaded: continue the training, or save and stop it.",
+            help="What to do if checkpoints cannot be uploaded: continue the training, or save and stop.",
         ),
     ] = "continue"
     verify_access: Annotated[
@@ -116,8 +116,8 @@ class RunOptions:
         typer.Option(
             metavar="N|auto",
             envvar="SAFEPOINT_SNAPSHOT_STEPS",
-            help="Also take a snapshot in memory every N steps. auto: as often as possible while the cost stays "
-            "below 1 % of the training time.",
+            help="Also take a snapshot (a copy of the training state in memory) every N steps. auto: as often as "
+            "possible while snapshots cost less than 1 % of the training time.",
         ),
     ] = None
     snapshot_slots: Annotated[
@@ -125,7 +125,7 @@ class RunOptions:
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_SNAPSHOT_SLOTS",
-            help="Maximum number of snapshots in host memory. 0: training waits for every save.",
+            help="Maximum number of snapshots in memory. 0: no snapshots, and training waits for every save.",
             show_default="depends on the size of the state",
         ),
     ] = None
@@ -143,8 +143,8 @@ class RunOptions:
         typer.Option(
             metavar="SECONDS",
             envvar="SAFEPOINT_GRACE",
-            help="The platform's grace period: the time between SIGTERM and SIGKILL. On a cluster, the default is "
-            "that of the training runtime.",
+            help="Grace period of the platform: the time between SIGTERM and SIGKILL. On a cluster, the default is "
+            "the grace period in Kubeflow's training runtime, the template of the job's pods.",
         ),
     ] = 30.0
     metrics_port: Annotated[
@@ -161,9 +161,9 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="auto: start from the newest valid checkpoint. never: start at step 0. For `safepoint run`, this "
-            "also applies when the ranks are restarted; for a submitted job, only to its first start. PATH: start "
-            "from this checkpoint.",
+            help="Where to start. auto: from the newest valid checkpoint. never: at step 0. In `safepoint run`, "
+            "this also holds after a restart of the ranks. A submitted job starts at step 0 once; its later starts "
+            "resume from its newest checkpoint. PATH: from this checkpoint, at the first start only.",
         ),
     ] = "auto"
     from_scratch: Annotated[
@@ -171,7 +171,7 @@ class RunOptions:
         typer.Option(
             "--from-scratch",
             envvar="SAFEPOINT_FROM_SCRATCH",
-            help="Start a new run at step 0. Checkpoints in the output folder are moved aside, not deleted.",
+            help="Start a new run at step 0. Existing checkpoints in the output folder are moved aside, not deleted.",
         ),
     ] = False
     allow_batch_change: Annotated[
@@ -179,7 +179,7 @@ class RunOptions:
         typer.Option(
             "--allow-batch-change",
             envvar="SAFEPOINT_ALLOW_BATCH_CHANGE",
-            help="Allow a resume when the number of samples per step has changed.",
+            help="Resume even if the number of samples per step has changed.",
         ),
     ] = False
     verbose: Annotated[

@@ -53,8 +53,8 @@ def submit(
         typer.Option(
             metavar="N|auto|cpu|gpu",
             envvar="SAFEPOINT_NPROC_PER_NODE",
-            help="Number of ranks on each node. cpu: one per core. gpu: one per GPU. auto: one per accelerator, or "
-            "one per core on a machine without accelerators. With --on, auto leaves the number to the runtime.",
+            help="Number of ranks (training processes) on each node. cpu: one per core. gpu: one per GPU. auto: one "
+            "per accelerator, or one per core on a machine without accelerators; with --on, the runtime decides.",
         ),
     ] = "1",
     nnodes: Annotated[
@@ -62,14 +62,14 @@ def submit(
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_NNODES",
-            help="Number of nodes. On this machine a node is one launcher; with --on, one pod.",
+            help="Number of nodes. On this machine, a node is a process that starts its ranks; with --on, a pod.",
         ),
     ] = 1,
     cpu: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="CPU slots of each node; with --on, CPUs of each pod.",
+            help="Number of CPUs that each node (with --on, each pod) reserves.",
             min=0,
             show_default="one per rank; with --on, no request",
         ),
@@ -78,7 +78,7 @@ def submit(
         int | None,
         typer.Option(
             metavar="N",
-            help="GPUs of each node.",
+            help="Number of GPUs of each node.",
             min=0,
             show_default="one per rank if the machine has GPUs; with --on, none",
         ),
@@ -96,7 +96,7 @@ def submit(
         typer.Option(
             metavar="N",
             envvar="SAFEPOINT_MAX_RESTARTS",
-            help="How many times the ranks are restarted after a rank has failed.",
+            help="Maximum number of restarts of the ranks after a rank has failed.",
         ),
     ] = 3,
     env: Annotated[
@@ -104,23 +104,26 @@ def submit(
         typer.Option(
             "--env",
             metavar="NAME=VALUE",
-            help="Set an environment variable for the script. Can be repeated. Pass no secrets: values are stored in "
-            "the job history, or with --on in the TrainJob.",
+            help="Set an environment variable for the script. Can be repeated. Pass no secrets: the values are "
+            "stored in the job history or, with --on, in the TrainJob.",
         ),
     ] = None,
     connection: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Use the credentials for the object store in table NAME of ~/.config/safepoint/connections.toml. "
-            "With --on: use those in the Secret NAME of the namespace.",
+            help="Read the access keys for the object store from the table NAME of "
+            "~/.config/safepoint/connections.toml. With --on: read them from the Secret NAME in the namespace.",
         ),
     ] = None,
     on: On = None,
     namespace: Namespace = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="With --on: the LocalQueue of Kueue.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --on: the LocalQueue of Kueue for the job.")
+    ] = None,
     priority_class: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --on and --queue: the WorkloadPriorityClass of Kueue.")
+        str | None,
+        typer.Option(metavar="NAME", help="With --on and --queue: the WorkloadPriorityClass of Kueue for the job."),
     ] = None,
     runtime: Annotated[
         str | None,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from safepoint.cli.cluster_options import Namespace, On, open_jobs
+from safepoint.cli.cluster_options import Namespace, OnOfWatch, open_jobs
 from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.job_answers import HEAD, job_document, row
 from safepoint.cli.output import table, versioned
@@ -31,7 +31,7 @@ def watch(
         ),
     ] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two updates.", min=0.1)] = 1.0,
-    on: On = None,
+    on: OnOfWatch = None,
     namespace: Namespace = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON whenever a job changes.")] = False,
 ) -> None:

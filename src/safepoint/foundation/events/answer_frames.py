@@ -1,4 +1,4 @@
-"""What a program in a pod answers, as lines of the pod's log: its stdout, its stderr, and how it ended.
+"""The answer of a program in a pod, as lines of the pod's log: its stdout, its stderr, and how it ended.
 
 A log has one stream, into which any library may write. So the program writes numbered frames, and the last one says
 how it ended. A reader whose connection broke reads the log from its beginning, and skips the frames that it has
@@ -17,11 +17,11 @@ from typing import Any, TextIO, cast
 
 _MARK = "safepoint-answer"
 _MOST_CHARACTERS = 4096
-"""In one frame: a log splits lines above 16 KiB."""
+"""The most characters in one frame: a log splits lines above 16 KiB."""
 
 
 class Part(StrEnum):
-    """What a frame carries."""
+    """What a frame contains."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -49,7 +49,7 @@ class Frame:
 
     Args:
         number: from 0.
-        part: what it carries.
+        part: what it contains.
         text: what the program wrote; in the last frame, its `Ending` as JSON.
     """
 

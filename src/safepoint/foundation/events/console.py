@@ -44,7 +44,7 @@ class _CurrentStderr(logging.Handler):
                 sys.stderr.write(text + "\n")
                 sys.stderr.flush()
         except (OSError, ValueError):
-            return  # a closed terminal must not end the training
+            return  # the terminal is closed, and this must not end the training
 
 
 def _write_beside_bars(text: str) -> bool:

@@ -107,7 +107,7 @@ class NewerForeign(Event, is_warning=True):
 
 
 class ResumedFromMemory(Event):
-    """Restarted ranks resume from the snapshot that the previous ones left in memory."""
+    """Restarted ranks resume from the snapshot that the previous ranks left in memory."""
 
     step: int
     num_files: int
@@ -312,14 +312,14 @@ class Pruned(Event, cause="reason"):
 
 
 class PruneFailed(Event, is_warning=True, cause="reason"):
-    """A checkpoint that no policy keeps could not be deleted; `step` is None if none could be listed."""
+    """A checkpoint that no policy keeps could not be deleted; `step` is None if no list of them could be read."""
 
     step: int | None
     path: str
     reason: str
 
     def _sentence(self) -> str:
-        did = "it stays, and later saves try again; to free its space, correct its owner or attributes, or delete it"
+        did = "it stays, and later saves try again; to free its space, fix its owner or attributes, or delete it"
         return f"{self.path} could not be pruned: {self.reason}; {did if self.step is not None else 'nothing is'}"
 
 

@@ -30,7 +30,8 @@ class Event(ABC):
     Args:
         is_warning: whether the console shows the event as a warning.
         is_quiet: whether the console shows the event only with `-v`. The stream has it in any case.
-        cause: the name of the field that is also written as `cause`: the trigger, the signal or the reason.
+        cause: the name of the field that is also written under the key `cause`: the trigger, the signal or the
+            reason.
     """
 
     is_warning: ClassVar[bool]

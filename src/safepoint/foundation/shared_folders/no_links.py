@@ -54,11 +54,9 @@ def located(path: Path, *, below: Path | None = None) -> Generator[Located]:
 def _own_names(path: Path, below: Path | None) -> tuple[str, ...]:
     """The names of the folders above `path` that may not be links."""
     above = path.parts[:-1]
-    if below is not None:
-        return path.relative_to(below).parts[:-1]
-    if CONTROL not in above:
-        return ()
-    return above[len(above) - 1 - above[::-1].index(CONTROL) :]
+    own = above[len(above) - 1 - above[::-1].index(CONTROL) :] if CONTROL in above else ()
+    named = () if below is None else path.relative_to(below).parts[:-1]
+    return max(own, named, key=len)
 
 
 def _opened(base: Path, names: Iterable[str]) -> int:

@@ -29,9 +29,14 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         return file.read(max_bytes + 1)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it; see `open_file`."""
-    return os.fdopen(open_file(path), "rb")
+def open_regular(path: Path, *, below: Path | None = None) -> BinaryIO:
+    """Open a file to read it; see `open_file`.
+
+    Args:
+        path: the file.
+        below: a folder above the file; the folders between the two may not be links.
+    """
+    return os.fdopen(open_shared(path, os.O_RDONLY, below=below), "rb")
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -93,13 +98,13 @@ def count_names(path: Path, descriptor: int) -> int:
     return now.st_nlink if os.path.samestat(now, os.fstat(descriptor)) else 0
 
 
-def open_shared(path: Path, flags: int, mode: int = 0o666) -> int:
+def open_shared(path: Path, flags: int, mode: int = 0o666, *, below: Path | None = None) -> int:
     """Open a file as `open_file` does, but never replace it. The caller must not write to a file with a second name.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file.
     """
-    descriptor = no_links.open_file(path, flags | os.O_NONBLOCK, mode)
+    descriptor = no_links.open_file(path, flags | os.O_NONBLOCK, mode, below=below)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -20,11 +20,11 @@ _PAGE = 500
 _MOST_OBJECTS, _MOST_OBJECT_BYTES = 100_000, 256 << 20
 _MOST_EVENT_BYTES = 16 << 20
 _MOST_EXPIRED = 5
-"""How often a list that consists of several pages starts over because the API server has dropped its next page."""
+"""How often a list of several pages is started again, because the API server has dropped the next page."""
 _LIST_S = 600.0
 _LATE_S = 10.0
 _ASKED_S = 120.0
-"""How long `find` waits for the answer to a request that was sent ahead, before it sends the request again."""
+"""`find` waits this long for the answer to a request that was sent ahead. Then it sends the request again."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _NAME_ONLY = _NAMES_ONLY.replace("MetadataList", "Metadata")
@@ -177,7 +177,7 @@ class ClusterApi:
         raise TooMuchError(f"cluster {self.connection.name} has more than {_MOST_OBJECTS} {kind}; nothing was done")
 
     def create(self, kind: str, body: Object, *, is_dry_run: bool = False) -> Object:
-        """Create an object, or with `is_dry_run` only ask whether it could be created.
+        """Create an object. With `is_dry_run`, only ask whether the object could be created.
 
         Returns:
             The object; of a config map or a Secret, only its metadata.
@@ -238,8 +238,8 @@ class ClusterApi:
     def rights(self) -> Callable[[str, str, str], bool]:
         """Return a function of verb, kind and subresource, which says whether this identity has the right.
 
-        Sends one request for all rights in the namespace. The cluster need not list all rights. So if the function
-        returns False, only `may` can find out whether this identity has the right.
+        This sends one request for all rights in the namespace. The cluster need not list all rights. So if the
+        function returns False, call `may` to find out whether this identity has the right.
         """
         body = {
             "apiVersion": "authorization.k8s.io/v1",

@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
-Nothing is kept on this machine. If a command is killed, later commands complete or undo what it has begun: the next
-`submit` deletes objects that were made for a job that does not exist, and the next command that looks at a job
-continues a change of its number of nodes.
+This machine keeps no records of the jobs. If a command is killed, later commands complete or undo what it has begun:
+the next `submit` deletes objects that were made for a job that does not exist, and the next command that reads a job
+continues an unfinished change of the job's number of nodes.
 """
 
 import contextlib
@@ -20,12 +20,14 @@ from safepoint.errors import (
 )
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.changes.plans import Plan, plans_among
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
-from safepoint.jobs.cluster.changes.successor import Plan, Successions, plans_among
+from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
 from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
+from safepoint.jobs.cluster.helper.job_storage import JobStorage, storage_of
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
@@ -54,14 +56,14 @@ from safepoint.progress.record import Progress
 _log = logging.getLogger("safepoint")
 _LOOK_S = 1.0
 _LOOK_AT_LEAST_S = 10.0
-"""After this time, `watch` yields the jobs again even if none has changed, because the ages of the jobs grow."""
+"""After this time, `watch` yields the jobs again even if no job has changed, because the ages of the jobs grow."""
 
 
 class ClusterJobs:
     """The jobs of one namespace.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
     """
 
     def __init__(self, api: ClusterApi) -> None:
@@ -143,6 +145,7 @@ class ClusterJobs:
         listed = self._api.objects("trainjobs")
         if not listed:
             self._check_trainer()
+        self._successions.report_changed(listed)
         if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
@@ -174,12 +177,21 @@ class ClusterJobs:
         return describe(replace(seen, target_nodes=target_of(plan, seen.trainjob)), place=self.place)
 
     def progress_of(self, job: ClusterJob) -> Progress | None:
-        """The progress that the job's pods have posted to the cluster; None if there is none."""
+        """The progress that the job's pods have posted to the cluster; None if they have posted no progress."""
         return job.progress
 
     def output_of(self, job: ClusterJob) -> str | None:
         """The job's output location; None if it is unknown, as for a job that Safepoint did not submit."""
         return job.output
+
+    def storage_of(self, name: str) -> JobStorage:
+        """Where a job saves, and with which keys; see `job_storage.storage_of`.
+
+        Raises:
+            NotFoundError: there is no such job.
+            ConflictError: another person has changed what says this.
+        """
+        return storage_of(self._api, self.observe(name).trainjob)
 
     def attempts(self, name: str) -> list[AttemptRecord]:
         """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
@@ -397,6 +409,7 @@ class ClusterJobs:
         if job.state.is_over:
             self._successions.drop(plan)
             return True
+        self._successions.check(plan, seen.trainjob)
         if job.state is JobState.SUSPENDED:
             safe_step = stopped.safe_step if stopped is not None else job.safe_step
             self._successions.release(plan, seen.trainjob, replace(job, safe_step=safe_step))

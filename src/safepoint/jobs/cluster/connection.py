@@ -31,7 +31,7 @@ _EXEC_KNOWN = "client.authentication.k8s.io/v1beta1"
 _DEFAULT_NAMESPACE = "default"
 _MOST_BYTES = 2 << 20
 """The size limit of a kubeconfig. A parsed file needs about a thousand times its size in memory."""
-CORRECT = "correct the kubeconfig, or set KUBECONFIG to another one"
+CORRECT = "fix the kubeconfig, or set KUBECONFIG to another one"
 """What to do when a kubeconfig cannot be used."""
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 
@@ -139,12 +139,13 @@ def _connection(name: str, config: SingleConfig | None, namespace: str | None) -
         server = urlsplit(config.cluster.server)
     except ValueError as error:
         raise UsageError(
-            f"server of {name} is not an address: {error}", hint="correct it in the kubeconfig"
+            f"the connection to {name} has an invalid address: {error}",
+            hint="fix the field `server` in the kubeconfig",
         ) from error
     if server.scheme != "https" and server.hostname not in _LOCAL and config.user != User():
         raise UsageError(
             f"{name} has an address with {server.scheme}:, so your login would be unencrypted; nothing was sent",
-            hint="correct server in the kubeconfig",
+            hint="change the field `server` in the kubeconfig to an https:// address",
         )
     program = config.user.exec if config.user is not None else None
     if program is not None and program.apiVersion == _EXEC_V1:
@@ -169,7 +170,7 @@ def _files(file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> l
 
 
 def _read(files: list[Path]) -> KubeConfig:
-    """Merge the files. As in kubectl, the first of several entries with the same name counts."""
+    """Merge the files. As in kubectl, the first of several entries with the same name is used."""
     merged: dict[str, Any] = {"clusters": [], "contexts": [], "users": []}
     first = None
     for file in files:

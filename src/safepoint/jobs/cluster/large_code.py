@@ -1,4 +1,4 @@
-"""Code that is too large for a config map. It lies in the output location of the job, named by its digest. Pure."""
+"""Code that is too large for a config map. It is stored in the job's output location, under its digest. Pure."""
 
 import hashlib
 from dataclasses import dataclass, field, replace

@@ -12,19 +12,23 @@ from safepoint.errors import UsageError
 from safepoint.jobs.cluster import large_code, pod_archive
 from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+from safepoint.jobs.cluster.records.storage_record import FILE as STORAGE_FILE
+from safepoint.jobs.cluster.records.storage_record import storage_record_of
 from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, QUEUE_LABEL, RECORD, SECRET_TYPE, ClusterSpec
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import CLAIMS, parse_location
 
 CHECKPOINTS = "/mnt/kubeflow-checkpoints"
 """The mount path of the claim or, with an object store, of the local folder for checkpoints, as in OpenShift AI."""
-_STORAGE, _SHIPPED = "checkpoint-storage", "safepoint"
+_STORAGE, _SHIPPED, _NODES = "checkpoint-storage", "safepoint", "safepoint-nodes"
 SHIPPED_TO = "/opt/safepoint"
 """The path at which the pods mount the config map of the job."""
 _CODE = "code.zip"
 _SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint", "SAFEPOINT_JOB_SECRET_FILE"
 _MANAGER = f"{DOMAIN}/job"
 _MOST_SHIPPED_BYTES = (1 << 20) - (16 << 10)
+_STORAGE_RECORD_BYTES = 4 << 10
+"""The room that is kept for the storage record in a config map with code."""
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _PRIORITY = "kueue.x-k8s.io/priority-class"
 TRACKING = "trainer.opendatahub.io"
@@ -54,14 +58,14 @@ class Runtime:
         trains = trains or [job for job in jobs if at(job, "name") == "node"]
         if not trains:
             raise UsageError(
-                f"runtime {name_of(self.document)} has no replicated job that trains: none has the name node or the "
-                f"label {_STEP}=trainer",
+                f"runtime {name_of(self.document)} has no replicated job that trains: none is named `node` or has "
+                f"the label `{_STEP}=trainer`",
                 hint="`kubectl get clustertrainingruntimes` lists the runtimes",
             )
         return trains[0]
 
     def initializes(self, what: str) -> bool:
-        """Whether it has an initializer for `what`, which is `dataset` or `model`."""
+        """Whether the runtime has an initializer for `what`, which is `dataset` or `model`."""
         jobs = items(self.document, "spec", "template", "spec", "replicatedJobs")
         return any(at(job, "template", "metadata", "labels", _STEP) == f"{what}-initializer" for job in jobs)
 
@@ -87,7 +91,7 @@ class Runtime:
 
     @property
     def backoff_limit(self) -> int:
-        """After how many failed pods and restarts of containers Kubernetes ends the Job."""
+        """The number of failed pods and restarts of containers after which Kubernetes ends the Job."""
         found = at(self.replicated_job, "template", "spec", "backoffLimit")
         return _DEFAULT_BACKOFF_LIMIT if found is None else int(found)
 
@@ -155,17 +159,21 @@ def manifests_for(
         UsageError: the script and the code of the job are too large, the runtime cannot train or has no initializer
             that the job needs, or a patch has a volume with one of Safepoint's names.
     """
+    own_runtime = None
+    if spec.grace_s not in {None, runtime.grace_s} and with_runtime:
+        own_runtime = _own_runtime(spec, runtime)
+    grace_s = runtime.grace_s if own_runtime is None or spec.grace_s is None else spec.grace_s
+    secret = nodes_secret(spec.name) if spec.num_nodes > 1 and with_secret else None
     archive = pod_archive.build_archive()
-    spec, code = large_code.split(spec, room_bytes=_MOST_SHIPPED_BYTES - len(archive))
-    files = _files(spec, archive)
+    spec, code = large_code.split(spec, room_bytes=_MOST_SHIPPED_BYTES - len(archive) - _STORAGE_RECORD_BYTES)
+    env = _environment(spec, grace_s, secret_keys, has_secret=secret is not None)
+    record = storage_record_of(spec.name, env, spec.connection)
+    files = _files(spec, {pod_archive.NAME: archive, STORAGE_FILE: record.to_json()})
     before: list[tuple[str, Object]] = [("configmaps", _shipped(spec.name, files))]
     runtime_reference = {"name": spec.runtime, "kind": str(at(runtime.document, "kind"))}
-    grace_s = runtime.grace_s
-    if spec.grace_s is not None and spec.grace_s != grace_s and with_runtime:
-        grace_s = spec.grace_s
-        before.append(("trainingruntimes", _own_runtime(spec, runtime)))
-        runtime_reference = {"name": name_of(before[-1][1]), "kind": "TrainingRuntime"}
-    secret = _secret(spec.name) if spec.num_nodes > 1 and with_secret else None
+    if own_runtime is not None:
+        before.append(("trainingruntimes", own_runtime))
+        runtime_reference = {"name": name_of(own_runtime), "kind": "TrainingRuntime"}
     if secret is not None:
         before.append(("secrets", secret))
     initializer = _initializer(spec, runtime)
@@ -173,7 +181,7 @@ def manifests_for(
     volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), secret)
     trainer: Object = {
         "command": [*pod_archive.command_of(SHIPPED_TO, files), "run", *_program(spec)],
-        "env": _environment(spec, grace_s, secret_keys, has_secret=secret is not None),
+        "env": env,
         "numNodes": spec.num_nodes,
     }
     if code is not None:
@@ -215,28 +223,48 @@ def _patch(replicated_job: str, pod: Object) -> Object:
     }
 
 
-def add_secret(trainjob: Object) -> tuple[Object, Object]:
-    """Add a Secret to a TrainJob that had one pod and gets several. The pods recognize each other by the Secret.
+def with_secret(trainjob: Object, secret: str) -> Object:
+    """A copy of a TrainJob that had one pod and gets several: it mounts the Secret by which the pods recognize each
+    other.
 
-    Returns:
-        A copy of the TrainJob that mounts the Secret; the Secret.
+    Args:
+        trainjob: the TrainJob.
+        secret: the name of the Secret, see `nodes_secret`.
     """
-    changed, secret = copy.deepcopy(trainjob), _secret(name_of(trainjob))
+    changed = copy.deepcopy(trainjob)
     entry = {"name": _SECRET_VARIABLE, "value": f"{_SECRET_PLACE}/{_SECRET_KEY}"}
     changed["spec"]["trainer"].setdefault("env", []).append(entry)
-    own = [patch for patch in items(changed, "spec", "runtimePatches") if at(patch, "manager") == _MANAGER]
-    for patch in own:
-        for job in items(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs"):
-            pod = job["template"]["spec"]["template"]["spec"]
-            volume, mount = _secret_volume(secret)
-            pod["volumes"].append(volume)
-            pod["containers"][0]["volumeMounts"].append(mount)
-    return changed, secret
+    for pod in _own_pods(changed):
+        volume, mount = _secret_volume(secret)
+        pod["volumes"].append(volume)
+        pod["containers"][0]["volumeMounts"].append(mount)
+    return changed
 
 
-def mounts_secret(trainjob: Object) -> bool:
-    """Whether the pods of a TrainJob have a Secret by which they recognize each other."""
-    return any(at(entry, "name") == _SECRET_VARIABLE for entry in items(trainjob, "spec", "trainer", "env"))
+def lacks_secret(trainjob: Object) -> bool:
+    """Whether the pods of a TrainJob have no Secret by which they recognize each other, and `with_secret` can add it.
+
+    It cannot if the TrainJob was made for Trainer 2.1.
+    """
+    env = items(trainjob, "spec", "trainer", "env")
+    return bool(_own_pods(trainjob)) and not any(at(entry, "name") == _SECRET_VARIABLE for entry in env)
+
+
+def mounted_secret(trainjob: Object) -> str | None:
+    """The name of the Secret by which the pods of a TrainJob recognize each other; None if they have none."""
+    volumes = [volume for pod in _own_pods(trainjob) for volume in items(pod, "volumes")]
+    names = [at(volume, "secret", "secretName") for volume in volumes if at(volume, "name") == _NODES]
+    return next((name for name in names if isinstance(name, str)), None)
+
+
+def _own_pods(trainjob: Object) -> list[Any]:
+    """The parts of the specification of a TrainJob's pods that Safepoint's patch sets."""
+    return [
+        at(job, "template", "spec", "template", "spec")
+        for patch in items(trainjob, "spec", "runtimePatches")
+        if at(patch, "manager") == _MANAGER
+        for job in items(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+    ]
 
 
 def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
@@ -256,21 +284,20 @@ def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
     }
 
 
-def _files(spec: ClusterSpec, archive: bytes) -> dict[str, bytes]:
-    """The files that the pods mount: the archive of Safepoint, the script and the code.
+def _files(spec: ClusterSpec, own: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files that the pods mount: Safepoint's own, the script and the code.
 
     Raises:
         UsageError: they are too large for a config map.
     """
-    files = {pod_archive.NAME: archive, **spec.files}
+    files = {**own, **spec.files}
     if spec.code is not None:
         files[_CODE] = spec.code
-    size = sum(map(len, files.values()))
-    if size > _MOST_SHIPPED_BYTES:
-        own = size - len(files[pod_archive.NAME])
-        room = _MOST_SHIPPED_BYTES - len(files[pod_archive.NAME])
+    own_bytes = sum(map(len, own.values()))
+    size, room = sum(map(len, files.values())) - own_bytes, _MOST_SHIPPED_BYTES - own_bytes
+    if size > room:
         raise UsageError(
-            f"the job's code has {own:,} bytes, and a config map has room for {room:,}; nothing was submitted",
+            f"the job's code has {size:,} bytes, and a config map has room for {room:,}; nothing was submitted",
             hint="leave data out of the folder, or put the code into the image or on the claim",
         )
     return files
@@ -297,7 +324,7 @@ def config_map_name(job: str, digest: str) -> str:
     return f"{job[:40].rstrip('-')}-{digest[:12]}"
 
 
-def _secret(job: str) -> Object:
+def nodes_secret(job: str) -> Object:
     """The Secret by which the pods recognize each other. Its name is random, so that it cannot be predicted."""
     return {
         "apiVersion": "v1",
@@ -414,7 +441,7 @@ def _volumes(
     add("safepoint-tmp", "/tmp", {"emptyDir": {}})  # the root file system of the container may be read-only
     add("safepoint-shm", "/dev/shm", {"emptyDir": {"medium": "Memory", **_limited(spec.shared_memory_bytes)}})
     if secret is not None:
-        volume, mount = _secret_volume(secret)
+        volume, mount = _secret_volume(name_of(secret))
         volumes.append(volume)
         mounts.append(mount)
     given = {at(volume, "name") for pod in runtime.pods_of(spec.patches) for volume in items(pod, "volumes")}
@@ -428,10 +455,9 @@ def _volumes(
     return volumes, mounts
 
 
-def _secret_volume(secret: Object) -> tuple[Object, Object]:
-    name = "safepoint-nodes"
-    volume = {"name": name, "secret": {"secretName": name_of(secret), "defaultMode": 0o444}}
-    return volume, {"name": name, "mountPath": _SECRET_PLACE, "readOnly": True}
+def _secret_volume(secret: str) -> tuple[Object, Object]:
+    volume = {"name": _NODES, "secret": {"secretName": secret, "defaultMode": 0o444}}
+    return volume, {"name": _NODES, "mountPath": _SECRET_PLACE, "readOnly": True}
 
 
 def _limited(size_bytes: int | None) -> Object:

@@ -35,7 +35,7 @@ def new_folder(kind):
     from safepoint.foundation.environment import temporary_folder
 
     try:
-        return tempfile.mkdtemp(prefix=f"safepoint-{kind}-", dir=temporary_folder())
+        return tempfile.mkdtemp(prefix=f"safepoint_{kind}_", dir=temporary_folder())
     except SafepointError as error:
         print(f"safepoint: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -84,24 +84,53 @@ main()
 """
 
 
-# Every command that a pod runs contains this program and the digest. The program refuses a config map with another
-# digest. So the right to replace the config map is not enough to make the pods run other code.
+# Every command that a pod runs contains this program and the digest. The program reads each file of the config map
+# once, compares what it has read with the digest, and writes that into a private folder. All later processes of the
+# pod use only this folder. So the right to replace the config map is not enough to make the pods run other code,
+# neither when they start nor when their ranks restart. Arguments and variables that name a file of the config map are
+# changed to the path of the copy: the script, the zip of the code, the certificates.
+#
+# The name of the folder does not begin with `safepoint-`: a launcher removes such folders if it finds a lock in them.
 _CHECK = """\
+import atexit
 import hashlib
 import os
 import runpy
+import shutil
 import sys
+import tempfile
 
 place, expected = sys.argv[1:3]
 digest = hashlib.sha256()
+contents = {}
 for name in sorted(os.listdir(place)):
     if not name.startswith(".."):  # names of the kubelet
         with open(os.path.join(place, name), "rb") as file:
-            data = file.read()
+            data = contents[name] = file.read()
         digest.update(f"{name} {len(data)} ".encode() + data)
 if digest.hexdigest() != expected:
     sys.exit(f"safepoint: error: the config map at {place} has changed since the job was submitted; nothing was run")
-archive = os.path.join(place, "safepoint.pyz")
+try:
+    copy = tempfile.mkdtemp(prefix="safepoint_program_")
+    for name, data in contents.items():
+        with open(os.path.join(copy, name), "xb") as file:
+            file.write(data)
+except OSError as error:
+    print(
+        f"safepoint: error: no folder for temporary files can be written: {error.strerror or error}; nothing was "
+        "started \\N{EM DASH} in a pod, mount an emptyDir at /tmp",
+        file=sys.stderr,
+    )
+    sys.exit(13)
+process = os.getpid()
+atexit.register(lambda: os.getpid() == process and shutil.rmtree(copy, ignore_errors=True))
+copies = {place: copy, **{os.path.join(place, name): os.path.join(copy, name) for name in contents}}
+sys.argv[3:] = [copies.get(text, text) for text in sys.argv[3:]]
+for name, text in list(os.environ.items()):
+    parts = text.split(os.pathsep)
+    if not copies.keys().isdisjoint(parts):
+        os.environ[name] = os.pathsep.join(copies.get(part, part) for part in parts)
+archive = os.path.join(copy, "safepoint.pyz")
 """
 _RUN = """\
 sys.argv[:] = [archive, *sys.argv[3:]]
@@ -119,7 +148,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def command_of(place: str, files: Mapping[str, bytes]) -> list[str]:
     """The command of a pod that runs `safepoint`. The caller appends the arguments.
 
-    The pod first compares the files with their digest in the command.
+    The pod first copies the files, and compares the copies with the digest in the command. An argument or a variable
+    whose value is the path of one of the files becomes the path of its copy.
 
     Args:
         place: the folder where the files are mounted.
@@ -139,10 +169,15 @@ def module_command(command: Sequence[Any], module: str, *arguments: str) -> list
     Returns:
         The command; None if `command` has no digest. Commands of earlier releases have none.
     """
+    digest = digest_in(command)
+    return None if digest is None else [*_PYTHON, _CHECK + _RUN_MODULE, command[4], digest, module, *arguments]
+
+
+def digest_in(command: Sequence[Any]) -> str | None:
+    """The digest in the command of a pod, see `command_of`; None if it has none."""
     place, digest = command[4:6] if len(command) >= 6 else (None, None)
-    if not isinstance(place, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        return None
-    return [*_PYTHON, _CHECK + _RUN_MODULE, place, digest, module, *arguments]
+    is_valid = isinstance(place, str) and isinstance(digest, str) and _DIGEST.fullmatch(digest)
+    return digest if is_valid else None
 
 
 def digest_of_files(files: Mapping[str, bytes]) -> str:

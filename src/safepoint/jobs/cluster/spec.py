@@ -1,7 +1,9 @@
 """The specification of a job on a cluster, and the record of it in an annotation of the TrainJob."""
 
+import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
@@ -20,13 +22,17 @@ RECORD = f"{DOMAIN}/job"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The label with the name of Kueue's queue that a TrainJob waits in."""
 JOB_LABEL = f"{DOMAIN}/job"
+"""The label of a job's objects, with the name of the job."""
 SECRET_TYPE = f"{DOMAIN}/job"
 """The type of the Secrets that Safepoint makes. Kubernetes refuses to change the type of a Secret."""
-"""The label of a job's objects, with the name of the job."""
 REMOVAL = f"{DOMAIN}/checkpoints-are-deleted"
 """The annotation of a job whose checkpoints are being deleted."""
 PLAN_LABEL = f"{DOMAIN}/successor-of"
 """The label of a TrainJob that keeps a plan, with the name of the plan's job; see `changes.successor`."""
+PLAN = f"{DOMAIN}/succession"
+"""The annotation of a TrainJob that keeps a plan: the plan as JSON."""
+_PLAN_LETTERS = 22
+_PLAN_NAME = re.compile(rf"successor-[a-z2-7]{{{_PLAN_LETTERS}}}")
 _GPU_NAMES = {"gpu": "nvidia.com/gpu"}
 
 
@@ -146,16 +152,25 @@ def check_shared(output: str | None, num_nodes: int) -> None:
 _NOT_RECORDED = {"files", "code", "given", "initializer_secrets"}
 
 
-def plan_name(job: str) -> str:
-    """The name of the TrainJob that keeps the plan for the job `job`."""
-    digest = hashlib.sha256(job.encode(errors="replace"))
-    return f"successor-{digest.hexdigest()[:12]}"
+def plan_name(content: str) -> str:
+    """The name of the TrainJob that keeps a plan, from the plan's text.
+
+    Nothing else of a TrainJob is out of reach of a person who may only change TrainJobs: Trainer refuses to change
+    `spec.trainer`, but not to remove it and then to add another one. 110 bits of the digest, so that no other text
+    has the same name, and the names that Kubernetes derives for pods are still short enough.
+    """
+    digest = hashlib.sha256(content.encode(errors="replace")).digest()
+    return f"successor-{base64.b32encode(digest).decode()[:_PLAN_LETTERS].lower()}"
 
 
 def is_plan(trainjob: Object) -> bool:
-    """Whether this TrainJob only keeps the plan for another TrainJob, and is not a job itself."""
-    job = texts(trainjob, "metadata", "labels").get(PLAN_LABEL)
-    return job is not None and name_of(trainjob) == plan_name(str(job))
+    """Whether this TrainJob only keeps the plan for another TrainJob, and is not a job itself.
+
+    The plan need not be valid: another person may have changed it.
+    """
+    notes = {**texts(trainjob, "metadata", "labels"), **texts(trainjob, "metadata", "annotations")}
+    is_marked = PLAN_LABEL in notes or PLAN in notes
+    return is_marked and _PLAN_NAME.fullmatch(name_of(trainjob)) is not None
 
 
 def kubernetes_resources(requested: Mapping[str, Any] | None) -> dict[str, str]:

@@ -15,6 +15,7 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, read_receipt
+from safepoint.jobs.cluster.records.storage_record import named_output
 from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record, removal_note
 from safepoint.jobs.model.records import AttemptRecord, command_line
 from safepoint.jobs.model.states import JobState
@@ -31,7 +32,7 @@ before this TrainJob, and the step of the newest checkpoint."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 """The label of a job's pods, with the name of the job."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
-"""The label of a Workload, with the uid of its TrainJob. Only a Workload that the TrainJob owns counts."""
+"""The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NODE = "node"
 _STUCK = {
@@ -169,7 +170,6 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     record = read_record(texts(job, "metadata", "annotations").get(RECORD))
     state, message = _state_of(seen)
     program: list[str] = list(map(str, items(record, "program")))
-    settings = record.get("settings")
     trainer = at(job, "spec", "trainer")
     notes = texts(job, "metadata", "annotations")
     progress = progress_of(job, state)
@@ -195,7 +195,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         num_nodes=num_nodes,
         ranks_per_node=at(trainer, "numProcPerNode"),
         queue=texts(job, "metadata", "labels").get(_QUEUE),
-        output=at(settings, "SAFEPOINT_OUTPUT_DIR"),
+        output=named_output(job),
         progress=progress,
         safe_step=_whole(notes.get(SAFE_STEP)) if safe_step is None else safe_step,
         attempt=attempt,
@@ -313,7 +313,7 @@ def _before_training(seen: Observed, waiting: JobState) -> tuple[JobState, str]:
 def _not_all_running(
     pods: Sequence[Object], not_running: Sequence[Object], waiting: JobState
 ) -> tuple[JobState, str]:
-    """The state of a job that has pods, at least one of which does not run or is being deleted."""
+    """The state of a job with pods of which at least one does not run, or is being deleted."""
     leaving = next(filter(_is_leaving, pods), None)
     if leaving is not None:
         return JobState.RESTARTING, _why_leaving(leaving)
@@ -384,7 +384,7 @@ def _exit_code(pods: Sequence[Object]) -> int | None:
 
 
 def _first_cause(pods: Sequence[Object]) -> str:
-    """Which pod failed first, and how; empty if none failed."""
+    """Which pod failed first, and how; empty if no pod failed."""
     failed: list[tuple[str, Object]] = []
     for pod in _training(pods):
         status = container_status(pod)
@@ -420,13 +420,13 @@ def _stuck(pod: Object) -> str:
 
 
 def _is_stuck_for_good(pod: Object) -> bool:
-    """Whether the pod probably cannot start until a person corrects its image or its configuration."""
+    """Whether the pod probably cannot start until a person fixes its image or its configuration."""
     reason = str(at(_container_state(pod), "waiting", "reason") or "")
     return reason in {"InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull", "ImagePullBackOff"}
 
 
 def _trouble_before_pods(seen: Observed) -> str:
-    """Why the job has no pods: the last warning of Trainer, JobSet or the job controller about that; may be empty."""
+    """Why the job has no pods: the last warning of Trainer, JobSet or the job controller; empty without a warning."""
     reasons = {"TrainJobResourcesCreationFailed", "FailedCreate", "TrainingRuntimeNotSupported"}
     found = [event for event in seen.events if at(event, "reason") in reasons]
     return str(at(found[-1], "message") or "") if found else ""

@@ -53,7 +53,10 @@ CREATE TABLE event (
 CREATE INDEX event_by_job ON event (job, id);
 """
 _SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
-"""For each version of the schema, the statements that make it from the previous one. A new file needs all of them."""
+"""For each version of the schema, the statements that make it from the previous version.
+
+A new file needs all of them.
+"""
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
 _RETRY_AFTER_S = 0.01
@@ -119,10 +122,10 @@ class History:
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _use_write_ahead_log(self) -> None:
-        """Let processes read while another one writes.
+        """Make it possible that processes read while another process writes.
 
-        When several processes request this for a new file, SQLite reports to all but one, without waiting, that the
-        file is locked. So this method tries again.
+        When several processes request this for a new file at the same time, SQLite reports at once to all but one
+        process that the file is locked. So this method tries again.
         """
         deadline_s = clock.monotonic_s() + _BUSY_S
         while True:
@@ -162,7 +165,10 @@ class History:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None]:
-        """Make all changes in the block, or none. While the block runs, no other process can write. May be nested."""
+        """Make all changes in the block, or no change.
+
+        While the block runs, no other process can write. May be nested.
+        """
         if self._db.in_transaction:
             yield
             return

@@ -8,7 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safepoint.errors import ConflictError, NotFoundError, SafepointError, StorageError, UsageError, WaitTimeoutError
+from safepoint.errors import (
+    ConflictError,
+    NotFoundError,
+    SafepointError,
+    StorageError,
+    UsageError,
+    WaitTimeoutError,
+    require_torch,
+)
 from safepoint.foundation import clock
 from safepoint.foundation.files import FolderLock, is_locked, write_atomic
 from safepoint.jobs.local.attempt import rank_reports
@@ -31,7 +39,9 @@ _EXITS_WITHIN_S = 15.0
 
 
 class LocalJobs:
-    """The jobs of this user on this machine. The beginning of a job's name is enough if no other name begins with it.
+    """The jobs of this user on this machine.
+
+    Methods accept the beginning of a job's name, if no other name begins with the same letters.
 
     The constructor starts a new supervisor for each job whose supervisor was killed.
 
@@ -139,6 +149,7 @@ class LocalJobs:
 
     def submit(self, spec: JobSpec, files: Mapping[str, bytes] | None = None) -> JobRecord:
         """Store a job and start its supervisor. The job runs when its slots are free."""
+        require_torch("a job on this machine")
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
@@ -391,7 +402,7 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """The full output location: from the specification, or else as the ranks reported it."""
+        """The full output location: from the job's specification or, without one there, from the ranks' reports."""
         is_given = job.spec.settings.output_dir is not None
         return output_of(job.spec, None if is_given else self.progress_of(job))
 

@@ -1,4 +1,6 @@
-"""Opens, checks and empties the output location of a job, with the job's own keys and claims.
+"""Opens, checks and empties the output location of a job, as the job itself would reach it.
+
+The module uses the keys of the job's data connection, and the folders that the job uses for `pvc://` claims.
 
 The environment of this process does not change: a client of the SDK may use several jobs at once.
 """
@@ -62,7 +64,7 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
         spec: the job, with its data connection.
 
     Returns:
-        The number of deleted checkpoints. A checkpoint in both places counts once.
+        The number of deleted checkpoints. A checkpoint in both places is counted once.
 
     Raises:
         ConflictError: a checkpoint is being read; the others are deleted.

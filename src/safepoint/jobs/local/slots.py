@@ -1,7 +1,9 @@
 """Decides which job may start, and which jobs it preempts, from the jobs in the history and the slots of the machine.
 
+A slot is a CPU core or a GPU. To preempt a job is to save and stop it in favour of a job with a higher priority.
+
 A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job starts when its slots are free. But
-even then it lets an earlier job go first if the earlier job can start now, or could start once other jobs have been
+even then an earlier job goes first if the earlier job can start now, or could start once other jobs have been
 preempted for it. Slots that are about to become free are kept for an earlier job that needs them. Otherwise jobs that
 were preempted for a large job would restart, and the large job would never start. A job that does not fit preempts
 jobs of lower priority, and no more than it needs: those of the lowest priority first, and among them the youngest
@@ -23,7 +25,7 @@ from safepoint.jobs.model.states import JobState
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANKS_PER_CORE = 4
-"""Four ranks on one core are enough to try a job on a laptop; more slow each other down."""
+"""Four ranks on one core are enough to try a job on a laptop; more ranks would only slow each other down."""
 _MOST_RANKS = 512
 """The most ranks that one job may have, however many slots the machine has."""
 
@@ -56,9 +58,9 @@ class Admission:
     """Whether a waiting job may start.
 
     Args:
-        may_start: its slots are free, and no earlier job goes first.
-        preempt: the jobs to preempt for it.
-        waits_for: what it waits for, in words.
+        may_start: the slots that the job needs are free, and no earlier job goes first.
+        preempt: the jobs to preempt for this job.
+        waits_for: what this job waits for, in words.
     """
 
     may_start: bool = False
@@ -69,8 +71,8 @@ class Admission:
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
     """The slots of this machine.
 
-    From SAFEPOINT_CPU_SLOTS and SAFEPOINT_GPU_SLOTS; else from `[local]` of the user's settings; else its cores and
-    devices.
+    The numbers come from SAFEPOINT_CPU_SLOTS and SAFEPOINT_GPU_SLOTS. Without these, they come from `[local]` of the
+    user's settings, and otherwise they are the numbers of the machine's cores and devices.
 
     Raises:
         UsageError: a variable is not a number, or the settings cannot be read.
@@ -83,8 +85,9 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them.
 
-    If that variable is set, the devices in it, at most as many as the configured GPU slots. Otherwise, and in a
-    process of a job, devices numbered from 0: as many as the configured GPU slots, or as the machine has devices.
+    If that variable is set, and this is not a process of a job: its devices, limited to the number of GPU slots, if
+    that number is configured. In all other cases: devices numbered from 0, as many as there are configured GPU slots
+    or, without that setting, devices in the machine.
 
     Raises:
         UsageError: as for `count_slots`.
@@ -190,7 +193,7 @@ def _preempt(asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobR
         chosen.append(job)
     if not room.holds(need):
         return Admission(waits_for=_describe(need, capacity))
-    for job in list(chosen):  # with the jobs that were chosen later, an earlier one may be unnecessary
+    for job in list(chosen):  # jobs that were chosen later may make an earlier one unnecessary
         if (room - needs(job, capacity)).holds(need):
             room -= needs(job, capacity)
             chosen.remove(job)

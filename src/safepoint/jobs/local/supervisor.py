@@ -1,7 +1,8 @@
 """The supervisor of one job: waits for slots, starts launchers, watches them, and stores the state of the job.
 
-`python -m safepoint.jobs.local.supervisor JOB`. Each active job has one. It holds a lock, which the kernel releases
-when the process ends. All its state is in the history. So if the supervisor is killed, a new one can continue.
+The command is `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one supervisor. The supervisor
+holds a lock, which the kernel releases when the process ends. All its state is in the history. So if the supervisor
+is killed, a new one can continue.
 """
 
 import logging
@@ -37,7 +38,7 @@ _CHECK_OTHERS_EVERY_S = 5.0
 _LOOK_EVERY_S = 5.0
 _TRIALS, _NEXT_TRIAL_S = 20, 3.0
 _SILENT_START_S = 60.0
-"""After this time, a program that reports no progress counts as resumed."""
+"""After this time, a job is shown as resumed even if its program has reported no progress."""
 _log = logging.getLogger("safepoint")
 
 
@@ -215,7 +216,8 @@ class Supervisor:
         began_s, earlier = clock.monotonic_s(), rank_reports.newest_report(self._folder)
         while launchers.are_alive:
             job = self._job
-            # SUSPENDING while RUN is requested: the job was resumed, but the suspension completes first.
+            # If the state is SUSPENDING although RUN is requested, the job was resumed, but the suspension completes
+            # first.
             if job.is_to_stop or self.was_asked_to_leave or job.state is JobState.SUSPENDING:
                 if job.state is not JobState.SUSPENDING:
                     is_scaled = job.wanted is RequestedAction.RUN and job.target_nodes
@@ -338,7 +340,7 @@ def _lock(path: Path) -> FolderLock | None:
         return None
     if lock is None:
         raise StorageError(
-            f"the file system of {path.parent} does not support locks, which supervisors need",
+            f"the file system of {path.parent} does not support file locks, which background jobs need",
             hint="set XDG_STATE_HOME to a folder on a local disk",
         )
     return lock

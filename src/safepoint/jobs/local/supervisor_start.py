@@ -33,7 +33,7 @@ def start_supervisor(name: str) -> None:
 def start_missing_supervisors(
     history: History, *, but: str | None = None, patience_s: float = _WITHIN_S
 ) -> list[str]:
-    """Start a supervisor for every job that needs one and has none. A failure is logged as a warning.
+    """Start a supervisor for every job that needs a supervisor and has none. A failure is logged as a warning.
 
     Args:
         history: the history.
@@ -65,14 +65,14 @@ def _spawn(name: str) -> "subprocess.Popen[bytes]":
     inherited = {JOB_VARIABLE, VISIBLE} if JOB_VARIABLE in os.environ else set[str]()
     with (folder / "supervisor.log").open("ab") as stream:
         process = subprocess.Popen(
-            # -P: the supervisor imports no modules from the job's folder.
+            # With `-P`, the supervisor imports no modules from the job's folder.
             [sys.executable, "-P", "-m", "safepoint.jobs.local.supervisor", name],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
             cwd=folder,
-            # A job may submit another job. The new supervisor must not inherit the devices of the first job, nor
-            # its folder, by which the processes of a job are found and killed.
+            # A job may submit another job. The new supervisor must not inherit two variables of the first job: its
+            # devices, and its folder, by which the processes of a job are found and killed.
             env={name: text for name, text in os.environ.items() if name not in inherited},
             start_new_session=True,
         )

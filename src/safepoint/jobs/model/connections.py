@@ -1,6 +1,6 @@
 """Data connections: named sets of keys for object stores, like the connection Secrets of OpenShift AI.
 
-`~/.config/safepoint/connections.toml` has a table for each:
+`~/.config/safepoint/connections.toml` has one table for each connection:
 
 ```toml
 [minio]
@@ -33,7 +33,7 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of another person's object that may be used on this machine: they select a region or an account.
+    """The variables in another person's object that may be used on this machine: they select a region or an account.
 
     The other variables of the stores are left out: they could make this machine send a file, or send the user's
     credentials to another server or through a proxy.

@@ -1,10 +1,13 @@
-"""The variables that reach an object store: keys, logins, servers, regions and accounts."""
+"""The environment variables that lead to an object store: keys, logins, servers, regions and accounts."""
 
 import enum
 
 
 class VariableKind(enum.Enum):
-    """What a variable of an object store holds; this decides where a job may take it from and who sees it."""
+    """What a variable of an object store holds.
+
+    This decides from where a job may take the variable, and who may see it.
+    """
 
     KEY = "a key; no job shows it"
     KEY_OWNER = "who owns a key; no secret, but it is taken only from where keys are taken"

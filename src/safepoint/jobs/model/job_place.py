@@ -110,7 +110,7 @@ J = TypeVar("J", bound=Job)
 
 
 class JobPlace(Protocol[J]):
-    """The jobs of one place. The errors are those of `LocalJobs`."""
+    """The jobs of one place. The methods raise the errors that the methods of `LocalJobs` raise."""
 
     def summaries(self) -> Sequence[Summary]:
         """All jobs, oldest first, with what a list shows."""
@@ -125,23 +125,23 @@ class JobPlace(Protocol[J]):
         ...
 
     def progress_of(self, job: J) -> Progress | None:
-        """Its last progress report."""
+        """The last progress report of a job."""
         ...
 
     def output_of(self, job: J) -> str | None:
-        """Its output location; None if it is unknown."""
+        """The output location of a job; None if it is unknown."""
         ...
 
     def attempts(self, name: str) -> list[AttemptRecord]:
-        """Its attempts, oldest first, as far as the place keeps them."""
+        """The attempts of a job, oldest first, as far as the place keeps them."""
         ...
 
     def events(self, name: str) -> list[JobEvent]:
-        """Its events, oldest first."""
+        """The events of a job, oldest first."""
         ...
 
     def logs(self, name: str, *, rank: int | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """Its output, or the output of one rank. With `follow`, also new lines, until the job has stopped."""
+        """The output of a job, or of one rank. With `follow`, also new lines, until the job has stopped."""
         ...
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[J]]:

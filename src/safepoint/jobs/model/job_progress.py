@@ -15,7 +15,10 @@ _DAY_S = 86400
 
 
 def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
-    """The full output location: from the specification, or else as the ranks reported it. None if unknown."""
+    """The full output location: from the specification of the job, or else from the reports of the ranks.
+
+    None if unknown.
+    """
     if spec.settings.output_dir is not None:
         return absolute_location(spec.settings.output_dir, spec.working_dir)
     reported = (progress.location or progress.output_dir) if progress is not None else ""
@@ -49,8 +52,8 @@ def absolute_location(output: str, working_dir: str) -> str:
 def risk_of_suspending(job: Job, progress: Progress | None) -> str | None:
     """A warning when a save may not fit into the grace period.
 
-    None when it fits, when its duration is unknown, or when the job does not run.
-    A save has the grace period minus `margin_s`: it must end before the platform's SIGKILL.
+    None if a save fits, if the duration of a save is unknown, or if the job does not run. A save may take the grace
+    period minus `margin_s`, because it must end before the platform's SIGKILL.
     """
     settings = job.settings
     if not job.state.holds_slots or progress is None or progress.state.is_end:

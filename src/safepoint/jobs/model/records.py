@@ -41,7 +41,7 @@ class JobRecord:
         attempt: the number of its newest attempt; 0 before the first.
         safe_step: the newest step known to be committed.
         setbacks: consecutive interruptions from outside without progress.
-        target_nodes: a number of nodes that was requested and is not in effect yet; None without such a request.
+        target_nodes: a number of nodes that was requested and is not in effect yet; None if no number was requested.
     """
 
     name: str

@@ -168,7 +168,7 @@ def check_name(name: str) -> None:
 
 
 def name_from(text: str, unique: str) -> str:
-    """A name for a job that was given none: its program's name in valid characters, and a unique ending.
+    """A name for a job whose user gave no name: the name of the program in valid characters, and a unique ending.
 
     It is short enough, and begins with a letter, so that Kubernetes can derive the names of pods from it.
     """

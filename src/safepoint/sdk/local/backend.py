@@ -231,7 +231,7 @@ class LocalBackend(RuntimeBackend):
             return self._train_job(jobs, change(jobs))
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
-        """A job's checkpoints, newest first, and after them its final model. Foreign checkpoints are left out."""
+        """A job's checkpoints, newest first, then the final model. Checkpoints of other programs are left out."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             job = jobs.job(name)
             output = jobs.output_of(job)

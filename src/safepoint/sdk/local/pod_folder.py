@@ -1,9 +1,9 @@
 """Provides the folders that a function written for a pod expects on this machine.
 
-Such a function may read and write below `/mnt/kubeflow-checkpoints`, where OpenShift AI mounts a claim. On this
-machine that path becomes a link to the folder of the claim. Options may mount volumes at further paths, which must
-exist. Promises: nothing that exists at these paths is changed. A job that would not find a folder is refused; the
-message has the command that makes a link.
+A function for a pod may read and write below `/mnt/kubeflow-checkpoints`, where OpenShift AI mounts a claim (a
+volume). On this machine that path becomes a link to the folder of the claim. Options may mount volumes at further
+paths, which must exist. Promises: nothing that exists at these paths is changed. If a folder is missing, the job is
+refused, with a message that has the command that makes a link.
 """
 
 import logging
@@ -66,7 +66,7 @@ def check_mounts(option: Any) -> None:
             raise UsageError(
                 f"the option {type(option).__name__} mounts a volume at {path}, and this machine has no such folder; "
                 "nothing was started",
-                hint=f"make a link to a folder with its content: sudo ln -s /some/folder {path}",
+                hint=f"link that path to a local folder with the volume's files: sudo ln -s /some/folder {path}",
             )
 
 

@@ -121,7 +121,7 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
         data_connection=transformers.data_connection_name if transformers is not None else None,
         priority=config.priority,
         packages=tuple(trainer.packages_to_install or ()),
-        # If the trainer has the default, this is empty: pip then uses the indexes of its own configuration.
+        # If the trainer has the default, there are no indexes here, so that pip uses those of its own configuration.
         package_indexes=() if list(trainer.pip_index_urls) == _DEFAULT_INDEX else tuple(trainer.pip_index_urls),
     )
     if remark := remark_on(spec, machine):
@@ -153,7 +153,7 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
 
 
 def _checked(env: Mapping[str, Any] | None, *, has_connection: bool) -> dict[str, str]:
-    """The variables of `env`. A variable with the value None is left out, because it is not to be set."""
+    """The variables of `env`. A variable with the value None is left out, because None means that it is not set."""
     found = {name: text for name, text in (env or {}).items() if text is not None}
     for name, text in found.items():
         if not isinstance(text, str):
@@ -201,7 +201,10 @@ def _claim_folder(output: str | None, env: Mapping[str, str]) -> str | None:
 
 
 def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """The variable that names the folder for the claim of a `pvc://` location, and its value; empty if not needed."""
+    """The variable that names the folder for the claim of a `pvc://` location, and its value.
+
+    Empty if the location is in no claim, or if `env` names the folder already.
+    """
     claim = parse_location(output).claim if output is not None else None
     if claim is None or f"{claim}=" in env.get(CLAIMS, ""):
         return {}

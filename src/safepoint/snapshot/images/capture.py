@@ -46,10 +46,12 @@ class Captured:
         self.images: list[Image] = []
 
     def keep(self, image: Image) -> None:
-        """Keep an image, and write a note in place of its file; the routine may move or delete the note.
+        """Keep an image, and write a small placeholder instead of its file.
+
+        The routine may move or delete the placeholder.
 
         Raises:
-            OSError: the note cannot be written. The routine's own write would have failed too.
+            OSError: the placeholder cannot be written. The routine's own write would have failed too.
         """
         (self.root / image.path).write_bytes(_NOTE + str(len(self.images)).encode())
         self.images.append(image)

@@ -26,7 +26,7 @@ file, the folder has the file's name.)"""
 
 
 class _Lone(NamedTuple):
-    """The archive of one tensor: the bytes before and behind the tensor's data; and see `Archive`."""
+    """The archive of one tensor: the bytes before and after the tensor's data, and the `Archive`."""
 
     head: bytes
     tail: bytes

@@ -1,7 +1,7 @@
 """State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes.
 
-Making and comparing state dicts takes most of the time at a boundary. So the last state dict is returned again while
-every tensor has the same address, type, shape and strides (`TensorPlaces`).
+Making and comparing state dicts takes most of the time at a boundary (between two optimizer steps). So the last state
+dict is returned again while every tensor has the same address, type, shape and strides (`TensorPlaces`).
 """
 
 import itertools
@@ -15,9 +15,9 @@ import torch
 class ModuleState:
     """The state of one module over many saves.
 
-    torch's own `state_dict` makes new tensors and walks the whole tree, which takes longer than all else at a
-    boundary. As long as every submodule has the same parameters and buffers, the last state dict is still valid: its
-    tensors share the memory of the module's tensors.
+    torch's own `state_dict` makes new tensors and walks the whole tree. At a boundary (between two optimizer steps)
+    that takes longer than everything else. As long as every submodule has the same parameters and buffers, the last
+    state dict is still valid: its tensors share the memory of the module's tensors.
 
     Args:
         module: the module.
@@ -47,10 +47,11 @@ class ModuleState:
         self._tables, self._entries = [], []
         for module in self.module.modules():
             if _has_custom_state(module):
-                self._counts = [-1]  # equal to no list of lengths, so `_holds` returns False
+                self._counts = [-1]  # no list of lengths equals this one, so `_holds` returns False
                 return
             tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
-            # A hook or a state_dict method that is added later makes one of these longer.
+            # If a hook or a state_dict method is added later, one of these becomes longer, and the last state dict is
+            # not used.
             others: list[Sized] = [
                 module.__dict__,
                 module._non_persistent_buffers_set,  # pyright: ignore

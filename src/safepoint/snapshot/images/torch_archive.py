@@ -1,8 +1,9 @@
-"""The archive that `torch.save` writes: laid out from the sizes of its content, checksums filled in later.
+"""The archive that `torch.save` writes.
 
-The format is torch's: a zip archive without compression, one record for the pickle and one for each storage, each
-record's data at a multiple of 64 bytes, checksums behind the data. Here the pickle comes behind the storages, so that
-its length does not change the place of a storage. Readers find each record through the archive's directory.
+Its layout is computed from the sizes of its content; checksums are added later. The format is torch's: a zip archive
+without compression, with one record for the pickle and one for each storage. The data of each record begin at a
+multiple of 64 bytes, and the checksums follow the data. Here the pickle comes after the storages, so that its length
+does not change the place of a storage. Readers find each record through the archive's directory.
 """
 
 import struct

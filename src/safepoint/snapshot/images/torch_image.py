@@ -1,7 +1,7 @@
 """The image of a file that `torch.save` writes.
 
-Pickling hundreds of tensors takes longer than everything else at a step's end. So the pickle of each value of the
-outermost dictionary is kept, and used again as long as nothing in the value differs but the content of tensors.
+Pickling hundreds of tensors takes longer than everything else at the end of a step. So the pickle of each value of
+the outermost dictionary is kept, and used again as long as only the content of the tensors in the value has changed.
 """
 
 import io
@@ -17,7 +17,7 @@ from safepoint.snapshot.images.torch_archive import PICKLE_BEGIN, PICKLE_END, St
 
 _PROTOCOL = 2
 _KEPT_BYTES = 16 << 20
-"""An image with a larger pickle is composed at each save. The pickle of 100,000 tensors is smaller."""
+"""An image with a larger pickle is not kept, but composed at each save. 100,000 tensors have a smaller pickle."""
 _typed_storage: Any = torch.storage.TypedStorage
 _torch: Any = torch
 _rebuild: Any = _torch._utils._rebuild_tensor_v2
@@ -179,7 +179,7 @@ class _Seen:
         self.meta = _meta(tensor)
 
     def is_still(self, tensor: torch.Tensor, storages: _Storages) -> bool:
-        """Whether `tensor` would be pickled to the same bytes. If so, `storages` has its storage afterwards."""
+        """Whether `tensor` would be pickled to the same bytes. If so, this call adds its storage to `storages`."""
         # The same object is compared too: its shape, its strides and requires_grad can be changed in place.
         if tensor.data_ptr() != self.address or _meta(tensor) != self.meta:
             return False
@@ -318,8 +318,9 @@ class TorchImages:
             pieces=self._pieces,
             archives=(layout.archive,),
         )
-        # A large pickle has data that is not in tensors. `_chunks` holds this data already. The whole pickle and the
-        # image, whose literals contain the pickle, would hold it twice more, so they are not kept.
+        # A large pickle contains data that is not in tensors. `_chunks` holds this data already. The whole pickle
+        # would hold the data a second time, and the image, whose literals contain the pickle, a third time. So
+        # neither is kept.
         is_kept = len(pickled) <= _KEPT_BYTES
         self._pickled, self._image = (pickled, image) if is_kept else (b"", None)
         return image

@@ -40,8 +40,8 @@ class EarlierSnapshotLinks:
         earlier = self._state.earlier
         if earlier is None:
             return None
-        # This waits even if no snapshot is complete: the rank that asks will clean the output folder, so the keeper
-        # must not be writing there.
+        # Wait even if no snapshot is complete: the rank that asks is going to clean the output folder, so the keeper
+        # must not write there any more.
         self._state.changed.wait_for(lambda: self._state.is_done(earlier))
         newest = earlier.registry.newest_complete
         if newest is None or newest.facts is None or newest.facts.num_nodes > 1:

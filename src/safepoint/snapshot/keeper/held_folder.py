@@ -1,4 +1,7 @@
-"""The output folder that a keeper writes into, its events and its log lines."""
+"""The output folder that a keeper writes into, and the keeper's events and log lines.
+
+A keeper is the process of a node that writes snapshots to disk.
+"""
 
 import contextlib
 import logging
@@ -52,7 +55,9 @@ class Reporter:
 
 
 class HeldFolder:
-    """The output folder. Where the file system has locks, its lock ensures that only one keeper commits into it.
+    """The output folder of a keeper.
+
+    If the file system supports locks, only one keeper at a time commits into the folder.
 
     Args:
         reporter: writes the keeper's events into the folder, while it is open.
@@ -61,8 +66,10 @@ class HeldFolder:
     def __init__(self, reporter: Reporter) -> None:
         self.path: Path | None = None
         self.identity = uuid.uuid4().hex
-        """Identifies this keeper in the lock and to its ranks. A pid would not do: a process in another container may
-        have the same one."""
+        """Identifies this keeper in the lock and to its ranks.
+
+        A pid is not sufficient: a process in another container may have the same pid.
+        """
         self._lock: FolderLock | None = None
         self._reporter = reporter
 
@@ -102,7 +109,10 @@ class HeldFolder:
 
 
 def _delete_unfinished(attempt: Path) -> None:
-    """Delete the unfinished saves in the working folder of an attempt. What cannot be deleted stays unused."""
+    """Delete the unfinished saves in the working folder of an attempt.
+
+    Files that cannot be deleted stay, and are not used.
+    """
     with contextlib.suppress(OSError):
         is_folder = attempt.is_dir() and not attempt.is_symlink()
         for unfinished in attempt.iterdir() if is_folder else ():

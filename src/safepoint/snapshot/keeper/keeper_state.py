@@ -1,7 +1,8 @@
-"""What the threads of a keeper share: the ranks, their memory and snapshots, and the output folder.
+"""What the threads of a keeper share. A keeper is the process of a node that writes snapshots to disk.
 
-A thread that changes this state holds the lock `KeeperState.changed`, and calls `notify` before it releases the lock.
-To read a single flag, or to use `reporter` or `priority`, a thread does not need the lock.
+They share the ranks, their memory and snapshots, and the output folder. A thread that changes this state holds the
+lock `KeeperState.changed`, and calls `notify` before it releases the lock. To read a single flag, or to use
+`reporter` or `priority`, a thread does not need the lock.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ OTHER_NODES_S = 15.0
 
 
 class Rank:
-    """One connected rank, or one that has ended and left its memory.
+    """A rank that is connected, or has ended and left its memory to the keeper.
 
     Args:
         number: of the rank, in the job.
@@ -102,8 +103,11 @@ class RankGroup:
         self.last_outcome: Outcome | None = None
         self.failed_s: float | None = None
         self.is_watching = False
+        """Whether a thread watches for failures of the ranks of other nodes (`rescue.watch_others`)."""
         self.is_rescuing = False
+        """Whether a thread agrees with the keepers of other nodes on the snapshot to write (`rescue.rescue`)."""
         self.is_rescued = False
+        """Whether that thread has ended, so that `rescued_step` does not change any more."""
         self.rescued_step: int | None = None
 
     @property

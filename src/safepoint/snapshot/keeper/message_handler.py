@@ -1,4 +1,7 @@
-"""What the keeper does when a rank sends a message, or when the rank's connection is closed."""
+"""What the keeper does when a rank sends a message, or when the rank's connection is closed.
+
+The keeper is the process of each node that writes snapshots to disk.
+"""
 
 import os
 import shutil
@@ -21,7 +24,8 @@ from safepoint.snapshot.protocol.messages import Answer, Outcome, decode_rank_me
 class MessageHandler:
     """Carries out the messages of ranks.
 
-    For each rank, the thread that receives its messages calls the methods, without holding `KeeperState.changed`.
+    For each rank, one thread receives the rank's messages and calls these methods, without holding
+    `KeeperState.changed`.
 
     Args:
         state: of the keeper.
@@ -100,7 +104,7 @@ class MessageHandler:
                 self._state.forget_earlier()
             case messages.AbandonStep():
                 group.waits_to_leave = True
-                # On another thread, because it may wait for a message that only this thread can receive.
+                # This runs on another thread, because it may wait for a message that only this thread can receive.
                 arguments = [self._state, group, message.step, message.reason]
                 threading.Thread(target=leave_with_newest, args=arguments, daemon=True).start()
             case messages.RemoveAtExit():
@@ -127,7 +131,7 @@ class MessageHandler:
     # ---- the folder ---------------------------------------------------------------------------------------------
 
     def _open_folder(self, group: RankGroup, message: messages.OpenFolder) -> str:
-        """Open and lock the folder. Returns why that is impossible; empty if the keeper holds the folder."""
+        """Open and lock the folder. Return the reason if that is impossible; empty if the keeper holds the folder."""
         path = Path(message.folder)
         if self._state.folder.path == path:
             return ""
@@ -147,7 +151,7 @@ class MessageHandler:
         state.is_closing = False
         state.folder.close()
         group.registry.clear()
-        # This sends `BlocksFree`. If it were sent after the answer, the next training would receive it.
+        # This sends `BlocksFree`. After the answer, the next training would receive that message.
         state.notify(group)
 
     # ---- snapshots ----------------------------------------------------------------------------------------------

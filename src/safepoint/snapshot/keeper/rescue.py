@@ -1,4 +1,7 @@
-"""Makes the newest complete snapshot durable when ranks have failed or must end, on every node."""
+"""Makes the newest complete snapshot durable, on every node, when ranks have failed or must end.
+
+This is the work of the keeper, the process of each node that writes snapshots to disk.
+"""
 
 import threading
 
@@ -41,7 +44,7 @@ def rescue_newer(state: KeeperState, group: RankGroup, step: int) -> None:
 
 
 def watch_others(state: KeeperState, group: RankGroup, facts: CheckpointFacts) -> None:
-    """On a thread: rescue when another node's ranks have failed or must end. This node's ranks may not notice it."""
+    """On a thread: rescue when ranks of another node have failed or must end. Ranks here may not notice that."""
     while not group.is_over and not group.is_rescued:
         if nodes_of(facts).is_called():
             with state.changed:

@@ -1,7 +1,8 @@
 """Which snapshots there are, which one is written next, and which memory may be overwritten.
 
-This module uses no sockets, files or threads. A snapshot is *complete* when every rank has staged its part. The
-newest complete snapshot stays in memory until it is durable, or until its write has failed.
+This module uses no sockets, files or threads. A snapshot is *complete* when every rank has staged its part, that is,
+has copied all its files into memory. The newest complete snapshot stays in memory until it is durable, or until its
+write has failed.
 """
 
 import enum
@@ -63,7 +64,7 @@ class Snapshot:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is neither durable nor failed."""
+        """Whether the snapshot is neither durable nor failed."""
         return self.progress in {Progress.WAITING, Progress.WRITING}
 
     @property
@@ -106,7 +107,10 @@ class SnapshotRegistry:
         return self._snapshots.get(step)
 
     def add_block(self, rank: int, block: int) -> None:
-        """Register a new block that a rank has lent. It is free, and the rank knows that without `BlocksFree`."""
+        """Register a new block that a rank has lent.
+
+        The block is free; the rank needs no message `BlocksFree` about it.
+        """
         self._reported_free.add((rank, block))
 
     def clear(self) -> None:
@@ -128,8 +132,8 @@ class SnapshotRegistry:
         """Register that a rank begins its part of a snapshot; the arguments are those of `BeginSnapshot`.
 
         Returns:
-            The snapshot. If a rank has cancelled it, or has begun a later snapshot of the step, a new object that is
-            neither registered nor intact.
+            The snapshot. If a rank has cancelled the snapshot, or has begun a later snapshot of the step, the result
+            is a new object that is neither registered nor intact.
         """
         part = Part(files=files)
         self._overwrite(rank, part.blocks)
@@ -242,7 +246,10 @@ class SnapshotRegistry:
         return found
 
     def written(self, snapshot: Snapshot, *, is_durable: bool) -> bool:
-        """Register that the write of a snapshot has ended; False if a rank has begun the step again meanwhile."""
+        """Register that the write of a snapshot has ended.
+
+        Return False if a rank has begun a new snapshot of this step meanwhile.
+        """
         snapshot.progress = Progress.DURABLE if is_durable else Progress.FAILED
         if snapshot in self._replaced:
             self._replaced.remove(snapshot)

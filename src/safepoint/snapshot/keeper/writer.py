@@ -1,4 +1,7 @@
-"""The keeper's writing thread: makes checkpoints of snapshots, one after the other."""
+"""The thread of the keeper that turns snapshots into checkpoints, one after the other.
+
+The keeper is the process of each node that writes snapshots to disk.
+"""
 
 import threading
 
@@ -31,7 +34,7 @@ def write_snapshots(state: KeeperState) -> None:
         with state.changed:
             state.is_writing = False
             is_current = group.registry.written(snapshot, is_durable=outcome.is_durable)
-            # Ranks learn which blocks are free before they learn the outcome: they may need a block at once.
+            # Notify ranks about free blocks before they receive the outcome: they may need a block at once.
             state.notify(group)
             if is_current:
                 group.last_outcome = outcome
@@ -50,7 +53,7 @@ def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts
         group, snapshot, _ = found
         snapshot.progress = Progress.WRITING
         state.is_writing = True
-        # A small snapshot needs little processor time, but at a low priority the thread may wait long for it.
+        # A small snapshot needs little processor time, but a thread at a low priority may wait long for this time.
         if state.is_urgent(group) or snapshot.num_bytes < _SMALL_BYTES:
             state.priority.restore()
         else:
@@ -59,7 +62,10 @@ def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts
 
 
 def _save(state: KeeperState, group: RankGroup, snapshot: Snapshot, facts: CheckpointFacts) -> Outcome:
-    """Write a snapshot and commit it as a checkpoint. Report `Saved` or `SaveFailed`; nothing if it was given up."""
+    """Write a snapshot and commit it as a checkpoint.
+
+    Report `Saved` or `SaveFailed`; if the snapshot was given up, nothing.
+    """
     began_s = clock.monotonic_s()
     step, trigger = snapshot.step, snapshot.trigger
     try:

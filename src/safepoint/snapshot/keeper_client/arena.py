@@ -1,4 +1,4 @@
-"""The memory that snapshots are staged into: blocks that are allocated once and reused."""
+"""The memory into which snapshots are staged (copied from the tensors): blocks that are allocated once and reused."""
 
 import operator
 import threading
@@ -13,7 +13,7 @@ from safepoint.snapshot.protocol.messages import BlockPopulated, ReturnBlock
 from safepoint.snapshot.staging.device_copy import pin
 
 _SMALL_STATE_BYTES = 256 << 20
-"""If three snapshots together are at most this large, three slots are used, each for one snapshot; otherwise one."""
+"""If three snapshots together are at most this large, the arena has slots for three snapshots, otherwise for one."""
 _MAX_SLOTS = 3
 _SLACK_BYTES = 16 << 20
 
@@ -26,7 +26,8 @@ class Arena:
     """One rank's blocks.
 
     Args:
-        keeper: maps the blocks, and reports which of them are free.
+        keeper: the connection to the process that writes snapshots to disk. The keeper maps the blocks, and reports
+            which are free.
         slots: how many snapshots may be in memory; None for a number that depends on the size of the state.
         look: returns how much memory there is, or None if that is not known.
     """
@@ -117,9 +118,9 @@ class Arena:
         return block
 
     def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
-        """Whether `take` would return blocks for images of these sizes, or raise; False if it would return None."""
+        """Whether `take` would return blocks for images of these sizes, or raise. False: it would return None."""
         if self.most_bytes is not None and _needed_bytes(sizes) > self.most_bytes:
-            return True  # `take` raises: no wait makes the memory suffice
+            return True  # `take` raises an error: a wait would not free enough memory
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
         return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, more_slots)
 

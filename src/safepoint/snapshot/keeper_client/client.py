@@ -1,4 +1,7 @@
-"""A rank's connection to its node's keeper: lends memory, describes snapshots, receives the outcomes of saves."""
+"""A rank's connection to its node's keeper: lends memory, describes snapshots, receives the outcomes of saves.
+
+The keeper is the process of a node that writes snapshots to disk.
+"""
 
 import ctypes
 import itertools
@@ -151,7 +154,7 @@ class KeeperClient:
         return next(self._block_numbers)
 
     def lend(self, block: Block) -> None:
-        """Let the keeper map a block."""
+        """Lend a block to the keeper, which maps it."""
         message = messages.LendBlock(number=block.number, capacity_bytes=block.capacity_bytes)
         self.send(message, [block.descriptor])
 
@@ -163,16 +166,17 @@ class KeeperClient:
         """Notify the keeper that these blocks are about to be overwritten."""
         with self._changed:
             self._free -= {block.number for block in blocks}
-        # Before the first byte: the keeper must not write a snapshot that is partly overwritten.
+        # Sent before the first byte is overwritten, because the keeper must not write a snapshot that is partly
+        # overwritten.
         self.send(messages.OverwriteBlocks(numbers=tuple(block.number for block in blocks)))
 
     def mark_free(self, blocks: Sequence[Block]) -> None:
-        """Note that these blocks may be overwritten: they are new, or belong to a snapshot that did not begin."""
+        """Record that these blocks may be overwritten: they are new, or belong to a snapshot that did not begin."""
         with self._changed:
             self._free |= {block.number for block in blocks}
 
     def set_num_copied(self, block: Block, num_bytes: int) -> None:
-        """Set how many bytes of a block have been copied; the keeper writes up to there."""
+        """Set how many bytes of a block have been copied; the keeper may write these bytes to disk."""
         self._marks[block.number % NUM_MARKS] = num_bytes
 
     # ---- snapshots --------------------------------------------------------------------------------------------
@@ -229,7 +233,7 @@ class KeeperClient:
     # ---- the job ----------------------------------------------------------------------------------------------
 
     def open_folder(self, folder: str, *, is_committer: bool = True) -> str:
-        """Let the keeper write checkpoints into a folder that this job has claimed.
+        """Make the keeper write checkpoints into a folder that this job has claimed (locked for itself).
 
         Args:
             folder: the absolute path.
@@ -257,8 +261,8 @@ class KeeperClient:
         """Wait until all saves requested before the restart are written; then find the newest snapshot in memory.
 
         Returns:
-            The newest snapshot that the ranks completed before the restart. None if there is none, if it cannot be
-            used, or if the job has several nodes.
+            The newest snapshot that the ranks completed before the restart. None if there is no such snapshot, if it
+            cannot be used, or if the job has several nodes.
         """
         return self._ask(messages.FindEarlierSnapshot()).snapshot
 

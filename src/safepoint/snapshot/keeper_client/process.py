@@ -1,4 +1,4 @@
-"""Starts the keeper's process, and a new one if it has died."""
+"""Starts the keeper (the process of a node that writes snapshots to disk), and a new one if the keeper has died."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ _SHORT_S, _MAX_SHORT = 5.0, 3
 
 
 class KeeperProcess:
-    """A keeper that runs as long as this process, and then until its work is done.
+    """A keeper. It runs as long as this process, and then until all its work is done.
 
     Args:
         plan: what the keeper needs to start.
@@ -74,7 +74,7 @@ class KeeperProcess:
             pipe.write(b"bye")
 
     def finish(self, left_s: Callable[[], float | None] = lambda: None) -> bool:
-        """Let the keeper end when its work is done, and wait until it has ended.
+        """Make the keeper end when its work is done, and wait until it has ended.
 
         Args:
             left_s: called repeatedly; returns how many seconds are left before the keeper is killed, or None for no
@@ -101,7 +101,8 @@ def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
     with listen(plan.key) as server:
         name = os.fsdecode(server.getsockname()[1:])
         plan = dataclasses.replace(plan, key=name, listening=server.fileno())
-        # In a session of its own: a signal to the process group of a rank or a launcher does not reach the keeper.
+        # The keeper gets a session of its own, so that a signal to the process group of a rank or a launcher does not
+        # reach it.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "safepoint.snapshot.keeper", json.dumps(dataclasses.asdict(plan))],
             stdin=subprocess.PIPE,

@@ -1,4 +1,7 @@
-"""One rank's snapshots: reserves memory for images, has their tensors copied, and hands the result to the keeper."""
+"""One rank's snapshots: reserves memory for images, starts the copy of their tensors, announces them to the keeper.
+
+The keeper is the process of each node that writes snapshots to disk.
+"""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +75,7 @@ class Snapshotter:
             trigger: why the snapshot is taken.
             is_requested: whether the keeper is to make a checkpoint of the snapshot.
             facts: about the checkpoint; only the first rank of a node gives them.
-            number: rises with each call, and is the same on all ranks.
+            number: the number of the snapshot. It rises with each call, and is the same on all ranks.
             more_slots: see `Arena.take`.
 
         Returns:

@@ -1,1 +1,1 @@
-"""The memory that ranks and keeper share, and how much of it there is."""
+"""The memory that ranks share with the keeper (the process that writes snapshots to disk), and its limits."""

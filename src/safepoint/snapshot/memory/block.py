@@ -10,10 +10,13 @@ from collections.abc import Callable
 
 PAGE_BYTES = 4096
 CONTROL_NUMBER = 0
-"""The number of the block that holds the watermarks: how many bytes of each other block have been copied."""
+"""The number of the block with the watermarks.
+
+A watermark states how many bytes of another block have been copied.
+"""
 NUM_MARKS = PAGE_BYTES // 8
 SMALL_BYTES = 1 << 20
-"""Smaller files share one block, and each is written in one call. A larger file has a block of its own."""
+"""Smaller files share one block, and each of them is written in one call. A larger file has a block of its own."""
 _POPULATE_STEP_BYTES = 32 << 20
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23
 _PROT_READ_WRITE, _MAP_SHARED = 3, 1

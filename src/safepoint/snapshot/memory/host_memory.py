@@ -1,7 +1,7 @@
 """How much memory this process may still allocate before the kernel kills a process for lack of memory.
 
-The machine and each control group of this process (version 1 or 2) have a limit. The limit that leaves the least
-memory available counts.
+The machine and each control group of this process (version 1 or 2) have a limit. This module uses the limit that
+leaves the least memory available.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Room:
 
     @property
     def spare_bytes(self) -> int:
-        """What must stay available for other allocations: a twentieth of the limit, at least 64 MiB."""
+        """How much must stay available for other allocations: a twentieth of the limit, at least 64 MiB."""
         return max(64 << 20, self.limit_bytes // 20)
 
     def has(self, num_bytes: int) -> bool:

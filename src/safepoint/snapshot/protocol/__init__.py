@@ -1,4 +1,4 @@
-"""What a rank and its keeper send to each other.
+"""What a rank and its keeper (the process of each node that writes snapshots to disk) send to each other.
 
 channel       the connection: frames of bytes, with file descriptors
 codec         frozen dataclasses as JSON, read strictly

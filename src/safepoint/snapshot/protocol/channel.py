@@ -1,5 +1,7 @@
 """The connection between a rank and its keeper: frames of bytes over a Unix socket, with descriptors of memory.
 
+The keeper is the process of a node that writes snapshots to disk.
+
 The socket is in the abstract namespace: it has no file that would have to be removed. Any user may listen under such
 a name, so rank and keeper each check that the process at the other end belongs to the same user. The names of a
 keeper are computed from a key that other users do not know. Other users see a name only while a keeper uses it, so
@@ -22,7 +24,7 @@ from safepoint.foundation.processes import close_in_children, is_this_user
 _HEADER = struct.Struct("<II")
 MAX_FRAME_BYTES = 64 << 20
 _MAX_DESCRIPTORS = 2
-"""A message has at most one descriptor. A second one is received too, so that the message can be refused."""
+"""A message has at most one descriptor. A second descriptor is received too, so that its message can be refused."""
 _NUM_NAMES = 8
 """How many names a keeper may use. Another user can take one of them each time that a keeper dies."""
 _SHORT_US, _LONG_US = 10_000, 1_000_000
@@ -98,7 +100,7 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 def new_keeper_key() -> str:
-    """A key for a keeper that no other process has."""
+    """A new key for a keeper, which no other process has."""
     return f"safepoint-{os.getuid()}-{os.getpid()}-{uuid.uuid4().hex}"
 
 

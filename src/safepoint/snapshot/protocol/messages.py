@@ -1,4 +1,6 @@
-"""Every message between a rank and its keeper, in both directions; each is a frozen dataclass.
+"""Every message between a rank and its keeper, in both directions, as a frozen dataclass.
+
+The keeper is the process of a node that writes snapshots to disk.
 
 A rank sends `Hello` first. A keeper of another protocol version answers `Refused` and closes the connection.
 The keeper closes the connection of a rank that sends anything but these messages, and continues to serve the others.
@@ -60,7 +62,7 @@ class CheckpointFacts:
         folder: the output folder, absolute.
         attempt_id: names the working folder of this attempt.
         keep: retention policies, as `parse_policies` reads them.
-        limit: how many checkpoints to keep; None for all.
+        limit: how many checkpoints to keep; None for all of them.
         protected: steps that are never pruned.
         save: the number of this save in the attempt, the same on all nodes.
         node: the number of this node.
@@ -136,8 +138,8 @@ class KeeperPlan:
     """What a keeper needs to start: the command-line argument of its process, as JSON.
 
     Args:
-        key: by which ranks find the keeper; see `channel.names_of`. In the command line, the name of the socket is in
-            place of the key.
+        key: ranks find the keeper by this key; see `channel.names_of`. The command line has the name of the socket
+            instead of the key, because everyone can read it.
         listening: the descriptor of the socket that listens.
         owner_pid: the keeper runs at least as long as this process; None: as long as its own stdin is open.
         verbosity: of the console.
@@ -222,8 +224,8 @@ class BeginSnapshot:
 
     Args:
         step: the step of the snapshot.
-        number: the number of the snapshot in the training, the same on all ranks. It tells two snapshots of one step
-            apart.
+        number: the number of the snapshot in the training, the same on all ranks. It distinguishes two snapshots of
+            the same step.
         request: the number of this request; `SaveEnded` repeats it.
         files: the files of this rank's part.
         trigger: why the snapshot is taken.
@@ -242,7 +244,7 @@ class BeginSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotStaged:
-    """The rank's part of a snapshot is complete."""
+    """The rank has staged its part of a snapshot: all its files are copied into memory."""
 
     step: int
 

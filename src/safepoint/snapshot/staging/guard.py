@@ -1,4 +1,4 @@
-"""Finds the tensors that only an optimizer's step changes: they may be copied during the next forward and backward.
+"""Finds the tensors that only an optimizer's step changes, and that may be copied during forward and backward.
 
 Before any optimizer of the process steps, the copies of that optimizer's tensors are completed.
 """

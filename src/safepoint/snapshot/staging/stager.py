@@ -2,7 +2,7 @@
 
 A thread that waits for the copy helps to copy. Each copy is one `memmove`, during which other threads run Python
 code. The watermark of a block is the number of bytes, from the start of the block, that have been copied. The keeper
-may write these bytes to disk already.
+(the process that writes snapshots to disk) may write these bytes already.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from safepoint.foundation import clock
 from safepoint.snapshot.images.image import Image, Piece, Placed
 from safepoint.snapshot.memory.block import Block
-from safepoint.snapshot.staging.device_copy import DeviceCopier
+from safepoint.snapshot.staging.device_copy import DeviceCopier, DevicePlan
 from safepoint.snapshot.staging.guard import Guard
 
 _log = logging.getLogger("safepoint")
@@ -68,7 +68,7 @@ class _Plan:
         self.at_once: list[tuple[int, int, int]] = []
         self.copies: list[_Copy] = []
         self.guarded: dict[int, list[torch.Tensor]] = {}
-        self.is_on_host = all(piece.device == "cpu" for piece in pieces)
+        self.on_device = DevicePlan()
         small: dict[int, list[tuple[int, int, int]]] = {}
         for piece in pieces:
             self._add(piece, guard, small)
@@ -81,7 +81,8 @@ class _Plan:
         owner = guard.owner_of(piece) if guard is not None else None
         if owner is None:
             self.unowned.append(piece)
-        if piece.device != "cpu":  # `DeviceCopier` copies it
+        if piece.device != "cpu":
+            self.on_device.add(piece, is_owned=owner is not None)
             if owner is not None:
                 self.guarded.setdefault(owner.number, []).extend(owner.tensors)
             return
@@ -179,7 +180,8 @@ class Stager:
             self._plan(work, placed, guard)
         work.tail = len(work.copies)
         work.is_done = bytearray(work.tail)
-        self._devices.begin(work.placed, guard)
+        plans = [(placed, self._plans[placed.image.path]) for placed in work.placed if placed.image.pieces]
+        self._devices.begin([(placed, plan.on_device) for placed, plan in plans if plan.on_device.devices()])
         passing = frozenset(path for path, plan in self._plans.items() if not plan.is_lasting)
         with self._changed:
             self._work = work
@@ -218,7 +220,7 @@ class Stager:
         if not placed.image.pieces:
             return
         plan = self._plan_of(placed.image, guard)
-        if not plan.is_on_host:
+        if plan.on_device.devices():
             # The progress of copies from a device is not known before their end. Until then the watermark stays 0,
             # and the keeper does not read the block.
             work.unmarked.add(placed.block.number)
@@ -307,6 +309,7 @@ class Stager:
                 del work  # while this thread waits, it must not hold the tensors and the memory of the last snapshot
 
     def _do(self, work: Work) -> None:
+        self._devices.go_on()
         for placed in work.placed:
             self._write_literals(placed)
         work.on_begin()

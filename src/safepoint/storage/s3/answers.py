@@ -17,8 +17,10 @@ _MAX_ELEMENTS = 50_000
 _MAX_TEXT = 4096
 """S3's longest text is a key: 1024 bytes, which take up to 3072 characters when they are encoded."""
 _ROOT = re.compile(r"(List|Initiate)[A-Za-z0-9]*(Result|Response)")
-"""The outermost element of a listing, or of the answer to the request that begins an upload. Its exact name differs
-among servers: `ListPartsResult`, `ListPartsResponse`."""
+"""The outermost element of a listing, or of the answer to the request that begins an upload.
+
+The exact name differs among servers: `ListPartsResult`, `ListPartsResponse`.
+"""
 _NO_XML = re.compile(
     rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*(?:[0-8bcef]|1[0-9a-f])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]));",
     re.IGNORECASE,
@@ -30,13 +32,13 @@ def parsed(data: bytes, what: str) -> ElementTree.Element:
 
     Raises:
         ElementTree.ParseError: the answer was cut off or damaged.
-        StorageError: S3 does not send such an answer.
+        StorageError: the answer is not one that an S3 server sends.
     """
     # The answers of S3 define no entities. An answer that defines one is refused: entities can expand without end.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise other_answer(what)
-    # Not every server escapes control characters in the names of other programs' uploads. XML cannot contain control
-    # characters, so each is replaced by DEL, which XML allows and `is_key` refuses.
+    # Other programs may upload under names with control characters, and not every server escapes these in a listing.
+    # XML cannot contain control characters, so each is replaced by DEL, which XML allows and `is_key` refuses.
     with refusing_other_answers(what):  # such as an answer in an unknown encoding
         root = ElementTree.fromstring(
             _NO_XML.sub(b"\x7f", data), parser=ElementTree.XMLParser(target=_BoundedBuilder())
@@ -65,7 +67,7 @@ class _BoundedBuilder(ElementTree.TreeBuilder):
 
 
 def other_answer(what: str) -> StorageError:
-    """The error for an answer to the request `what` that S3 does not send."""
+    """The error for an answer to the request `what` that no S3 server would send."""
     return StorageError(
         f"{what}: the answer is not that of an S3 server",
         hint="check that the endpoint is the store itself, and not a proxy or a web console",
@@ -74,7 +76,7 @@ def other_answer(what: str) -> StorageError:
 
 @contextlib.contextmanager
 def refusing_other_answers(what: str) -> Generator[None]:
-    """Turn the errors from converting a value into a StorageError, because S3 does not send such a value."""
+    """Raise StorageError if a value in the answer to request `what` cannot be converted: S3 sends no such value."""
     try:
         yield
     except (ValueError, LookupError, OverflowError) as error:

@@ -5,14 +5,14 @@ import contextlib
 import http.client
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from safepoint.errors import ConditionError, ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage.s3.answers import other_answer, present, refusing_other_answers, size_of, time_of
+from safepoint.storage.s3.file_parts import md5_of
 from safepoint.storage.s3.multipart import upload_in_parts
-from safepoint.storage.s3.requests import MAX_ANSWER_BYTES, Request, S3Requests, UploadId, md5_of, refusal
-from safepoint.storage.store import WHOLE_BYTES, Condition, Content, Progress, StoredObject
+from safepoint.storage.s3.requests import MAX_ANSWER_BYTES, Request, S3Requests, UploadId, refusal
+from safepoint.storage.store import WHOLE_BYTES, Condition, Content, OpenFile, Progress, StoredObject, too_long
 
 _BLOCK_BYTES = 1 << 20
 _NUM_LISTINGS = 8
@@ -54,8 +54,8 @@ class S3Bucket(S3Requests):
         request = Request(method="GET", key=key, query={}, headers={"range": "bytes=0-0"})
         self._exchange(lambda: request, what, receive, deadline_s)
 
-    def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytearray:
-        """See `Bucket`; for small objects: a large one must arrive in the time that `WHOLE_BYTES` may take."""
+    def get_rest(self, key: str, *, start: int, most_bytes: int, deadline_s: float | None) -> bytearray:
+        """See `Bucket`. The time limit suffices for `WHOLE_BYTES`, so use it for small objects only."""
         what = self._what("GET", key)
 
         def receive(response: http.client.HTTPResponse) -> bytearray:
@@ -65,11 +65,14 @@ class S3Bucket(S3Requests):
                 self._check_range(response, what, first=start, end=start)
             elif response.status != 200 or (response.length is None and not response.chunked):
                 raise other_answer(what)
+            if (response.length or 0) > most_bytes:
+                raise too_long(what, most_bytes)
             found = bytearray()
-            while block := response.read(_BLOCK_BYTES):
+            # The server may state any length, or none in a chunked answer.
+            while block := response.read(min(_BLOCK_BYTES, most_bytes + 1 - len(found))):
                 found += block
-                if response.chunked and len(found) > MAX_ANSWER_BYTES:  # a chunked answer does not state its length
-                    raise other_answer(what)
+                if len(found) > most_bytes:
+                    raise too_long(what, most_bytes)
             if response.length:
                 raise TransientError(f"the answer for {what} was cut off")
             return found
@@ -96,7 +99,7 @@ class S3Bucket(S3Requests):
             headers["if-none-match"] = "*"
         elif condition is not None and condition.version is not None:
             if not (condition.version.isascii() and condition.version.isprintable()):
-                raise other_answer(self._what("PUT", key))  # the version comes from the server's answer
+                raise other_answer(self._what("PUT", key))  # an S3 server sends no such version
             headers["if-match"] = condition.version
         request = Request(method="PUT", key=key, query={}, headers=headers, body=data)
         return self._call(request, until_s, most_tries=1).headers.get("ETag", "")
@@ -104,30 +107,28 @@ class S3Bucket(S3Requests):
     def upload(
         self,
         key: str,
-        source: Path | Content,
-        size_bytes: int,
+        source: OpenFile | Content,
         *,
         fence: Callable[[], None] | None,
         progress: Progress | None,
         deadline_s: float | None,
     ) -> None:
         """See `Bucket`; an interrupted upload can be continued."""
-        before = self._head_or_none(key, deadline_s)
+        before, size_bytes = self._head_or_none(key, deadline_s), source.size_bytes
 
         def has_arrived(etag: str) -> bool:
             found = self._head_or_none(key, deadline_s)
             if found is None or found.size_bytes != size_bytes:
                 return False
             version = found.version.strip('"')
-            # If the server makes its ETags in another way than S3, any change of the ETag means that the upload is
-            # complete.
+            # If the server does not compute ETags as S3 does, the expected ETag is unknown. Then any change of the
+            # ETag means that the upload is complete.
             return version == etag or ("-" not in version and (before is None or found.version != before.version))
 
         upload_in_parts(
             self,
             key,
             source,
-            size_bytes,
             has_arrived=has_arrived,
             fence=fence,
             progress=progress,

@@ -63,7 +63,7 @@ class KeySource:
 
     Args:
         fetch: returns the newest keys. It raises OSError or ValueError when there are none.
-        origin: the name of the source of the keys, for messages.
+        origin: what messages call the source of the keys.
     """
 
     def __init__(self, fetch: Callable[[], Keys], origin: str) -> None:
@@ -127,7 +127,7 @@ def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource:
     """The source of the keys.
 
     Args:
-        options: with the keys, if the environment sets them.
+        options: contain the keys, if the environment sets keys.
         environ: the variables of AWS's tools.
     """
     if options.access_key_id and options.secret_access_key:
@@ -173,7 +173,10 @@ def _elements(data: bytes) -> dict[str, str]:
 
 
 def _has_profile(path: Path, profile: str) -> bool:
-    """Whether the file has keys for this profile; True also if it cannot be trusted, so that its use is refused."""
+    """Whether the file has keys for this profile.
+
+    True also for an untrusted file, so that the file is refused later.
+    """
     try:
         return bool(_of_file(path, profile))
     except UntrustedFileError:
@@ -241,7 +244,8 @@ def _of_instance(environ: Mapping[str, str]) -> Keys:
     try:
         token = ask("api/token", "PUT", x_aws_ec2_metadata_token_ttl_seconds="21600")
     except OSError as error:
-        # Not an instance, or its service does not answer pods: another try would not help.
+        # This machine is not an instance, or the service of the instance does not answer pods. Another try would not
+        # help.
         raise PermissionError("no keys are set, and no metadata service of an instance answers") from error
     path = "meta-data/iam/security-credentials/"
     role = ask(path, x_aws_ec2_metadata_token=token).partition("\n")[0]

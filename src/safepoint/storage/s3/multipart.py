@@ -9,14 +9,14 @@ import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
-from pathlib import Path
 
 from safepoint.errors import ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage.failures import changed_in_transit
-from safepoint.storage.s3.requests import FilePart, PartOnServer, S3Requests, UploadId, is_md5, md5_of
+from safepoint.storage.s3.file_parts import FilePart, md5_of
+from safepoint.storage.s3.requests import PartOnServer, S3Requests, UploadId, is_md5
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
-from safepoint.storage.store import WHOLE_BYTES, Content, Progress, check_length
+from safepoint.storage.store import WHOLE_BYTES, Content, OpenFile, Progress, check_length
 
 _MAX_PARTS = 9_000  # S3 allows 10,000
 _NUM_PARTS = 64
@@ -32,7 +32,10 @@ _Parts = Mapping[int, tuple[int, int]]
 
 
 def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
-    """The size of a source's parts; the same in every process, so that another process can continue the upload."""
+    """The size of the parts of a source.
+
+    Every process computes the same size, so that it can continue the upload of another.
+    """
     least = -(-size_bytes // _MAX_PARTS)
     if not is_stream:
         # Large parts are faster on a link with high latency. Small parts lose less when the connection breaks.
@@ -44,8 +47,7 @@ def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
 def upload_in_parts(
     uploads: S3Requests,
     key: str,
-    source: Path | Content,
-    size_bytes: int,
+    source: OpenFile | Content,
     *,
     has_arrived: Callable[[str], bool],
     fence: Callable[[], None] | None,
@@ -58,7 +60,6 @@ def upload_in_parts(
         uploads: the bucket.
         key: within the bucket.
         source: a file or stream of more than one part. A file must not change during the upload.
-        size_bytes: its size.
         has_arrived: takes an ETag, and returns whether the object has this ETag. Called if an earlier request, whose
             answer was lost, may have completed the upload.
         fence: see `Store.upload`.
@@ -68,8 +69,10 @@ def upload_in_parts(
     Raises:
         ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of the writer that replaced this one.
         StorageError: a request was refused, or the source has another size than announced.
-        TransientError: a request failed until the deadline, or what arrived is not what was sent.
+        TransientError: a request failed until the deadline, or the bytes that arrived differ from those that were
+            sent.
     """
+    size_bytes = source.size_bytes
     part_bytes = part_bytes_of(size_bytes, is_stream=isinstance(source, Content))
     starts = range(0, size_bytes, part_bytes)
     parts = {number: (start, min(part_bytes, size_bytes - start)) for number, start in enumerate(starts, 1)}
@@ -98,7 +101,7 @@ def _read_back(uploads: S3Requests, key: str, part: tuple[int, int], md5: bytes,
     """Read a part of the object back and compare its MD5, because the server's ETag is not an MD5.
 
     Raises:
-        TransientError: the part is not what was sent.
+        TransientError: the part differs from what was sent.
     """
     found = hashlib.md5(usedforsecurity=False)
     uploads.get(key, found.update, start=part[0], length=part[1], deadline_s=deadline_s)
@@ -109,7 +112,7 @@ def _read_back(uploads: S3Requests, key: str, part: tuple[int, int], md5: bytes,
 def _send_file(
     uploads: S3Requests,
     key: str,
-    source: Path,
+    source: OpenFile,
     parts: _Parts,
     md5s: dict[int, bytes],
     progress: Progress,
@@ -280,11 +283,11 @@ def _begin_or_continue(
             if etags:
                 continued = upload, etags
             else:
-                # A writer that this one replaced could still complete this upload, and overwrite the new object.
+                # A replaced writer could still complete this upload, and overwrite the new object. So it is aborted.
                 uploads.abort(upload, deadline_s=deadline_s)
     return continued or (uploads.begin(key, deadline_s=deadline_s), {})
 
 
-def _is_of(part: PartOnServer, source: Path, parts: _Parts) -> bool:
+def _is_of(part: PartOnServer, source: OpenFile, parts: _Parts) -> bool:
     start, length = parts.get(part.number, (0, -1))
     return part.size_bytes == length and md5_of(FilePart(source, start, length)).hex() == part.etag

@@ -10,7 +10,6 @@ passing them through Python.
 import base64
 import contextlib
 import functools
-import hashlib
 import http.client
 import os
 import re
@@ -19,8 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
@@ -39,6 +37,7 @@ from safepoint.storage.s3.answers import (
     text_in,
 )
 from safepoint.storage.s3.credentials import Keys, KeySource
+from safepoint.storage.s3.file_parts import FilePart, PartReader
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.s3.signing import encoded_path, encoded_query, signed_headers
 from safepoint.storage.store import Sink, StoredObject
@@ -49,11 +48,11 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _ENCRYPTION = "x-amz-server-side-encryption"
 _RANGE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
 _T = TypeVar("_T")
-_CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _ERROR = re.compile(rb"<Error[\s>]")
-_MAX_LISTED = 2_000_000
-_MAX_LISTED_BYTES = 1 << 30
-"""The most names in a listing, and the most bytes of its pages. So many `StoredObject`s take about 1 GB of memory."""
+MOST_LISTED = 2_000_000
+MOST_LISTED_BYTES = 1 << 30
+"""The limits of a listing: the names, and the bytes of all pages. That many `StoredObject`s take about 1 GB."""
 _LIST_WITHIN_S = 1800.0
 """How long a listing may take."""
 
@@ -96,20 +95,6 @@ class PartOnServer:
     size_bytes: int
 
 
-class FilePart(NamedTuple):
-    """A part of a file.
-
-    Args:
-        path: the file.
-        start: the first byte.
-        size_bytes: the number of bytes.
-    """
-
-    path: Path
-    start: int
-    size_bytes: int
-
-
 class S3Requests:
     """Requests to one bucket.
 
@@ -146,7 +131,7 @@ class S3Requests:
         markers = {"continuation-token": "NextContinuationToken"}
         for item in self._list("", query, markers, "Contents", deadline_s):
             key = item.findtext("Key") or ""
-            if not key.startswith(prefix):  # a hostile server may list others, which a caller would take for its own
+            if not key.startswith(prefix):  # a hostile server may list keys outside the prefix
                 continue
             with refusing_other_answers(self._what("GET", "")):
                 found = StoredObject(
@@ -183,7 +168,7 @@ class S3Requests:
     def _list(
         self, key: str, query: Mapping[str, str], markers: Mapping[str, str], name: str, deadline_s: float | None
     ) -> Iterator[ElementTree.Element]:
-        """The elements called `name` of all pages.
+        """The elements called `name` on all pages of a listing.
 
         `markers`: query parameter that requests the next page → the element of the current page that has its value.
         """
@@ -201,8 +186,8 @@ class S3Requests:
                         element.text = unquote_plus(element.text or "", errors="surrogateescape")
             for element in page.iter(name):
                 num_listed += 1
-                if num_listed > _MAX_LISTED or num_bytes > _MAX_LISTED_BYTES:
-                    count = f"more than {min(num_listed, _MAX_LISTED)} names below {query.get('prefix', key)!r}"
+                if num_listed > MOST_LISTED or num_bytes > MOST_LISTED_BYTES:
+                    count = f"more than {min(num_listed, MOST_LISTED)} names below {query.get('prefix', key)!r}"
                     raise StorageError(
                         f"{what}: there are too many names to list, {count}",
                         hint="use a location that only this run writes to",
@@ -228,7 +213,9 @@ class S3Requests:
         return self._call(request, deadline_s).etag
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
-        """Make one object of the parts. The request is sent once: a second one after a lost answer would fail.
+        """Make one object of the parts.
+
+        The request is sent only once: if its answer was lost, a second request would fail.
 
         Raises:
             ObjectNotFoundError: there is no such upload: it was aborted, or an earlier try completed it.
@@ -243,7 +230,7 @@ class S3Requests:
         self._call(Request(method="POST", key=upload.key, query=query, body=body), deadline_s, most_tries=1)
 
     def abort(self, upload: UploadId, *, deadline_s: float | None) -> None:
-        """Let the server delete an unfinished upload and its parts."""
+        """Make the server delete an unfinished upload and its parts."""
         self._call(Request(method="DELETE", key=upload.key, query={"uploadId": upload.upload_id}), deadline_s)
 
     def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:
@@ -460,19 +447,6 @@ def is_md5(etag: str) -> bool:
     return _MD5.fullmatch(etag) is not None
 
 
-def md5_of(source: bytes | memoryview | FilePart) -> bytes:
-    """The MD5 of bytes, or of a part of a file; of a file that ends earlier, the MD5 up to its end."""
-    if not isinstance(source, FilePart):
-        return hashlib.md5(source, usedforsecurity=False).digest()
-    md5, left = hashlib.md5(usedforsecurity=False), source.size_bytes
-    with source.path.open("rb", buffering=0) as file:
-        file.seek(source.start)
-        while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
-            md5.update(block)
-            left -= len(block)
-    return md5.digest()
-
-
 def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview | FilePart) -> None:
     socket = connection.sock
     if not isinstance(body, FilePart):
@@ -480,16 +454,16 @@ def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview 
             socket.sendall(body[begin : begin + _BLOCK_BYTES])
         return
     start, end = body.start, body.start + body.size_bytes
-    with body.path.open("rb", buffering=0) as file:
-        if os.fstat(file.fileno()).st_size < end:
-            raise StorageError(f"{body.path} became shorter while it was uploaded")
-        if not isinstance(socket, ssl.SSLSocket):
-            socket.sendfile(file, offset=start, count=body.size_bytes)
-            return
-        while start < end:
-            block = os.pread(file.fileno(), min(_BLOCK_BYTES, end - start), start)
-            socket.sendall(block)
-            start += len(block)
+    if os.fstat(body.file.descriptor).st_size < end:
+        raise StorageError(f"{body.file.name} became shorter while it was uploaded")
+    reader = PartReader(body.file.descriptor, start)
+    if not isinstance(socket, ssl.SSLSocket):
+        socket.sendfile(cast("Any", reader), offset=start, count=body.size_bytes)
+        return
+    while block := reader.read(min(_BLOCK_BYTES, end - reader.position)):
+        socket.sendall(block)
+    if reader.position < end:
+        raise StorageError(f"{body.file.name} became shorter while it was uploaded")
 
 
 def refusal(status: int, data: bytes, what: str) -> StorageError:

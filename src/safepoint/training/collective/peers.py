@@ -85,7 +85,7 @@ class Peers:
 
     Args:
         place: this rank among them.
-        timeout_s: how long to wait for a rank that is alive but silent; a dead rank is noticed at once.
+        timeout_s: how long to wait for a rank that runs but does not answer. A dead rank is noticed at once.
 
     Raises:
         PeerError: the ranks could not form a group.
@@ -207,12 +207,12 @@ class Peers:
 
     @contextlib.contextmanager
     def raising_peer_error(self) -> Generator[None]:
-        """Turn errors of the process group, and messages that no rank has sent, into `PeerError`.
+        """Raise `PeerError` for errors of the process group, and for messages that no rank has sent.
 
         The vote, which runs in every step, does not use this context manager, because entering it takes too long.
 
         Raises:
-            PeerError: a rank is gone or does not answer, or a message is not from the rank that it names.
+            PeerError: a rank is gone or does not answer, or a message does not come from the rank that it names.
         """
         try:
             yield
@@ -225,7 +225,7 @@ class Peers:
             raise self.lost("exchange") from error
 
     def lost(self, during: str) -> PeerError:
-        """The error to raise when another rank is gone or silent.
+        """The error to raise when another rank has ended or does not answer.
 
         Args:
             during: what this rank was doing: `start`, `vote` or `exchange`.

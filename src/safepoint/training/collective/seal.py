@@ -21,7 +21,10 @@ class SealError(RuntimeError):
 
 
 class Seal:
-    """Seals and opens the messages of one process group. Every rank takes part in the same exchanges in one order."""
+    """Seals and opens the messages of one process group.
+
+    Every rank takes part in the same exchanges, in the same order.
+    """
 
     def __init__(self) -> None:
         c10d: Any = torch.distributed.distributed_c10d

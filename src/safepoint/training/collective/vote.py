@@ -1,10 +1,10 @@
 """The vote: all ranks stop, save or give up a step at the same point of the loop, or no rank does.
 
 Each optimizer step has one small all-reduce (MAX). It starts while work is left in the step, and its result is read
-when the step ends, so training does not wait for it. The request of one rank is enough. The reduction also carries
-the point of the loop at which each rank votes: if the ranks are at different points, all of them raise an error
-instead of saving different steps. It also carries how long a step takes, so that all ranks agree on where in the step
-to vote.
+when the step ends, so training does not wait for it. If one rank requests something, all ranks do it. The reduction
+also carries the point of the loop at which each rank votes: if the ranks are at different points, all of them raise
+an error instead of saving different steps. And the reduction carries how long a step takes, so that all ranks agree
+on the point in the step at which they vote.
 """
 
 from typing import NamedTuple
@@ -113,10 +113,10 @@ class Vote:
         )
 
     def collect(self) -> Decision:
-        """Wait for the vote in progress and return its outcome; without such a vote, an empty decision.
+        """Wait for the vote in progress and return its outcome; if no vote is in progress, an empty decision.
 
         Raises:
-            PeerError: a rank is gone, silent, or at another point of the loop.
+            PeerError: a rank has ended, does not answer, or is at another point of the loop.
         """
         if self._running is None:
             return Decision()
@@ -126,7 +126,8 @@ class Vote:
         if most_steps != -least_steps or most_votes != -least_votes:
             raise PeerError(
                 f"the ranks are at different points of the training loop (steps {-least_steps} and {most_steps}, "
-                f"votes {-least_votes} and {most_votes}); rank {self._peers.place.rank} ends and nothing is saved",
+                f"after {-least_votes} and {most_votes} exchanges between the ranks); rank {self._peers.place.rank} "
+                "ends and nothing is saved",
                 hint="every rank must run the same number of steps and evaluations",
             )
         return Decision(

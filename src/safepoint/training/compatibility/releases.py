@@ -18,12 +18,12 @@ _log = logging.getLogger("safepoint")
 def check_release(name: str, *, version: str | None = None, warns: bool = True) -> None:
     """Warn about a release that is newer than the newest known one, and refuse one that is too old.
 
-    Whether a newer release of transformers has the methods and attributes that Safepoint needs is checked where they
-    are overridden (`integrations/transformers/hook.py`).
+    This function does not check whether a newer release of transformers has the methods and attributes that Safepoint
+    needs: `integrations/transformers/hook.py` does.
 
     Args:
         name: of the package, which is imported.
-        version: of the package; None for that of the installed one.
+        version: of the package; None for the version that is installed.
         warns: whether to warn; one rank is enough.
 
     Raises:

@@ -2,7 +2,7 @@
 
 | releases | difference | here |
 |---|---|---|
-| below 2.13 | torch elastic's agent gives ranks 30 s to end, and no option changes that | `PatientAgent` |
+| 2.9 to 2.11 | torch elastic's agent gives ranks 30 s to end, and no option changes that | `PatientAgent` |
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright knows no type for overriding or calling them.

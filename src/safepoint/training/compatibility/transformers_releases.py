@@ -3,7 +3,7 @@
 | releases | difference | here |
 |---|---|---|
 | below 5.3 | the loop of the Trainer is one method | `split_loop` |
-| below 5.0 | no module `conversion_mapping`; `save_pretrained` renames by a table of the model | `is_converted` |
+| below 5.0 | no `conversion_mapping`; `save_pretrained` renames weights by a table in the model | `is_converted` |
 | below 5.0 | `save_safetensors=False` writes pickles | `writes_safetensors` |
 | below 5.1 | no `enable_jit_checkpoint` | `arguments.py` reads it with a default |
 """
@@ -23,11 +23,13 @@ _LOOP = "_inner_training_loop"
 def split_loop(module: ModuleType) -> None:
     """Give an older Trainer the methods into which later releases have split its loop.
 
-    Those releases have one method, `_inner_training_loop`. It is compiled again from its own source, with these
-    changes. Everything else is as it was, also the numbers of the lines in a traceback.
+    In the older releases, the loop is one method, `_inner_training_loop`. This function compiles that method again
+    from its own source, with the changes below. Everything else stays as it was, also the line numbers in a
+    traceback.
 
     - The loss since the last log line is the attribute `_tr_loss`, and not a local variable.
-    - `_init_training_state(epochs, batches)` returns the position in the data at which the epochs begin.
+    - `_init_training_state(epochs, batches)` returns the epoch, and the batch in this epoch, at which training
+      starts.
     - `_run_epoch(train_dataloader=…, epoch=…)` is called after `on_epoch_begin`. If it returns False, the epochs end.
     - `_finalize_training(trial, num_train_samples, start_time, finish)` is called after the last epoch; `finish` is
       the rest of the method, and takes the same three arguments.
@@ -96,7 +98,7 @@ def _rewrite(function: ast.FunctionDef) -> None:
     """Make the changes of `split_loop`.
 
     Raises:
-        ValueError: a place was not found, or twice.
+        ValueError: a place to change was not found, or was found more than once.
     """
     _Loss().visit(function)
     epochs = _only(
@@ -146,7 +148,7 @@ def _calls(statement: ast.stmt, method: str) -> bool:
 
 
 def is_converted(model: Any) -> bool:
-    """Whether transformers may write other names than the model's."""
+    """Whether transformers may save weights of this model under other names than the model gives them."""
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):

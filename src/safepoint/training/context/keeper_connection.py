@@ -1,4 +1,7 @@
-"""This rank's connection to its node's keeper. If the keeper dies, the rank connects to the new keeper."""
+"""This rank's connection to its node's keeper, the process that writes snapshots to disk.
+
+If the keeper dies, the rank connects to the new keeper.
+"""
 
 import hashlib
 import logging
@@ -128,7 +131,10 @@ def _key_for(place: Place, job_secret: bytes | None) -> str:
 
 
 def _unique_id(pid: int) -> str:
-    """A text that identifies a process: it differs from that of a process with this pid in another pod, or before."""
+    """A text that identifies a process.
+
+    A process with the same pid in another pod, or at another time, has another text.
+    """
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         started = (

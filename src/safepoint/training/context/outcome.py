@@ -1,8 +1,8 @@
 """The progress and the end of a rank's run: the last step, the last saved step, and the exit code.
 
 One object holds all of this, because any of three threads can end the run: the thread of the training loop, the one
-that watches signals, and the one that receives messages from the keeper. The thread that ends the run first decides
-the exit code.
+that watches signals, and the one that receives messages from the keeper (the process that writes snapshots to disk).
+The first thread that ends the run decides the exit code.
 """
 
 import contextlib
@@ -88,7 +88,9 @@ class Outcome:
             raise self.interrupted
 
     def training_begins(self, step: int, *, is_saved: bool) -> None:
-        """Record that a training begins. Saves of an earlier training of this process do not count for it.
+        """Record that a training begins.
+
+        Saves of an earlier training of this process do not count as saves of this one.
 
         Args:
             step: optimizer steps done before the training begins.
@@ -148,15 +150,15 @@ class Outcome:
     def require_saved_end(self) -> None:
         """Wait for the uploads of this rank, and check that all is saved; called if no launcher started the rank.
 
-        All ranks call it when a training has ended. For an unsaved last step only the first rank raises an error: if
-        another rank ended with an error, it could end the first rank while that still waits for its uploads.
+        All ranks call it when a training has ended. For an unsaved last step only the first rank raises an error. If
+        another rank ended with an error, torchrun could end the first rank while that still waits for its uploads.
 
         Raises:
             StorageError: on the first rank, if the last step could not be saved; on a rank with an uploader, if
                 uploads have failed for good.
         """
         unsaved_end = self.unsaved_end
-        self.unsaved_end = ""  # so that a program that catches the error and trains again gets the error only once
+        self.unsaved_end = ""  # a program that catches the error and trains again gets it only once
         self._uploads.require_complete()
         if unsaved_end and self._place.is_first:
             raise StorageError(unsaved_end)

@@ -24,7 +24,7 @@ class Outputs:
         """Record that a training of this process writes into `folder`.
 
         Raises:
-            UsageError: an earlier training of this process has written into it; `hint` says what to do.
+            UsageError: an earlier training of this process has written into the folder; `hint` says what to do.
         """
         if self.contains(folder):
             raise UsageError(
@@ -42,7 +42,7 @@ class Outputs:
         return not self._folders
 
     def set_store(self, folder: Path, location: Location) -> None:
-        """Note that checkpoints of `folder` are uploaded to `location`."""
+        """Record that checkpoints of `folder` are uploaded to `location`."""
         self._stores[folder.absolute()] = location
 
     def store_of(self, folder: str | Path) -> Location | None:

@@ -31,8 +31,10 @@ class Reporter:
         self._shared_stream: Path | None = None
         self._events = self._log_to(None)
         self.warns_for_node = False
-        """Whether to report this rank's warnings even if it is not the first rank. With several output folders, true
-        on the owner of each folder (see `Folders`)."""
+        """Whether to report this rank's warnings even if it is not the first rank.
+
+        With several output folders, this is True on the owner of each folder (see `Folders`).
+        """
 
     def write_to(self, stream: Path) -> None:
         """From now on write events to `stream` too."""
@@ -41,7 +43,7 @@ class Reporter:
             deliver_pending_events(self._folder, stream)  # only to this stream: the launcher has logged them already
 
     def share_stream(self, stream: Path) -> None:
-        """From now on write to `stream` also the launcher's events, and the signals that this rank receives.
+        """From now on, also write the launcher's events, and the signals that this rank receives, to `stream`.
 
         Every rank calls this when the start has succeeded.
         """

@@ -1,4 +1,4 @@
-"""Signals of one rank: flags for the training loop, and a watch thread for what the loop cannot do.
+"""Signals of one rank: flags that the training loop reads, and a watch thread that acts when the loop cannot.
 
 - A handler only sets a flag, and calls the handler that was installed before.
 - In the training loop, a second SIGINT ends the process at once.
@@ -29,7 +29,8 @@ class Termination:
 
     Args:
         within_s: seconds from a stop request until the process must have ended.
-        original: returns the signal behind a signal. The launcher answers Ctrl-C with SIGTERM to its ranks.
+        original: maps a signal of this process to the signal that the launcher received. At Ctrl-C, the launcher
+            sends SIGTERM to its ranks; `original(SIGTERM)` is then SIGINT.
     """
 
     def __init__(self, *, within_s: float, original: Callable[[int], int] = lambda number: number) -> None:
@@ -71,20 +72,21 @@ class Termination:
         self._on_deadline = on_deadline
         for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
-        # The interpreter writes the signal's number here even while the main thread is stuck in C code.
+        # The interpreter writes the signal's number to this pipe even while the main thread is stuck in C code.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._reset_in_child)
         threading.Thread(target=self._watch, name="safepoint-termination", daemon=True).start()
 
     def enter_training(self, check_step: Callable[[], float | None]) -> None:
-        """Note that the training loop begins, which reacts to stop requests from now on.
+        """Record that the training loop has begun. From now on, the loop reacts to stop requests.
 
         This class's handlers replace those that the script has installed, and call them.
 
         Args:
-            check_step: called on the watch thread after a stop request. It may let the keeper end the process in the
-                running step. It returns the seconds until the next call, or None if only a further signal requires
-                one.
+            check_step: called on the watch thread after a stop request. If the running step cannot be finished in
+                time, the function may have the keeper (the process that writes snapshots to disk) save an earlier
+                snapshot and end this process. It returns the seconds until the next call, or None if only a further
+                signal requires a call.
         """
         for number in _SIGNALS:
             current = signal.getsignal(number)
@@ -101,7 +103,7 @@ class Termination:
             signal.signal(number, self._handle)
 
     def leave_training(self) -> None:
-        """Note that the training loop has ended, and restore the handlers of the script."""
+        """Record that the training loop has ended, and restore the handlers of the script."""
         self._in_training = False
         self._check_at_s = _NEVER_S
         for number, handler in self._chained.items():
@@ -175,7 +177,8 @@ class Termination:
 
     def _answer(self, number: int) -> None:
         if self._in_training:
-            # The main thread may be inside a long C call, in which no Python handler runs.
+            # The main thread may be inside a long C call, in which no Python handler runs. So this thread reacts to
+            # the signal.
             self.stop_signal = self.stop_signal or self._original(number)
             self.begin_stop()
         elif number == signal.SIGTERM and signal.getsignal(number) == self._handle:

@@ -1,5 +1,8 @@
-"""A rank's uploads: the uploader's process, what is missing in the object store, and whether the run stops because
-uploads fail."""
+"""A rank's uploads to the object store.
+
+The module starts the uploader's process, and finds out what is missing in the object store, and whether the run stops
+because uploads fail.
+"""
 
 import contextlib
 import json
@@ -28,7 +31,7 @@ _FORGET_AFTER_S = 600.0
 
 
 class Uploader:
-    """The uploader process of one training; it is started again if it dies.
+    """The uploader process of one training. A process that dies is started again.
 
     Args:
         plan: what to upload, and where to.
@@ -43,7 +46,7 @@ class Uploader:
         self._deaths_s: list[float] = []
         self._result: bool | None = None
         self.newest_only = True
-        """Whether `finish` was asked for the newest checkpoint only; also True before it is called."""
+        """Whether `finish` was called for the newest checkpoint only. Also True before the first call of `finish`."""
         self._check_at_s = 0.0
 
     def failure(self) -> str | None:
@@ -140,21 +143,21 @@ class Uploads:
         self.uploader = Uploader(plan)
 
     def close_training(self) -> None:
-        """Before a further training: wait for the previous one's uploader, and note whether files are missing."""
+        """Before a further training: wait for the previous one's uploader, and record whether files are missing."""
         if not self.finish(newest_only=False):
             self._missing_before = self._missing_before or self._unfinished
         self._missing_before = self._missing_before or self._final_missing
         self._training_end = self._final_missing = None
 
     def training_ended(self, end: TrainingEnd) -> None:
-        """Note that the training has ended. A model that the script saves from now on becomes its final model."""
+        """Record that the training has ended. A model that the script saves from now on becomes the final model."""
         self._training_end = end
 
     def final_model_missing(self, reason: str) -> None:
-        """Note that the final model is not in the object store.
+        """Record that the final model is not in the object store.
 
         Args:
-            reason: why, and what to do.
+            reason: why it is not there, and what to do.
         """
         self._final_missing = reason
 
@@ -240,7 +243,8 @@ class Uploads:
 
 
 def _start(plan: UploaderPlan) -> "subprocess.Popen[bytes]":
-    # In a session of its own, the uploader is not killed when a launcher kills this rank's process group.
+    # The uploader gets a session of its own, so that it is not killed when a launcher kills this rank's process
+    # group.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "safepoint.checkpoint.remote.uploader_process", plan_text(plan)],
         stdin=subprocess.PIPE,

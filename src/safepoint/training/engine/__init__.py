@@ -5,7 +5,7 @@ boundary          what happens between two steps and at the end; start reading h
 agreement         the votes of the ranks, and whether a step can still be finished
 deadline          gives up a step that would end too late
 saves             chooses between `snapshots` and `synchronous_save`
-snapshots         saves through the keeper
+snapshots         saves through the keeper, the process of each node that writes snapshots to disk
 synchronous_save  saves without the keeper
 scratch           the folder in which a framework's save routine runs
 save_clock        when a periodic checkpoint is due

@@ -1,10 +1,12 @@
 """What the ranks have agreed on in one training, and whether a step can still be finished.
 
-A decision is never taken back: a stop that was received in an evaluation still holds at the next boundary.
+A decision is never withdrawn: a stop that was received in an evaluation is still in effect at the next boundary (the
+point between two optimizer steps).
 
-If the vote starts just before the optimizer steps, it takes effect in the step in which a signal arrives. But the
-optimizer of a small model is faster than the vote, and the step would wait for the vote. So while steps are short,
-the vote starts with the step, and a signal may take effect one step later (docs/adr/0002).
+If the vote (one small all-reduce in each step) starts just before the optimizer steps, it takes effect in the step in
+which a signal arrives. But the optimizer of a small model is faster than the vote, and the step would wait for the
+vote. So while steps are short, the vote starts with the step, and a signal may take effect one step later
+(docs/adr/0002).
 """
 
 from safepoint.foundation import clock
@@ -27,7 +29,7 @@ class Agreement:
     Args:
         termination: the signals of this rank.
         peers: all ranks.
-        hold: says whether the ranks are to wait after a requested save. Only the first rank's hold counts.
+        hold: says whether the ranks are to wait after a requested save. Only the `hold` of the first rank is used.
     """
 
     def __init__(self, termination: Termination, peers: Peers, hold: Hold | None = None) -> None:
@@ -78,11 +80,11 @@ class Agreement:
         return latest.hold and not self.decision.stop
 
     def save_done(self) -> None:
-        """Note that the save that was requested, or due, has been handled."""
+        """Record that the save that was requested, or due, has been handled."""
         self.decision = self.decision._replace(save=False, is_due=False, hold=False)
 
     def step_begins(self, step: int) -> None:
-        """Note that the first micro-batch of a step starts. Start a vote, if steps are short.
+        """Record that the first micro-batch of a step starts. Start a vote, if steps are short.
 
         Args:
             step: optimizer steps done.
@@ -93,7 +95,7 @@ class Agreement:
             self.exchange(step)
 
     def gradients_complete(self, step: int) -> None:
-        """Note that the optimizer steps next. Start a vote, if steps are long.
+        """Record that the optimizer steps next. Start a vote, if steps are long.
 
         Args:
             step: optimizer steps done.
@@ -103,7 +105,7 @@ class Agreement:
             self.exchange(step)
 
     def step_ends(self) -> None:
-        """Note that the optimizer is done. Receive the result of the step's last vote."""
+        """Record that the optimizer is done. Receive the result of the step's last vote."""
         self._step_ms = max(1, round(1000 * (clock.monotonic_s() - self._step_started_s)))
         self.receive()
 
@@ -112,11 +114,11 @@ class Agreement:
         return max(0.0, self._step_ms / 1000 - (clock.monotonic_s() - self._step_started_s))
 
     def boundary_ends(self) -> None:
-        """Note that log line, evaluation and save of a step are done. The next step is timed from now."""
+        """Record that log line, evaluation and save of a step are done. The next step is timed from now."""
         self._step_started_s = clock.monotonic_s()
 
     def micro_step_ends(self) -> None:
-        """Note that a micro-batch is done, and measure how long it took."""
+        """Record that a micro-batch is done, and measure how long it took."""
         now_s = clock.monotonic_s()
         took_s = now_s - self._micro_started_s
         self._micro_started_s = now_s

@@ -1,4 +1,7 @@
-"""What every training loop does between two optimizer steps and after the last: vote, save, leave, in this order.
+"""What every training loop does between two optimizer steps, and after the last step: vote, save, leave.
+
+The point between two steps is called a boundary. The vote is a small all-reduce, in which all ranks learn of
+requests.
 
 A loop only reports its position. This module decides when to save, how to save, and what to do on a stop request.
 """
@@ -31,7 +34,7 @@ from safepoint.training.outcome.hold import Held, Hold
 from safepoint.training.start.start import Start
 
 _HOLD_LOOK_S = 0.1
-"""Seconds between two votes of ranks that wait. A stop request is noticed within this time."""
+"""Seconds between two votes of ranks that wait after a requested save. A stop request is noticed within this time."""
 
 
 class Boundary:
@@ -121,7 +124,7 @@ class Boundary:
         )
 
     def loop_begins(self) -> None:
-        """Note that the model is loaded and the loop begins. From now on a signal leads to a save."""
+        """Record that the model is loaded and the loop begins. From now on, a signal leads to a save."""
         self._context.outcome.reached(self._loop.step)
         self._hold.ends()  # deletes the report (`Held`) of earlier ranks that were killed while they waited
         self.snapshots.begin_loop()
@@ -130,7 +133,7 @@ class Boundary:
     # ---- between two steps --------------------------------------------------------------------------------------
 
     def step_ends(self) -> None:
-        """Note that the optimizer has stepped. Receive the result of the vote, and check saves and uploads."""
+        """Record that the optimizer has stepped. Receive the result of the vote, and check saves and uploads."""
         self._context.outcome.step_done(self._loop.step)
         self.agreement.step_ends()
         self._context.progress.step_ends()
@@ -199,6 +202,7 @@ class Boundary:
         """
         context, output = self._context, self._setup.output
         self.saves.finish()
+        self.saver.close_parts(step)  # the request waits for the upload, and the callbacks wait for the request
         location = str(self._setup.location or "")
         is_saved = context.outcome.saved_step == step
         self._hold.begins(Held(step=step, is_saved=is_saved, folder=str(output.root.absolute()), location=location))
@@ -209,8 +213,11 @@ class Boundary:
         self._hold.ends()
 
     def snapshot_if_due(self) -> None:
-        """Take a snapshot of this boundary, if one is due. It stays in memory until the training stops or fails, and
-        then becomes a checkpoint, unless a newer state is saved."""
+        """Take a snapshot of this boundary, if one is due.
+
+        The snapshot stays in memory. When the training stops or fails, it becomes a checkpoint, unless a newer state
+        is saved.
+        """
         snapshots = self.snapshots
         if self._cadence.is_due(
             step=self._loop.step,
@@ -221,7 +228,7 @@ class Boundary:
             snapshots.take(Trigger.PERIODIC, self._loop.write, is_requested=False)
 
     def ends(self) -> None:
-        """Note that the boundary is done. The next step is timed from now."""
+        """Record that the boundary is done. The next step is timed from now."""
         self.agreement.boundary_ends()
         self._context.progress.boundary_ends()
 

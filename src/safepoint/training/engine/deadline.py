@@ -15,7 +15,7 @@ class Deadline:
     Args:
         context: knows how much time is left, and which step is running.
         agreement: knows how long steps take.
-        snapshots: has the newest snapshot, and knows how long it takes to make that durable.
+        snapshots: has the newest snapshot, and knows how long it takes to make the snapshot durable.
     """
 
     def __init__(self, context: RankContext, agreement: Agreement, snapshots: Snapshots) -> None:
@@ -27,7 +27,7 @@ class Deadline:
         self._reported = ""
 
     def check(self) -> float | None:
-        """If the running step cannot be finished in time, let the keeper commit the newest snapshot instead.
+        """If the running step cannot be finished in time, have the keeper commit the newest snapshot instead.
 
         Returns:
             Seconds until the next check; None for no further check.

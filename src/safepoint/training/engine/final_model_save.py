@@ -174,7 +174,7 @@ def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
     """The parts of the ranks on the first node, where the final model is stored; other nodes may have equal files.
 
     Raises:
-        SaveError: another node has a file that the first node lacks, or has with other content.
+        SaveError: another node has a file that the first node lacks, or whose content differs on the first node.
     """
     here = [part for part in parts if part.node == 0]
     known = {entry for part in here for entry in part.files}
@@ -253,14 +253,14 @@ class FinalUpload:
         for file in self._large:
             self._destination.put(SourceFile(file.path, self._leader.content_of(file)), self._progress)
         for path, _ in small:
-            self._destination.put(SourceFile(path, self._small / path), self._progress)
+            self._destination.put(SourceFile(path, self._small / path, below=self._small), self._progress)
         self._leader.check()
         manifest = describe(self._destination.entries)
         commit(self._destination, manifest)
         return manifest
 
     def _progress(self, num_bytes: int) -> None:
-        """Note the time if there is progress. Bytes that an earlier try had already sent are not progress."""
+        """Record the time if there is progress. Bytes that an earlier try has already sent are not progress."""
         self._sent_bytes += num_bytes
         if self._sent_bytes > self._most_bytes:
             self._most_bytes = self._sent_bytes

@@ -31,7 +31,7 @@ class TrainingLoop(Protocol):
 
     @property
     def written_fraction(self) -> float:
-        """The fraction of model and optimizer that this rank writes, from 0 to 1."""
+        """The fraction of the model and the optimizer that this rank writes, from 0 to 1."""
         ...
 
     @property

@@ -8,8 +8,8 @@ The best interval between checkpoints that stall training for δ seconds, where 
 
 (J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
 Systems 22, 2006; the first factor is from J. W. Young, Communications of the ACM 17, 1974). δ is measured. M is
-estimated from the run's own history and an assumed loss after four hours:
-M = (4 h + time trained) / (1 + losses). A stop with a checkpoint of the last step loses nothing and does not count.
+estimated from the run's own history and an assumed loss after four hours: M = (4 h + time trained) / (1 + losses). A
+stop with a checkpoint of the last step loses nothing, and is not counted as a loss.
 """
 
 import math
@@ -95,7 +95,7 @@ class SaveClock:
         return True
 
     def saved(self, *, stall_s: float | None, writing_s: float | None) -> None:
-        """Note that a save was started or postponed, whatever its trigger. The next interval begins now.
+        """Record that a save was started or postponed, whatever its trigger. The next interval begins now.
 
         Args:
             stall_s: seconds that the save has stalled training so far; None if it was postponed.

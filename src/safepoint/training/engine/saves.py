@@ -1,4 +1,7 @@
-"""The saves of one training: through the keeper where possible, otherwise synchronous."""
+"""The saves of one training: through the keeper where possible, otherwise synchronous.
+
+The keeper is the process of each node that writes snapshots to disk while the training continues.
+"""
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import Trigger
@@ -32,7 +35,7 @@ class Saves:
         self._snapshots = snapshots
         self._saver = saver
         self.step: int | None = None
-        """The newest step that was saved or handed to the keeper; a step is not counted once its save has failed."""
+        """The newest step that was saved or handed to the keeper, except for steps whose save has failed."""
         self.pending_step: int | None = None
         """The step that was handed to the keeper and that `finish` has not waited for yet."""
         self.requested: Trigger | None = None
@@ -42,7 +45,7 @@ class Saves:
             agreement.save_clock = SaveClock(setup.context.settings.save_every, lambda: read_losses(events))
 
     def check(self) -> None:
-        """Check, without waiting, whether the keeper's save has ended, and note its outcome."""
+        """Check, without waiting, whether the keeper's save has ended, and record its outcome."""
         outcome = self._snapshots.poll()
         if outcome is None:
             return
@@ -113,15 +116,19 @@ class Saves:
                 self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
-        """Let the keeper commit the snapshot of `step`. Returns whether its commit is requested, by this call or an
-        earlier one."""
+        """Have the keeper commit the snapshot of `step`.
+
+        Return whether the commit is requested, by this call or an earlier one.
+        """
         if self._snapshots.commit_taken(step, Trigger.JIT):
             self.step = self.pending_step = step
         return self.pending_step == step
 
     def finish(self) -> None:
-        """Wait until the step that was handed to the keeper is saved. If its save fails and no step followed, save
-        that step synchronously."""
+        """Wait until the step that was handed to the keeper is saved.
+
+        If the save fails, and the training has not gone on to a further step, save the step synchronously.
+        """
         step, self.pending_step = self.pending_step, None
         # True on all ranks or on none: `pending_step` does not depend on when a keeper's answer arrives.
         if step is None:

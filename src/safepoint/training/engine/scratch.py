@@ -31,7 +31,9 @@ class Scratch:
         """Turns what a save routine writes into images."""
 
     def ensure(self, keeper: KeeperClient) -> None:
-        """Create the folder if needed, and check its free space. If this process is killed, the keeper removes it.
+        """Create the folder if needed, and check its free space.
+
+        If this process is killed, the keeper (the process that writes snapshots to disk) removes the folder.
 
         Raises:
             OSError: there is no room for small files.
@@ -43,7 +45,7 @@ class Scratch:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def let_keeper_remove(self, keeper: KeeperClient) -> None:
-        """Let the keeper remove the folder, if it exists, when this process has ended."""
+        """Have the keeper remove the folder, if it exists, when this process has ended."""
         if self._path is not None:
             keeper.send(RemoveAtExit(folder=str(self._path)))
 

@@ -1,4 +1,6 @@
-"""Saves as snapshots: captured at a boundary, copied during the next step, made durable by the keeper.
+"""Saves as snapshots: captured at a boundary (the point between two steps), and copied during the next step.
+
+Then the keeper, the process of each node that writes snapshots to disk, makes them durable.
 
 The ranks agree on each stage of a save by a small reduction: either all of them take a snapshot, or none does. In the
 latter case the save waits for a later boundary, or is done by `SynchronousSave`.
@@ -62,7 +64,7 @@ class Snapshots:
         self._is_shared = setup.start.folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
-        """The step that the keeper was asked to save, until this rank has noted the outcome; otherwise None."""
+        """The step that the keeper was asked to save, until this rank has recorded the outcome; otherwise None."""
         self.taken_step: int | None = None
         """The newest step with a snapshot in memory."""
         self._costs_s: deque[float] = deque(maxlen=3)
@@ -198,7 +200,7 @@ class Snapshots:
         return agreed
 
     def _save_begins(self, step: int, started_s: float) -> None:
-        """Note that the keeper has received the request to save `step`, and that the outcome is pending."""
+        """Record that the keeper has received the request to save `step`, and that the outcome is pending."""
         self.pending, self._handed_s = step, started_s
         self._pending_time, self._pending_stall_s = self._taken_time, self._taken_stall_s
         self._pending_facts = self._taken_facts
@@ -327,7 +329,7 @@ class Snapshots:
         if outcome is None and keeper.is_alive:
             return None
         if outcome is None:
-            # Without this, the keepers of other nodes would go on waiting for this node's part.
+            # Otherwise, the keepers of other nodes would go on waiting for this node's part.
             publish_no_part(self._pending_facts, "its keeper died")
             outcome = Outcome(step=self.pending, error="the keeper died while it was writing the snapshot")
             self._context.reporter.report(
@@ -359,7 +361,9 @@ class Snapshots:
         return outcome
 
     def finish(self, step: int) -> bool:
-        """Wait for the save of `step`, at most until the deadline. Returns whether all ranks know that it is durable.
+        """Wait for the save of `step`, at most until the deadline.
+
+        Return whether all ranks know that the save is durable.
 
         Raises:
             PeerError: a rank is gone.

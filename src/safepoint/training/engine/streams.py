@@ -104,7 +104,7 @@ def _send(peers: Peers, streams: Streams, requested: WeightRange) -> str:
 class Leader:
     """The first rank's side: runs work, such as an upload, on a thread.
 
-    It asks the other ranks for the bytes that the work reads. The other ranks call `follow`.
+    The leader asks the other ranks for the bytes that the work reads. The other ranks call `follow`.
 
     Args:
         peers: all ranks.

@@ -1,6 +1,7 @@
-"""Saves that training waits for: all ranks together write them into a working folder and commit them.
+"""Saves for which the training waits: all ranks together write the files into a working folder and commit them.
 
-A failed save leaves no files. It is reported, and it is a failure on every rank.
+The keeper, the process that writes snapshots to disk, takes no part. A failed save leaves no files. It is reported,
+and every rank treats it as failed.
 """
 
 import contextlib
@@ -108,7 +109,8 @@ class SynchronousSave:
             return manifest
         node = self._folders.index
         paths = tuple(sorted(entry.path for part in parts if part.node == node for entry in part.files))
-        return NodePart(node=node, num_nodes=self._folders.count, paths=paths, manifest=manifest, is_open=True)
+        is_open = self._setup.loop.has_callbacks
+        return NodePart(node=node, num_nodes=self._folders.count, paths=paths, manifest=manifest, is_open=is_open)
 
     def _on_owners(self, work: Callable[[], _T]) -> list[_T]:
         """Call `work` on the rank that owns each folder (see `Folders`); a collective call.
@@ -131,14 +133,24 @@ class SynchronousSave:
             raise SaveError(problem)
         return [cast("_T", result) for result, _ in outcomes]
 
+    def close_parts(self, step: int) -> None:
+        """Let the nodes upload their parts of this step's save although the callbacks have not been called yet.
+
+        Files that the callbacks add later are added to the manifest then. Does nothing if the keeper has saved the
+        step, or the nodes share a folder. All ranks call it.
+        """
+        is_saved_here = self._newest is not None and self._newest[1].step == step
+        if is_saved_here and not self._folders.is_shared and self._setup.loop.has_callbacks:
+            self.adopt_added_files()
+
     def adopt_added_files(self) -> None:
         """Add the files that callbacks of any rank have written into the newest checkpoint to its manifest."""
         self._peers.gather(None)  # wait until the callbacks of all ranks have written their files
         try:
             found = self._on_owners(self._find_added_files)
             added = [entry for entries in found for entry in entries]
-            # With several folders, each node's record was written as open. Even if no file was added, it is written
-            # again to close it.
+            # With several folders, the record of each node was written as open (`NodePart.is_open`). The record is
+            # written again to close it, even if no file was added.
             if added or not self._folders.is_shared:
                 self._on_owners(lambda: self._name_added_files(added, found[self._folders.index]))
         except SaveError as error:
@@ -176,7 +188,7 @@ class SynchronousSave:
             return RankPart(rank=rank, error=f"rank {rank}: {type(error).__name__}: {error}")
 
     def set_newest(self, path: Path) -> None:
-        """Note that the keeper has committed the checkpoint at `path`, which is the newest one."""
+        """Record that the keeper has committed the newest checkpoint, the one at `path`."""
         with contextlib.suppress(ManifestError):
             self._newest = (path, read_manifest(path))
 
@@ -185,4 +197,12 @@ class SynchronousSave:
         if self._folders.is_owner:
             limit, protected = self._setup.loop.retention()
             policies = parse_policies(self._context.settings.keep, limit)
-            prune(self._setup.output, policies, self._context.reporter.report, protected=protected)
+            # What was just saved stays, whatever else is in the folder.
+            newest = () if self._newest is None else (self._newest[1].step,)
+            prune(
+                self._setup.output,
+                policies,
+                self._context.reporter.report,
+                protected={*protected, *newest},
+                run_id=self._setup.start.attempt.run_id,
+            )

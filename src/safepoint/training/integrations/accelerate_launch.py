@@ -1,8 +1,8 @@
 """Makes `accelerate launch` in a rank run the script in this process, and start no further processes.
 
-The launcher of Safepoint has started the ranks already. Otherwise `accelerate launch` works as usual: it reads its
-options and its configuration file, and passes them to the script in variables (`ACCELERATE_MIXED_PRECISION`, …).
-TRL's command `trl sft …` starts its scripts in the same way.
+It starts no processes, because the launcher of Safepoint has started the ranks already. In all other respects,
+`accelerate launch` works as usual: it reads its options and its configuration file, and passes them to the script in
+variables (`ACCELERATE_MIXED_PRECISION`, …). TRL's command `trl sft …` starts its scripts in the same way.
 """
 
 import copy

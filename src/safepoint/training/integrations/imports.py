@@ -15,12 +15,13 @@ class _HookedLoader(importlib.abc.Loader):
         self._hooks = hooks
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module must look unpatched: pickling and `inspect` use its loader.
+        # The module must look as if it were not hooked: pickling and `inspect` use its loader.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        # The hooks are removed only now. So after a mere `find_spec` or a failed import, they run at the next import.
+        # The hooks are removed only now, so that they still run at the next import if there was only a `find_spec` or
+        # a failed import before.
         for hook in self._hooks.pop(module.__name__, []):
             hook(module)
 

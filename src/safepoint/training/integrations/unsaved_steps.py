@@ -28,7 +28,7 @@ def install(context: RankContext) -> None:
                     "has begun: nothing of this training is saved"
                 )
 
-        # The hook stays installed: torch's list of hooks must not change while torch runs the hooks.
+        # The hook is not removed here, because torch's list of hooks must not change while torch runs the hooks.
         optimizers.register_optimizer_step_pre_hook(before_step)
 
     after_import("torch.optim.optimizer", watch)

@@ -1,9 +1,10 @@
 """torch elastic's agent, adapted to Safepoint's exit codes and stop requests.
 
 It is torch's `LocalElasticAgent` with four differences. The agents of all nodes exchange stop requests. When torch
-elastic ends ranks, it kills them no sooner than after the platform's grace period, even if that is longer than its
-default of 30 s. Ranks that Safepoint ended are not restarted. And a program that fails at its first start, before its
-first step, is not restarted, because it would fail in the same way.
+elastic ends ranks, it waits for the platform's grace period before it kills them, even if this period is longer than
+torch elastic's default of 30 s. Ranks that Safepoint ended are not restarted. And if the program fails in the first
+start of the ranks, before any step, the ranks are not restarted, because the program would fail in the same way
+again.
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright knows no type for overriding or calling them.
@@ -124,7 +125,8 @@ class SafepointAgent(PatientAgent):
         config: torch elastic's launch configuration.
         settings: the options of the run, with the folder for the ranks' records.
         relay: receives stop requests, and sends signals to the ranks.
-        keeper: the node's keeper. If the keeper dies, the agent starts a new one.
+        keeper: the node's keeper, the process that writes snapshots to disk. If the keeper dies, the agent starts a
+            new one.
         reporter: reports failures and restarts.
         orphans: the processes that ranks leave behind.
     """
@@ -213,8 +215,11 @@ class SafepointAgent(PatientAgent):
             self._reporter.restarting(event)
 
     def _is_final(self, result: RunResult) -> bool:
-        """Whether the ranks must not be restarted: they were asked to stop, Safepoint ended them, or the program
-        failed at its first start before its first step."""
+        """Whether the ranks must not be restarted.
+
+        They are not restarted if they were asked to stop, if Safepoint ended them, or if the program failed in the
+        first start of the ranks, before any step.
+        """
         if self._relay.signal:
             return True
         records = read_records(Path(self._settings.record_folder or ""), self._restarts)
@@ -242,7 +247,7 @@ class SafepointAgent(PatientAgent):
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return
-        # When node 0 ends, the store ends. The ranks of this node then lose their peers, and end by themselves.
+        # When node 0 ends, the store ends too. The ranks of this node then lose their peers, and end by themselves.
         with contextlib.suppress(RuntimeError):
             if self._relay.signal:
                 self._send_stop()
@@ -259,8 +264,10 @@ class SafepointAgent(PatientAgent):
             self._shared_store.set(_STOP_KEY, "1")
 
     def notify_others(self) -> None:
-        """Before this process ends, notify the other nodes. Node 0, which serves the store, then waits at most 3 s
-        until they have ended."""
+        """Before this process ends, notify the other nodes.
+
+        Node 0, which serves the store, then waits until the other nodes have ended, but for at most 3 s.
+        """
         group: Any = self._worker_group
         if group.group_world_size == 1 or group.state == WorkerState.SUCCEEDED:
             return

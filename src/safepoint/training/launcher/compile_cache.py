@@ -1,8 +1,8 @@
-"""The folder in which PyTorch caches compiled code, if another user has taken its name.
+"""Protects the folder in which PyTorch caches compiled code, if another user has created a folder of the same name.
 
 PyTorch uses `torchinductor_USER` in the temporary folder, and runs code that it finds there. Another user who makes
-this folder first could stop every training of this user, or run code in it. In this case alone the ranks get another
-folder, so that the cache of all other users stays where it is.
+this folder first could stop every training of this user, or run code in it. Only in this case, the ranks use another
+folder. For all other users, the cache stays where it is.
 """
 
 import contextlib

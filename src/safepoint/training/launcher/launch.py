@@ -1,6 +1,6 @@
 """Starts and supervises the ranks of one node with torch elastic, and decides the node's exit code.
 
-torch elastic starts, monitors and restarts the ranks. The launcher adds to it:
+torch elastic starts, monitors and restarts the ranks. The launcher changes this in four points:
 
 - A stop signal to the launcher is sent to the ranks at once, and they have the platform's grace period to end.
 - The agents of other nodes receive the stop request.
@@ -65,8 +65,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
         _prepare_environment(settings)
         protect_compile_cache(folder)
-        # Imported here, because importing torch takes seconds, and by now `relay` handles signals. If this is the
-        # only node, a stop signal that arrives before the ranks start ends this process.
+        # The agent is imported only here, because that import takes seconds, and `relay` handles signals by now. If
+        # this is the only node, a stop signal that arrives before the ranks start ends this process.
         from safepoint.training.launcher.agent import run_agent
 
         try:
@@ -113,7 +113,8 @@ def _prepare_environment(settings: RunSettings) -> None:
         if not text:
             os.environ.pop(name, None)
     if os.environ.get(STATUS_URL):
-        # Otherwise the callback of transformers' Trainer posts too, and reports 100 % for an interrupted run.
+        # Otherwise, the callback of transformers' Trainer would post too, and would report 100 % for an interrupted
+        # run.
         os.environ.setdefault("DISABLE_KUBEFLOW_INTEGRATION", "TRUE")
     # Without this setting, torch elastic kills ranks 30 s after a signal.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))

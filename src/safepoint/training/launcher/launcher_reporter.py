@@ -38,7 +38,7 @@ _log = logging.getLogger("safepoint")
 _EVENT_LIMIT_S = 0.2
 """How long an event may block the launcher."""
 _LEAST_END_S = 0.5
-"""Seconds that the last writes get even if less time is left, because nothing else records the end."""
+"""The last writes may take this many seconds, even if less time is left, because nothing else records the end."""
 
 
 class LauncherReporter:
@@ -157,8 +157,8 @@ class LauncherReporter:
         if known is not None:
             path = Path(self._settings.termination_log) if self._settings.termination_log else TERMINATION_LOG
             status = TrainerStatus.of(known[0], has_ended=True)
-            # First without the check of the newest checkpoint, because the check may take longer than the time that
-            # is left; then again with its result.
+            # The end is written first without the check of the newest checkpoint, because the check may take longer
+            # than the time that is left. Then it is written again with the result of the check.
             do_within(lambda: status.write_termination_message(path), _LEAST_END_S)
             if exit_code == ExitCode.INTERRUPTED_SAVED and path.is_file():
                 do_within(lambda: status.write_termination_message(path, _check_newest(known[0])), limit_s)
@@ -218,7 +218,7 @@ def _with_newest(progress: Progress) -> Progress:
 
 
 def _check_newest(progress: Progress) -> "CheckpointReceipt | None":
-    """Check the newest checkpoint where it belongs: in the object store if there is one, else in the folder."""
+    """Check the newest checkpoint: in the object store if there is one, otherwise in the output folder."""
     from safepoint.checkpoint.tools.receipt import check_checkpoint  # imports the object stores
 
     if progress.safe_step is None:

@@ -64,7 +64,7 @@ class Orphans:
                 self._wait(lambda: None)
 
     def _wait(self, left_s: Callable[[], float | None]) -> bool:
-        """Wait until no process is left, for a few seconds. Returns whether none is left."""
+        """Wait for a few seconds until no process is left. Return whether no process is left."""
         end_s = clock.monotonic_s() + _PATIENCE_S
         while self._running():
             left = left_s()

@@ -1,4 +1,4 @@
-"""torch elastic's rendezvous over Safepoint's own store.
+"""The rendezvous of torch elastic (where the nodes of a job find each other), over Safepoint's own store.
 
 The number of nodes is fixed when the job starts. The store refuses programs that do not belong to the job.
 """
@@ -49,7 +49,7 @@ class Rendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True: the ranks use this store too, and no rank serves a store."""
+        """Always True: the ranks use this store too, and no rank serves a store of its own."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -101,7 +101,7 @@ class Rendezvous(RendezvousHandler):
         server.serve_nodes(gate, self._port)
 
     def _join_first_node(self, server: StoreServer, key: Key | SameUser, address: str) -> None:
-        """Let `server` pass connections on to node 0. Retry until node 0, which may start later, admits this node.
+        """Make `server` pass connections on to node 0. Retry until node 0, which may start later, admits this node.
 
         Raises:
             UsageError: node 0 did not answer in time, or has refused this node too often.
@@ -123,14 +123,14 @@ class Rendezvous(RendezvousHandler):
             clock.sleep(_RETRY_S)
 
     def is_closed(self) -> bool:
-        """False: the nodes of a job do not change."""
+        """Always False: the nodes of a job do not change."""
         return False
 
     def set_closed(self) -> None:
         """Nothing to do."""
 
     def num_nodes_waiting(self) -> int:
-        """Zero: the nodes of a job do not change."""
+        """Always zero: the nodes of a job do not change."""
         return 0
 
     def get_run_id(self) -> str:

@@ -1,4 +1,4 @@
-"""Requests a checkpoint of the job that trains in this pod, and lets its ranks wait after it.
+"""Requests a checkpoint of the job that trains in this pod, and makes its ranks wait after the save.
 
 `safepoint suspend --on` runs this module in the pod of the first node, before it suspends the job. The module prints
 lines of JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end `{"receipt": …}` or
@@ -45,9 +45,9 @@ class SaveRequest:
         self._next_sign_s = 0.0
 
     def carry_out(self) -> CheckpointReceipt:
-        """Let the job save, wait for its upload if there is an object store, and check the checkpoint.
+        """Make the job save, wait for the upload if there is an object store, and check the checkpoint.
 
-        The ranks wait from the save on.
+        After the save, the ranks wait.
 
         Raises:
             ConflictError: the job does not train.

@@ -1,8 +1,9 @@
 """A hold: after a requested save the ranks wait, so that a suspension that follows loses no step.
 
-A process in the pod of the first node requests it (`launcher/save_request.py`), with a file in the launcher's folder.
-The first rank reads this file, and the vote informs the other ranks. A hold ends by itself: the file counts only for
-`HOLD_S` after it was last touched. So the training continues if the process that requested the hold is killed.
+A process in the pod of the first node requests the hold (`launcher/save_request.py`), with a file in the launcher's
+folder. The first rank reads this file, and the vote (the small all-reduce in each step) informs the other ranks. A
+hold ends by itself: the file requests a hold only for `HOLD_S` after it was last touched. So the training continues
+if the process that requested the hold is killed.
 """
 
 import contextlib
@@ -65,7 +66,7 @@ class Hold:
             (self._folder / _REQUESTED).touch()
 
     def withdraw(self) -> None:
-        """Let the ranks continue."""
+        """End the hold, so that the ranks continue."""
         self._remove(_REQUESTED)
 
     def begins(self, held: Held) -> None:

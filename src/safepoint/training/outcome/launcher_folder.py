@@ -1,7 +1,8 @@
 """The launcher's temporary folder, through which launcher and ranks exchange records and events.
 
-The launcher removes its folder. If the launcher was killed, its keeper removes the folder. If the keeper was killed
-too, the next launcher of the same user on this machine does.
+The launcher removes its folder. If the launcher was killed, its keeper (the process of each node that writes
+snapshots to disk) removes the folder. If the keeper was killed too, the next launcher of the same user on this
+machine removes it.
 """
 
 import contextlib
@@ -47,7 +48,8 @@ def launcher_folder() -> Generator[Path]:
 def _parent() -> Path:
     """The folder in memory, `/dev/shm`, if it has room and the user has not set TMPDIR; else the temporary folder.
 
-    Ranks also write the small files of each save there. On a disk, creating a file would wait while the keeper syncs.
+    Ranks also write the small files of each save to this folder. On a disk, creating a file would have to wait while
+    the keeper flushes the files of a checkpoint to that disk.
     """
     temporary = temporary_folder()  # torch elastic and the libraries of most scripts need one in any case
     with contextlib.suppress(OSError):
@@ -80,7 +82,8 @@ def _remove_abandoned(parent: Path) -> None:
 def running_launchers() -> list[tuple[Path, int]]:
     """The folder and the process id of each launcher that this user runs on this machine."""
     found: list[tuple[Path, int]] = []
-    # Without TMPDIR, each launcher has chosen one of the two, by the free memory at its start.
+    # Without TMPDIR, each launcher has chosen `/dev/shm` or the temporary folder, by the free memory at its start
+    # (`_parent`). So both are searched.
     temporary = Path(temporary_folder())
     for parent in {temporary} if "TMPDIR" in os.environ else {temporary, _IN_MEMORY}:
         for folder in sorted(parent.glob(f"{_PREFIX}*")):
@@ -98,14 +101,14 @@ def running_launchers() -> list[tuple[Path, int]]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether `folder` belongs to this user and other users may not write to it. They may write to its parent."""
+    """Whether this user owns `folder`, and no other user may write to it: other users may make folders beside it."""
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid == os.geteuid()
 
 
 def share_event_stream(folder: str | None, stream: Path) -> None:
-    """Record for the launcher to which stream the run's events go, so that it writes its own events there."""
+    """Report the file of the run's events to the launcher, so that the launcher writes its own events there."""
     if folder is not None:
         with contextlib.suppress(OSError):
             write_atomic(Path(folder) / _STREAM, str(stream.absolute()).encode(), durable=False)
@@ -124,13 +127,17 @@ def forwarded_mark(signal_name: str) -> str:
 
 
 def note_stop_signal(folder: Path, number: int) -> None:
-    """Note, before the launcher sends SIGTERM to its ranks, which signal it has received itself."""
+    """Record which signal the launcher has received itself. It calls this before it sends SIGTERM to its ranks."""
     with contextlib.suppress(OSError):
         (folder / _STOP_SIGNAL).write_text(str(number), encoding="utf-8")
 
 
 def stop_signal_of(folder: Path | None, number: int) -> int:
-    """The signal that the launcher has received, if it has sent this process the signal `number`; else `number`."""
+    """The signal that asked for the stop, when a rank has received `number`.
+
+    If `number` is the SIGTERM that the launcher sends to its ranks, this is the signal that the launcher has received
+    itself. Otherwise, it is `number`.
+    """
     if folder is None or number != signal.SIGTERM:
         return number
     try:

@@ -1,7 +1,7 @@
 """How a rank ended: a small file per rank in the launcher's folder, written by the rank and read by the launcher.
 
-The exit code alone does not show whether a 75 is Safepoint's or the program's own, or whether a killed rank had
-committed before. Without a launcher no file is written.
+The exit code alone does not show whether Safepoint or the program itself ended with 75, or whether a killed rank had
+committed a checkpoint before. Without a launcher no file is written.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class RankRecordWriter:
 
     def _write(self) -> None:
         if self._path is not None:
-            # The launcher and its folder may not exist any more; that must not change how the rank ends.
+            # The launcher and its folder may be gone. That must not change how the rank ends.
             with contextlib.suppress(OSError):
                 self._path.parent.mkdir(exist_ok=True)
                 write_atomic(self._path, json.dumps(asdict(self._record)).encode(), durable=False)

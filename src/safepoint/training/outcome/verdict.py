@@ -29,12 +29,12 @@ class Verdict:
 
 
 def first_failure(exit_codes: Mapping[int, int], records: Mapping[int, RankRecord]) -> int | None:
-    """The rank whose end made the others end, or None when no rank failed.
+    """The rank whose end made the other ranks end, or None when no rank failed.
 
     Args:
         exit_codes: rank → exit code, negative for a signal; 0 for ranks that were still running.
-        records: the ranks' records. A rank whose record has no end was killed, and counts as the first to end. A rank
-            that lost a peer counts as the last.
+        records: the ranks' records. A rank whose record has no end was killed, and is treated as the first that
+            ended. A rank that lost a peer is treated as the last.
     """
 
     def order(rank: int) -> tuple[bool, float, int]:
@@ -64,15 +64,28 @@ def reach_verdict(
     rank = first_failure(exit_codes, records)
     if rank is None:
         return Verdict(ExitCode.FAILED, "no rank was started")
-    return _of_rank(rank, exit_codes[rank], records.get(rank))
+    return _of_rank(rank, exit_codes[rank], records)
 
 
-def _of_rank(rank: int, code: int, record: RankRecord | None) -> Verdict:
+def _of_rank(rank: int, code: int, records: Mapping[int, RankRecord]) -> Verdict:
+    record = records.get(rank)
     if record is not None and record.exit_code is not None:
-        return Verdict(record.exit_code)
+        return Verdict(record.exit_code, _unprinted(record, records))
     if code in {ExitCode.TERMINATED_UNSAVED, -signal.SIGTERM}:
         return Verdict(ExitCode.TERMINATED_UNSAVED)
     return Verdict(128 - code if code < 0 else code, describe_end(rank, code, record))
+
+
+def _unprinted(record: RankRecord, records: Mapping[int, RankRecord]) -> str:
+    """Why Safepoint has ended a rank, if nothing of it was printed.
+
+    Usually all ranks end with the same error, and only the first rank of a node prints it. Here the first rank has
+    ended otherwise, for example because it lost the connection to this rank.
+    """
+    first = records[min(records)]
+    if record.exit_code not in _REFUSALS or record.exit_code == ExitCode.USAGE or first.exit_code is not None:
+        return ""
+    return f"rank {record.rank} ended first: {record.message}"
 
 
 def describe_end(rank: int, code: int, record: RankRecord | None) -> str:

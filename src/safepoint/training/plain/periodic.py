@@ -6,7 +6,9 @@ from safepoint.training.plain.data.position import DataProgress
 
 
 class Periodic:
-    """Decides after each step whether to save it; all ranks decide the same. Saves by time are decided by the vote.
+    """Decides after each step whether to save it; all ranks decide the same.
+
+    The vote of the ranks decides saves by time.
 
     Args:
         settings: of the run; they override the script.

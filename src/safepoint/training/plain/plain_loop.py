@@ -1,4 +1,4 @@
-"""The engine's view of a loop that reports its steps: the parts of its state, and its position in the data."""
+"""Presents a loop that reports its steps to the engine: the parts of its state, and its position in the data."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +14,7 @@ from safepoint.training.plain.data.position import DataSource, Position
 from safepoint.training.plain.state.parts import Parts, parameters_of
 from safepoint.training.start.claim import Attempt
 from safepoint.training.state.base_model import check_base
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.plain_values import load_plain
 from safepoint.training.state.rng import capture_rng
 
@@ -53,7 +54,7 @@ class PlainLoop:
         return every if self._base is None else [one for one in every if one.requires_grad]
 
     def moments_per_parameter(self) -> int:
-        """Two, the number for Adam; the actual optimizer is not examined."""
+        """Always two, the number for Adam: the actual optimizer is not examined."""
         return 2
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -109,6 +110,7 @@ class PlainLoop:
             The position, and the random number states that belong to it.
 
         Raises:
+            CheckpointError: its file does not have a valid position.
             ConflictError: another kind of training loop has written it.
         """
         path = folder / _RANK_FILE.format(rank=self._place.rank % ranks_before)
@@ -117,8 +119,9 @@ class PlainLoop:
                 f"{folder.name} was not written by a session: it has no {path.name}; training was not started",
                 hint="give the session its own output folder, or start from the beginning with --from-scratch",
             )
-        mine = load_plain(path)
-        return Position(**mine["position"]), mine["rng"]
+        with states_of(path):
+            mine = load_plain(path)
+            return Position(**mine["position"]), mine["rng"]
 
     def load(self, folder: Path, manifest: Manifest) -> None:
         """Load the parts from a verified checkpoint.

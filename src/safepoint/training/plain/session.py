@@ -22,7 +22,7 @@ class Run(Training):
 
     Args:
         context: this rank.
-        parts: the model, the optimizer and all else that is saved.
+        parts: the model, the optimizer and everything else that is saved.
         data: iterated once in each epoch.
         output_dir: see `Training`.
         save_steps: see `Training`.
@@ -44,6 +44,11 @@ class Run(Training):
     def step_number(self) -> int:
         """Optimizer steps done, over all attempts."""
         return self._loop.step
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches of this rank in the last optimizer step."""
+        return self._loop.batches_per_step
 
     @property
     def epoch(self) -> int:
@@ -101,7 +106,7 @@ def session(
     save_steps: int | None = None,
     **others: Any,
 ) -> Run:
-    """A training that survives preemption, crashes and lost nodes.
+    """Make a training survive preemption, crashes and lost nodes.
 
     Under `safepoint run`, its options override the arguments. Under plain `python` or `torchrun`, the SAFEPOINT_*
     variables do.

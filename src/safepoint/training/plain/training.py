@@ -1,6 +1,6 @@
 """A training whose loop reports the end of each step: `safepoint.session`, and Lightning's Trainer.
 
-The votes of the ranks, snapshots, saves and the early end of the training follow from these reports.
+From these reports, Safepoint derives when the ranks vote, take snapshots, save, and end the training early.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.errors import UsageError
+from safepoint.errors import CheckpointError, UsageError
 from safepoint.settings.run_settings import place_output
 from safepoint.snapshot.staging.guard import before_changes
 from safepoint.training.collective.collective_wait import on_all_ranks
@@ -28,6 +28,7 @@ from safepoint.training.plain.plain_loop import PlainLoop
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.start.copies import ResumePoint, lease
 from safepoint.training.start.start import Start, agree_on_start
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import devices_left_out
 from safepoint.training.state.strategy import check_partitions, check_strategy
 
@@ -122,7 +123,7 @@ class Training:
             open_checked(self._location, verify_access=self._context.settings.verify_access)
 
     def begin(self) -> None:
-        """Load the checkpoint that `agree` has found; the first step follows."""
+        """Load the checkpoint that `agree` has found. Call it immediately before the first step."""
         with self._released_on_error():
             try:
                 self._prepare()
@@ -176,9 +177,14 @@ class Training:
         manifest, context, loop = point.manifest, self._context, self._loop
         check_strategy(manifest, loop.strategy)
         check_partitions(manifest, loop.zero_stage, context.place.world_size)
-        with self._reading:
+        with self._reading, states_of(point.path):
             position, rng = loop.position_in(point.path, ranks_before=manifest.world_size)
-            # Before anything is loaded, because this may raise an error.
+            if position.epoch > manifest.epoch + 1:  # the training would end at once, as if it were complete
+                raise CheckpointError(
+                    f"{point.path} has a position in epoch {position.epoch}, and its manifest says epoch "
+                    f"{manifest.epoch:g}; training was not started"
+                )
+            # This comes before anything is loaded, because it may raise an error.
             position = rescale_position(
                 position,
                 manifest,
@@ -189,7 +195,8 @@ class Training:
             loop.load(point.path, manifest)
         loop.step = manifest.step
         loop.batches_per_step = manifest.gradient_accumulation
-        self._data.resume(position, rng)
+        with states_of(point.path):
+            self._data.resume(position, rng)
         self._batches_before = position.batches
         context.outcome.training_begins(manifest.step, is_saved=point.is_durable)
 
@@ -211,7 +218,7 @@ class Training:
             self._context.outcome.check_not_interrupted()
 
     def _finish(self) -> None:
-        """The loop has ended: save its last step, if that is not saved, and the finished model."""
+        """After the end of the loop: save its last step, if that is not saved yet, and the finished model."""
         self._boundary.save_last_step()
         self._report_progress(is_last=True)
         self._boundary.report_end()
@@ -265,8 +272,8 @@ class Training:
         self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or must_save)
         self._report_progress()
         self._boundary.ends()
-        # Reset only after the save. During a save, DCP steps an optimizer that has no state yet, and the hook before
-        # that step must not start a vote.
+        # This is reset only after the save. During a save, DCP (torch.distributed.checkpoint) steps an optimizer that
+        # has no state yet, and the hook before that step must not start a vote.
         self._has_voted = False
         self._boundary.agreement.step_begins(loop.step)
 

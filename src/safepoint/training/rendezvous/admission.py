@@ -22,7 +22,7 @@ _MAX_HANDSHAKES = 64
 
 
 class RefusedError(Exception):
-    """The client does not belong to this job; or the program that this node connects to is no store of this job."""
+    """The client does not belong to this job, or this node has connected to a program that is not the job's store."""
 
 
 class NoAnswerError(RefusedError):
@@ -75,8 +75,8 @@ class Gate:
     def _counting(self, writer: asyncio.StreamWriter) -> Generator[None]:
         """Count a handshake as unfinished while the block runs, so that strangers do not use up the descriptors.
 
-        If there are too many, first close the oldest handshake of the machine that has the most. So a stranger on one
-        machine does not keep the nodes out.
+        If there are too many unfinished handshakes, first close the oldest one of the machine that has the most. So a
+        stranger on one machine cannot keep the nodes out.
         """
         if len(self._running) >= _MAX_HANDSHAKES:
             most, _ = Counter(self._running.values()).most_common(1)[0]
@@ -153,7 +153,7 @@ class Key:
                     is_admitted = await self._prove(greeting, reader, writer)
             except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
                 if writer is None and not isinstance(error, TimeoutError):
-                    raise  # nothing listens there
+                    raise  # no program listens at this address
                 if writer is not None:
                     writer.close()
                 raise NoAnswerError(f"{host}:{port} did not answer as a rendezvous of Safepoint does") from error

@@ -1,4 +1,4 @@
-"""The secret that the nodes of a job have in common, by which they recognize each other.
+"""The secret that only the nodes of a job have, and by which they recognize each other.
 
 If the user names a file, the secret is its content. Otherwise the nodes agree on a secret through what they share:
 the object store that the job writes to, or its output folder. The first node to start writes the secret there, and

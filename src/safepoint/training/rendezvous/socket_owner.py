@@ -28,7 +28,8 @@ _MAPPED = "0000000000000000FFFF0000"
 def owner_of(local: Address, remote: Address) -> int | None:
     """The user of a socket on this machine; None if its process has closed it, or it does not exist.
 
-    For a socket that its process has closed, the kernel reports root as the user. So only open sockets count.
+    For a socket that its process has closed, the kernel reports root as the user. So closed sockets are treated as
+    missing.
 
     Args:
         local: the address of the socket.
@@ -37,15 +38,18 @@ def owner_of(local: Address, remote: Address) -> int | None:
     try:
         return _ask(local, remote)
     except OSError as error:
-        # If the kernel reports other sockets, ENOENT means that this one is closed, and the table is not read. So a
-        # stranger who connects and closes at once does not make this process read the table each time.
+        # If the kernel reports other sockets, ENOENT means that this socket is closed, and the table is not read.
+        # Otherwise, a stranger who connects and closes at once could make this process read the table each time.
         is_gone = error.errno == errno.ENOENT and _answers()
         return None if is_gone else _find(local, remote)
 
 
 @functools.cache
 def _answers() -> bool:
-    """Whether the kernel finds a socket that exists. Where it does not, it reports ENOENT for every socket."""
+    """Whether the kernel finds a socket that exists.
+
+    If sock_diag is not supported, the kernel reports ENOENT for every socket.
+    """
     with (
         contextlib.suppress(OSError),
         socket.create_server((_LOOPBACK, 0)) as server,

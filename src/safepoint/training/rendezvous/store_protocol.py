@@ -77,7 +77,9 @@ class KeyValues:
         return total
 
     def arrive(self, connection: "_Connection", key: bytes, num_expected: int) -> bool:
-        """Count `connection` as arrived at the barrier `key`. It waits, unless it is the last to arrive.
+        """Count `connection` as arrived at the barrier `key`.
+
+        Unless it is the last one to arrive, the connection then waits.
 
         Returns:
             Whether all `num_expected` connections have arrived.
@@ -103,13 +105,13 @@ class KeyValues:
             raise ProtocolError("the value is not a number") from error
 
     def wait(self, connection: "_Connection", keys: set[bytes]) -> None:
-        """Let `connection` wait. Its client is answered when all `keys` are set."""
+        """Make `connection` wait. Its client is answered when all `keys` are set."""
         connection.missing = keys
         for key in keys:
             self._waiting[key].append(connection)
 
     def wake(self, key: bytes) -> None:
-        """Note that `key` is set, and answer each client that waited for this key only."""
+        """Record that `key` is set, and answer each client that waited only for this key."""
         for connection in self._waiting.pop(key, ()):
             connection.arrived(key)
 
@@ -164,7 +166,7 @@ class _Connection:
         }
 
     def arrived(self, key: bytes) -> None:
-        """Note that one of the missing keys is set; answer if none is missing any more."""
+        """Record that one of the missing keys is set; answer the client if no key is missing any more."""
         self.missing.discard(key)
         if not self.missing:
             self._writer.write(_STOP_WAITING)

@@ -1,8 +1,8 @@
 """The sockets of the rendezvous, on a thread of the launcher.
 
 The ranks and the agent of every node connect to a socket on loopback, which answers only processes of the same user.
-On node 0 they reach the store there. On another node, the server passes each connection on to node 0, after both
-nodes have proved that they belong to the job (`admission`).
+On node 0, this socket leads to the store itself. On another node, the server passes each connection on to node 0,
+after both nodes have proved that they belong to the job (`admission`).
 """
 
 import asyncio
@@ -29,7 +29,10 @@ _log = logging.getLogger("safepoint")
 _LOOPBACK = "127.0.0.1"
 _BLOCK_BYTES = 64 << 10
 _BACKLOG = 100
-"""How many connections may wait to be accepted. In a longer queue, a node would wait too long behind strangers."""
+"""How many connections may wait to be accepted.
+
+In a longer queue, a node would have to wait too long behind strangers.
+"""
 _PATIENCE_S = 120.0
 """For how long `_connect` tries again while node 0 does not answer in time."""
 _AGAIN_S = 0.1

@@ -1,11 +1,11 @@
 """Chooses the checkpoint that a run resumes from, and completes it in every folder; all ranks decide together.
 
-The newest step that any folder or the object store holds is tried first. All files of its checkpoint are read and
-compared with the manifest, and damaged files are reported. A file that a folder lacks is copied from another folder
-or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older step is
-tried. If no step is left, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist
-and none of them can be used, the run ends with exit code 14. To train from step 0 nevertheless, the user sets
-an option such as `--from-scratch` or, with an object store, names another location.
+The ranks first try the newest step that any folder or the object store holds. They read all files of its checkpoint,
+compare them with the manifest, and report damaged files. A file that a folder lacks is copied from another folder or
+from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older step is tried.
+If no step is left, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist and
+none of them can be used, the run ends with exit code 14. To train from step 0 nevertheless, the user sets an option
+such as `--from-scratch` or, with an object store, names another location.
 """
 
 import uuid
@@ -15,13 +15,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from safepoint.checkpoint.foreign.examine import is_foreign
-from safepoint.checkpoint.format.catalog import Aside, checkpoint_name, list_checkpoints, refuse_invalid, step_of
+from safepoint.checkpoint.format.catalog import (
+    Aside,
+    checkpoint_name,
+    list_checkpoints,
+    planted_checkpoints,
+    refuse_invalid,
+    refuse_planted,
+    step_of,
+)
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.fetch import check_listing
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.errors import CheckpointError, ManifestError, NothingValidError
+from safepoint.errors import CheckpointError, ManifestError, NothingValidError, UnreadableError
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.events.run_events import (
@@ -89,7 +97,8 @@ class CheckpointChooser:
             later starts resume from newer checkpoints.
         first_start: whether this is the first start.
         report: see `Reporter.report`.
-        reads_foreign: whether the training can load what a plain Trainer has written.
+        reads_foreign: whether the training can load foreign checkpoints: those that a Trainer without Safepoint has
+            written.
     """
 
     def __init__(
@@ -148,7 +157,8 @@ class CheckpointChooser:
         started_s = clock.monotonic_s()
         is_named = settings.resume != "auto"
         foreign = self._foreign.named(settings.resume) if is_named and self._reads_foreign else None
-        # A foreign checkpoint that is named is also used on a later start, if nothing was saved since the first one.
+        # If `--resume` names a checkpoint of another program, a later start uses it too, unless something was saved
+        # since the first start.
         uses_named = is_named and (is_first_start or (foreign is not None and self._is_newest(foreign.step)))
         point = None if uses_named else self._newest(is_named=is_named)
         if point is None and foreign is not None:
@@ -157,7 +167,8 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Newer checkpoints are damaged, or `--resume` names an older one. Later saves may get their names.
+        # Newer checkpoints are damaged, or `--resume` names an older one. The newer checkpoints are moved aside,
+        # because later saves may need their names.
         self._set_aside_newer_than(point.manifest.step)
         if is_first_start:
             self._first_start.leave_mark()
@@ -192,6 +203,7 @@ class CheckpointChooser:
     # ---- which checkpoint ---------------------------------------------------------------------------------------
 
     def _newest(self, *, is_named: bool) -> ResumePoint | None:
+        num_planted = self._report_planted()
         in_folders, in_store = self._steps_in_folders(), self._steps_in_store()
         steps = sorted(in_folders | in_store, reverse=True)
         for step in steps:
@@ -215,7 +227,20 @@ class CheckpointChooser:
             )
         if steps:
             on_first_rank(self._peers, lambda: refuse_invalid(self._output.root))
+        settings = self._settings
+        if num_planted and not (settings.from_scratch or settings.has_begun or self._peers.place.restart):
+            on_first_rank(self._peers, lambda: refuse_planted(self._output.root, num_planted))
         return None
+
+    def _report_planted(self) -> int:
+        """Report the checkpoints of other users, which do not count. Returns their number."""
+        found = on_all_ranks(
+            self._peers, lambda: planted_checkpoints(self._output.root) if self._folders.is_owner else {}
+        )
+        for rank, planted in enumerate(found):
+            for path, fault in planted.items():
+                self._reject(path, fault, rank)
+        return sum(map(len, found))
 
     def _named_foreign(self, place: Place) -> ResumePoint:
         found = self._foreign.read(place)
@@ -228,7 +253,7 @@ class CheckpointChooser:
         return self._from_foreign(found)
 
     def _from_foreign(self, found: ForeignCheckpoint) -> ResumePoint:
-        # A new name each time, because it may be impossible to delete what an earlier start has left.
+        # The name is new each time, because it may be impossible to delete what an earlier start has left.
         unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
         self._foreign_copies = self._output.work / f"foreign-{unique}"
         candidate = _Candidate(
@@ -277,7 +302,7 @@ class CheckpointChooser:
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
         manifest, is_inside, has_unlisted = checked
-        if not is_inside:  # a checkpoint from elsewhere: the checkpoints in the folders are of another run
+        if not is_inside:  # the checkpoint is from elsewhere, so the checkpoints in the folders belong to another run
             self._set_aside_newer_than(-1)
         if self._folders.is_shared and not has_unlisted:
             return ResumePoint(path=path, manifest=manifest)
@@ -294,7 +319,7 @@ class CheckpointChooser:
         return (self._output.root if candidate.foreign is None else self._foreign_copies) / candidate.name
 
     def _steps_in_folders(self) -> set[int]:
-        """The steps of everything in the output folders that is named like a checkpoint, but is not foreign."""
+        """The steps of all that is named like a checkpoint in the output folders, without those of other programs."""
 
         def steps() -> list[int]:
             found = self._output.checkpoints() if self._folders.is_owner else []
@@ -341,7 +366,7 @@ class CheckpointChooser:
         try:
             manifest = self._remote.manifest(step)
             check_listing(self._remote.store, checkpoint_name(step), manifest)
-        except ManifestError as error:
+        except (ManifestError, UnreadableError) as error:
             return Fault(file=MANIFEST_NAME, reason=str(error))
         except CheckpointError as error:
             return Fault(file="its content", reason=str(error))
@@ -365,7 +390,7 @@ class CheckpointChooser:
                 target=self._target(candidate),
             )
         except CheckpointError as error:
-            # A file that was verified as good may have been damaged when it was read again. Verify once more.
+            # A file that was verified as good may be damaged by the time it is read again. So verify once more.
             if not self._folders.is_shared and not is_retry:
                 return self._complete(candidate, is_retry=True)
             self._reject(self._place_of(candidate.name), Fault(file="its content", reason=str(error)))
@@ -420,7 +445,9 @@ class CheckpointChooser:
             raise CheckpointError(f"{left}, which is not complete, has its name and cannot be moved aside")
 
     def _set_aside(self, is_chosen: Callable[[Path], bool]) -> list[Path]:
-        """Move checkpoints aside in every folder. Those that cannot be moved stay, and do not count any more.
+        """Move checkpoints aside in every folder.
+
+        Those that cannot be moved stay, but are no longer treated as checkpoints.
 
         Returns:
             The checkpoints that could not be moved, of all folders.

@@ -1,4 +1,4 @@
-"""Claims the output folder and the object store behind it, so that this run is their only writer."""
+"""Claims the output folder and the location in the object store, so that this run is their only writer."""
 
 import os
 import uuid
@@ -71,7 +71,9 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
 
 
 def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> str:
-    """Let the node's keeper write to the claimed folder. Does nothing on ranks other than the first of a node.
+    """Make the node's keeper (the process that writes snapshots to disk) write to the claimed folder.
+
+    On ranks other than the first one of a node, this does nothing.
 
     Returns:
         Why the keeper cannot write to the folder; empty if it can.
@@ -112,8 +114,8 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
 class StoreClaim:
     """The claim on the object store, which only the first rank makes.
 
-    It claims the location twice: before a checkpoint is chosen, so that no earlier attempt adds or deletes one
-    meanwhile, and again when the run and the attempt are known.
+    It claims the location twice. The first claim comes before a checkpoint is chosen, so that no earlier attempt adds
+    or deletes a checkpoint meanwhile. The second one comes when the run and the attempt are known.
 
     Args:
         context: this rank.
@@ -145,8 +147,13 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The number of this run's attempt that held the location before; 0 if another run, or none, held it."""
+        """The number of this run's attempt that claimed the location last; 0 if another run, or none, claimed it."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
+
+    @property
+    def last_run(self) -> str | None:
+        """The run that held the location before; None if no run did."""
+        return self._before.run_id if self._before is not None else None
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
         """Claim the location for the attempt, and delete unfinished objects of earlier attempts.
@@ -205,6 +212,7 @@ def start_uploader(
         folder=str(output.root.absolute()),
         location=str(location),
         attempt_id=attempt.attempt_id,
+        run_id=attempt.run_id,
         keep=settings.store_keep,
         node=folders.index,
         num_nodes=folders.count,
@@ -218,7 +226,7 @@ def start_uploader(
 
 
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
-    """Refuse options that do not resume from the store's checkpoints: these cannot be moved aside as in a folder."""
+    """Refuse options that do not resume from the store's checkpoints: in a store, these cannot be moved aside."""
     settings = context.settings
     named = step_in(remote.store.location, settings.resume)
     if named is not None and named in remote.foreign_steps() and named > max(remote.steps(), default=-1):

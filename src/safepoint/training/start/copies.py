@@ -1,6 +1,6 @@
 """Copies of one checkpoint on several nodes: which of its files each output folder has (docs/adr/0008).
 
-Also describes the checkpoint to resume from, and locks it while it is read.
+The module also describes the checkpoint to resume from, and holds a lock (a lease) on it while it is read.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
     """Compare the names and sizes of the files in `folder` with its manifest; None if there is no such folder."""
     if not os.path.lexists(folder):
         return None
-    # Not `Path.exists`, which raises an error if the folder is unreadable.
+    # This is not `Path.exists`, which raises an error if the folder is unreadable.
     has_manifest, has_part = (os.path.exists(folder / name) for name in (MANIFEST_NAME, PART_NAME))
     is_part = not folder.is_symlink() and has_part and not has_manifest
     strays: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
         return ListedCopy(path=folder, fault=Fault(file=MANIFEST_NAME, reason=reason))
     damaged = {fault.file for fault in faults}
     if not damaged <= {entry.path for entry in entries}:
-        entries = ()  # a fault is not in a listed file, so no file of this copy is used
+        entries = ()  # the fault is in no listed file, so no file of this copy is used
     return ListedCopy(
         path=folder,
         manifest=manifest,

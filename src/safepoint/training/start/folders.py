@@ -117,8 +117,11 @@ def _probe(token: str, rank: int) -> str:
 
 
 def _seen_probes(output: OutputFolder, token: str, node_ranks: Sequence[int], within_s: float) -> list[int]:
-    """The ranks whose probe folders this rank sees. Look until all of them are seen, or until `within_s` is over,
-    because network file systems show new names late."""
+    """The ranks whose probe folders this rank sees.
+
+    The function looks until all of them are seen, or until `within_s` is over, because network file systems show new
+    names late.
+    """
     deadline = clock.monotonic_s() + within_s
     while True:
         refresh(output.work)

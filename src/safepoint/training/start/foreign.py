@@ -1,7 +1,7 @@
 """Finds the checkpoints that other programs wrote, and composes manifests for them (docs/adr/0023).
 
-A checkpoint in the first rank's folder or in the object store can be used. A checkpoint that only another node's
-folder has cannot be used, because nothing records which parts of it each node has. All ranks call a method
+A checkpoint in the first rank's folder or in the object store can be used. If only the folder of another node has a
+checkpoint, it cannot be used, because nothing records which parts of it each node has. All ranks call the methods
 together.
 """
 
@@ -19,7 +19,7 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.errors import CheckpointError
+from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.storage.location import Location, Scheme, parse_location
 from safepoint.storage.opening import open_store
@@ -32,7 +32,7 @@ from safepoint.training.start.folders import Folders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignCheckpoint:
-    """A checkpoint of another program, examined and with the digests of its files.
+    """A checkpoint of another program that was examined, with the digests of its files.
 
     Args:
         manifest: what its manifest would be.
@@ -130,8 +130,10 @@ class ForeignCheckpoints:
                 manifest = describe(store, found, ProgressLine("reading").update)
             except CheckpointError as error:
                 return Fault(file=".", reason=error.message)
-            except (ValueError, OverflowError) as error:
-                # A value that nothing above has checked. It must not end the start: an older checkpoint may be good.
+            except SafepointError:
+                raise
+            except Exception as error:  # noqa: BLE001
+                # What nothing above has foreseen. It must not end the start: an older checkpoint may be good.
                 return Fault(file=".", reason=f"it is damaged: {type(error).__name__}: {error}")
             origin = Origin(where=self.where(place), writer=found.writer, is_batch_known=found.is_batch_known)
             folder = None if place.folder is None else place.folder / found.name
@@ -144,7 +146,8 @@ class ForeignCheckpoints:
     def fault_of(self, place: Place) -> str:
         """Why the checkpoint at `place` cannot be resumed from; empty if the names of its files show no fault.
 
-        No file of it is opened: the result is only for a message, and a start must not wait for it.
+        No file of the checkpoint is opened: the result is only for a message, and a start must not wait for a
+        message.
         """
 
         def fault() -> str:

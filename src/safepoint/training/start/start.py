@@ -14,6 +14,7 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import UsageError
+from safepoint.foundation.events.start_events import ResumedFromOtherRun
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
@@ -75,7 +76,8 @@ def agree_on_start(
     """
     context.keeper.open(peers.secret)
     folders = find_folders(peers, output, has_store=location is not None)
-    # Before `claim`, which deletes working folders: until `_recall` returns, the keeper may write a snapshot to one.
+    # This comes before `claim`, which deletes working folders: until `_recall` returns, the keeper (the process that
+    # writes snapshots) may write to a working folder.
     in_memory = on_first_rank(peers, lambda: _recall(context) if folders.is_shared else None)
     store: Store | None = None
 
@@ -113,7 +115,14 @@ def agree_on_start(
         return names_to_upload(output, with_parts=not folders.is_shared) if has_uploader else []
 
     names = {name for names in on_all_ranks(peers, to_upload) for name in names}
-    attempt = on_first_rank(peers, lambda: _begin_attempt(output, store_claim, point, names))
+    is_named = context.settings.resume != "auto" and first_start.is_now()
+
+    def begin_attempt() -> Attempt:
+        if point is not None and point.foreign is None and not is_named:
+            _report_other_run(context, output, store_claim, point)
+        return _begin_attempt(output, store_claim, point, names)
+
+    attempt = on_first_rank(peers, begin_attempt)
 
     def open_folder() -> None:
         if folders.is_owner:
@@ -153,6 +162,18 @@ def _recall(context: RankContext) -> ResumePoint | None:
         return None
     manifest = Manifest.from_bytes(recalled.manifest.encode())
     return ResumePoint(path=Path(recalled.folder), manifest=manifest, is_durable=recalled.is_durable)
+
+
+def _report_other_run(
+    context: RankContext, output: OutputFolder, claim: StoreClaim | None, point: ResumePoint
+) -> None:
+    """Report if the checkpoint is of another run than the one that used the location last."""
+    last = [one for one in (claim.last_run if claim is not None else None, output.last_run()) if one is not None]
+    run_id = point.manifest.run_id
+    if last and run_id not in last:
+        context.reporter.report(
+            ResumedFromOtherRun(step=point.manifest.step, path=str(point.path), run_id=run_id, last_run_id=last[0])
+        )
 
 
 def _begin_attempt(

@@ -1,4 +1,6 @@
-"""Copies one checkpoint into every folder: from the nodes that have it, and from the object store.
+"""Copies one checkpoint into the output folder of every node, or into the one folder that all nodes share.
+
+The files come from the nodes that have the checkpoint, and from the object store.
 
 All ranks compute the same plan from the contents of all folders. A file that a folder lacks comes from the first
 folder with a good copy. Files that no folder has come from the store: one rank of each node fetches a share of them,
@@ -26,6 +28,7 @@ from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.files import delete_tree, write_at
 from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_first_rank
@@ -42,7 +45,7 @@ class TransferPlan:
         manifest: of the checkpoint.
         copies: owner → the copy of the checkpoint in its folder.
         source: path of a file → the owner that sends it to the others; None if the file comes from the store.
-        fetchers: window, a piece of a file that comes from the store → the rank that fetches it.
+        fetchers: window (a piece of a file that comes from the store) → the rank that fetches it.
     """
 
     manifest: Manifest
@@ -124,7 +127,8 @@ class Transfer:
         """
         if all(copy.is_complete for copy in plan.copies.values()):
             return
-        # A new name each time, the same on all ranks: it may be impossible to delete what an earlier start has left.
+        # The name is new each time, and the same on all ranks: it may be impossible to delete what an earlier start
+        # has left.
         unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
         working = self._output.work / f"resume-{checkpoint_name(plan.manifest.step)}-{unique}"
         completes = self._folders.is_owner and not plan.copies[self._rank].is_complete
@@ -162,8 +166,10 @@ class Transfer:
             fetch(self._store, checkpoint_name(plan.manifest.step), windows, working, progress=counter.add)
 
     def _exchange(self, plan: TransferPlan, working: Path) -> None:
-        """Exchange the files that folders lack. Even after an error, an owner takes part in all further transfers,
-        because the other owners would wait for it."""
+        """Exchange the files that folders lack.
+
+        Even after an error, an owner takes part in all further transfers, because the other owners would wait for it.
+        """
         copy, transfers = plan.copies[self._rank], list(self._transfers(plan))
         counter = ByteCounter(self._watch("exchanging"), sum(window.size_bytes for window, _, _ in transfers))
         largest_bytes = max((window.size_bytes for window, _, _ in transfers), default=0)
@@ -174,7 +180,7 @@ class Transfer:
             if source == self._rank:
                 root = copy.path if window.path in copy.good else working
                 try:
-                    _read_into(root / window.path, window.start, block)
+                    _read_into(root / window.path, window.start, block, below=root.parent)
                 except OSError as error:
                     problem = problem or error
             if window.size_bytes and self._sender is not None:
@@ -206,11 +212,14 @@ class Transfer:
         return ProgressLine(what).update if self._peers.place.is_first else None
 
 
-def _read_into(path: Path, start: int, block: torch.Tensor) -> None:
-    with path.open("rb") as file:
-        file.seek(start)
-        if file.readinto(block.numpy().data) < len(block):
-            raise OSError(f"{path} ends too early")
+def _read_into(path: Path, start: int, block: torch.Tensor, *, below: Path) -> None:
+    content, done = block.numpy().data, 0
+    with open_regular(path, below=below) as file:
+        while done < len(block):
+            count = os.preadv(file.fileno(), [content[done:]], start + done)
+            if not count:
+                raise OSError(f"{path} ends too early")
+            done += count
 
 
 def _write_from(block: torch.Tensor, path: Path, window: Window) -> None:

@@ -1,7 +1,8 @@
 """The frozen base model below adapters: a checkpoint records its digest, not its weights.
 
-If adapters were resumed on other base weights, training would go on without an error, and with a wrong result. So the
-checkpoint records the digest of the base weights, and each start compares it with the digest of the loaded weights.
+If adapters were resumed on other base weights, training would continue without an error, but with a wrong result. So
+the checkpoint records the digest of the base weights, and each start compares it with the digest of the loaded
+weights.
 """
 
 import contextlib
@@ -94,7 +95,7 @@ def base_as_saved(
         saved: the base model that the checkpoint records.
         now: what `base_of` has returned.
         ranks_before: how many ranks wrote the checkpoint.
-        is_first: whether this rank compares; the others only help to gather.
+        is_first: whether this rank compares the weights. The other ranks only help to gather them.
 
     Returns:
         `now`, but with the digest of `saved` if that digest belongs to the same weights.
@@ -171,7 +172,7 @@ def _embeddings_left_out(model: Any) -> set[int]:
 
 
 def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, step: int) -> None:
-    """Compare the base model of a checkpoint's adapters with the loaded one.
+    """Compare the base model that a checkpoint records with the base model that is loaded.
 
     Args:
         saved: the base model that the checkpoint records; None if the checkpoint has no adapters.

@@ -11,10 +11,13 @@ and Accelerate load some of them without any restriction.
 
 import contextlib
 import dataclasses
+import errno
+import inspect
 import os
 import pickle
 import re
 import sys
+import threading
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,12 +28,17 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
+from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import set_numpy_state
+from safepoint.training.state.scheduler_states import checked_schedulers
+from safepoint.training.state.strategy import innermost
 from safepoint.training.state.temporary_attributes import temporarily
 
 _DEEPSPEED = {
@@ -46,6 +54,10 @@ _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _MAX_NAME_BYTES = 4096
 _MOST_PLACES = 50_000_000
 _DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
+_ELSEWHERE = (
+    "while a checkpoint is loaded, torch.load loads only data, from other files too: load this file before training "
+    "starts, or call torch.serialization.add_safe_globals([CLASS]) in the script"
+)
 _PATH: Any = (str, os.PathLike)
 _NAME = re.compile(r"GLOBAL (\S+) w")
 """Finds, in the message of torch's error, the name of the function or class that was refused."""
@@ -62,33 +74,45 @@ def load_data(file: Any, *, mmap: bool = False) -> Any:
         CheckpointError: the file names something that is not allowed, or is not a file of `torch.save`.
         OSError: the file cannot be read.
     """
-    where = file if isinstance(file, _PATH) else getattr(file, "name", "a file of the checkpoint")
-    return _load(torch.load, file, where, map_location="cpu", mmap=mmap)
+    return _load(torch.load, file, _place_of(file, "a file of the checkpoint"), map_location="cpu", mmap=mmap)
 
 
 @contextlib.contextmanager
-def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
-    """While the block runs, let frameworks read the files of a checkpoint with the restrictions of `load_data`.
+def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
+    """While the block runs, frameworks read the files of a checkpoint with the restrictions of `load_data`.
 
     Args:
-        folder: the folder of the checkpoint. Files elsewhere are the script's own, and are loaded without these
-            restrictions.
+        folder: the folder of the checkpoint. What this thread, and the threads that it starts, load from elsewhere is
+            restricted as well: whether a path is in the folder can change between a look at the path and its use. The
+            other threads of the script load their own files without restrictions.
+        parts: the optimizers and schedulers whose states are loaded, also in wrappers; see `checked_optimizers` and
+            `checked_schedulers`. Other objects are ignored.
 
     Raises:
-        CheckpointError: a file was refused. It is raised even if the framework caught it, or raised another error.
+        CheckpointError: a file was refused. It is raised even if the framework caught it, or raised another error. Or
+            the framework raised an error that invalid states cause; see `states_of`.
     """
     _check_named_folders(folder)
     _check_named_files(folder)
     original: Callable[..., Any] = torch.load
     refused: list[CheckpointError] = []
+    place = _Place(folder)
+    found: list[Any] = [innermost(one) for one in parts]
+    optimizers = [one for one in found if isinstance(one, torch.optim.Optimizer)]
+    this_thread = threading.current_thread()
+    others = set(threading.enumerate()) - {this_thread}
 
     def load(f: Any, map_location: Any = None, pickle_module: Any = None, **options: Any) -> Any:
-        if not _is_in(folder, f):
+        if _is_from_rank() or (threading.current_thread() in others and not _is_in(folder, f)):
             return original(f, map_location, pickle_module, **options)
+        named = _place_of(f, folder)
+        if threading.current_thread() is this_thread:
+            place.path = named
         try:
-            where = f if isinstance(f, _PATH) else folder
-            return _load(original, f, where, map_location=map_location, **{**options, "weights_only": True})
+            return _load(original, f, named, map_location=map_location, **{**options, "weights_only": True})
         except CheckpointError as error:
+            if not _is_in(folder, f):
+                error.hint = _ELSEWHERE
             refused.append(error)
             raise
 
@@ -104,9 +128,12 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
         temporarily(torch, load=load),
         temporarily(filesystem, pickle=restricted),
         temporarily(np.random, set_state=set_numpy_state),
+        checked_optimizers(place, *optimizers),
+        checked_schedulers(place, *parts),
     ):
         try:
-            yield
+            with states_of(place):
+                yield
         except BaseException as error:
             # DCP raises an error of its own on all ranks, which contains the errors of the ranks.
             failures: Mapping[int, tuple[BaseException, Any]] = getattr(error, "failures", {})
@@ -118,17 +145,53 @@ def only_data(folder: str | os.PathLike[str]) -> Generator[None]:
         raise refused[0]
 
 
+def _is_from_rank() -> bool:
+    """Whether the running `torch.load` reads a tensor of an object that another rank has sent.
+
+    Such a tensor has the old format. The function of torch that reads it may not be named in a checkpoint's pickle.
+    """
+    frame = inspect.currentframe()
+    replacement = frame.f_back if frame is not None else None
+    caller = replacement.f_back if replacement is not None else None
+    of_storage: Any = torch.storage
+    return caller is not None and caller.f_code is of_storage._load_from_bytes.__code__
+
+
+class _Place:
+    """The file that was read last, for messages."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
 def _check_named_folders(folder: str | os.PathLike[str]) -> None:
-    """Refuse a checkpoint with a file that makes DeepSpeed load a folder outside of the checkpoint.
+    for name in _NAME_A_FOLDER:
+        named_folder(folder, name)
+
+
+def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
+    """The folder in a checkpoint that one of DeepSpeed's files names.
+
+    Args:
+        folder: the checkpoint.
+        name: of the file: `latest` or `latest_universal`.
+
+    Returns:
+        The name, with which DeepSpeed does not have to read the file; None if there is no such file.
 
     Raises:
-        CheckpointError: such a file names a folder that is not in the checkpoint.
+        CheckpointError: one of DeepSpeed's files names a folder that is not in the checkpoint.
     """
-    for path in (Path(folder) / name for name in _NAME_A_FOLDER):
-        if path.is_file():
-            named = read_regular(path, _MAX_NAME_BYTES).decode(errors="replace").strip()
-            if named in {".", ".."} or not re.fullmatch(r"[\w.-]+", named):
-                raise _refusal(path, named)
+    path = Path(folder) / name
+    if not path.is_file():
+        return None
+    named = read_regular(path, _MAX_NAME_BYTES).decode(errors="replace").strip()
+    if named in {".", ".."} or not re.fullmatch(r"[\w.-]+", named):
+        raise _refusal(path, named)
+    return named
 
 
 def _check_named_files(folder: str | os.PathLike[str]) -> None:
@@ -160,20 +223,38 @@ def _check_path(where: str | os.PathLike[str], name: Any) -> None:
 def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
     """Whether the file is in the folder, before or after links in its path are followed.
 
-    An open file counts as inside, because its path is not known.
+    An open file counts as inside, because its path is not known. So does a path that changes meanwhile.
     """
     if not isinstance(file, _PATH):
         return True
     paths = (os.path.abspath(file), os.path.realpath(file), Path(file).absolute())  # the last one may contain `..`
     parents = {parent for path in paths for parent in Path(path).parents}
-    return any(os.path.exists(parent) and os.path.samefile(parent, folder) for parent in parents)
+    try:
+        return any(os.path.exists(parent) and os.path.samefile(parent, folder) for parent in parents)
+    except OSError:
+        return True
+
+
+def _place_of(file: Any, otherwise: Any) -> Any:
+    """How messages name a file: its path, or `otherwise` for an open file without a path."""
+    place = file if isinstance(file, _PATH) else getattr(file, "name", None)
+    return place if isinstance(place, _PATH) else otherwise
 
 
 def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> Any:
     try:
         return restricted_load(file, load=load, also=_classes(), **options)
-    except (OSError, MemoryError):
+    except MemoryError:
         raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # torch seeks to places that a hostile file names
+            raise
+        raise _refusal(where, "") from error
+    except ArchiveError as error:
+        raise CheckpointError(
+            f"{os.fspath(where)} was not loaded: {printable(str(error))}, and torch.save writes no such file",
+            hint=_DELETE_IT,
+        ) from error
     except OldFormatError as error:
         raise CheckpointError(
             f"{os.fspath(where)} was not loaded: it is damaged, or it has the format of torch before 1.6, whose "
@@ -262,7 +343,7 @@ def _is_plain(key: Any) -> bool:
 
 
 def _has_state(target: Any, state: Any) -> bool:
-    """Whether a pickle of DCP sets the state of such an object, and this state."""
+    """Whether a pickle of DCP may set this state on an object of this type."""
     kind = cast("Any", type(target))
     if kind is metadata.TensorProperties:  # its own method checks the state
         return type(state) is tuple
@@ -271,7 +352,7 @@ def _has_state(target: Any, state: Any) -> bool:
 
 
 def _path_of(*parts: str) -> str:
-    """Called in place of `PosixPath` when `.metadata` is read.
+    """This function is called in place of `PosixPath` when `.metadata` is read.
 
     `.metadata` has one such path: where the checkpoint was when it was written. No reader uses it.
     """

@@ -6,9 +6,17 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from safepoint.foundation.field_types import Kind
 from safepoint.training.state.data_only import load_data
 
 _PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor, np.ndarray)
+
+
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, torch.Tensor) for one in cast("list[Any]", value))
+
+
+TENSORS = Kind(words="a list of tensors", fits=_are_tensors)
 
 
 def load_plain(path: Path, *, is_copied: bool = False) -> dict[str, Any]:

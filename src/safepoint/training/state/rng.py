@@ -14,8 +14,9 @@ _GENERATORS = ("generator", "synchronized_generator")
 
 
 def capture_rng() -> dict[str, Any]:
-    """The states of this rank's random number generators: Python's, numpy's, and torch's for the CPU and for the
-    current CUDA device.
+    """The states of this rank's random number generators.
+
+    They are those of Python, of numpy, and of torch for the CPU and for the current CUDA device.
 
     Other CUDA devices are left out: they belong to other ranks, and another machine may have more or fewer of them.
     """
@@ -26,7 +27,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def capture_host_rng() -> dict[str, Any]:
-    """`capture_rng` without devices, which a forked process must not use."""
+    """Like `capture_rng`, but without devices, which a forked process must not use."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),

@@ -46,7 +46,7 @@ def check_fsdp_files(checkpoint: str, *, has_shards: bool, reads_shards: bool) -
         reads_shards: whether each rank of this run reads its shards.
 
     Raises:
-        ConflictError: the checkpoint has shards and this run reads none, or the reverse.
+        ConflictError: the checkpoint has shards and this run reads no shards, or the reverse.
     """
     if has_shards != reads_shards:
         before, now = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")[:: 1 if has_shards else -1]
@@ -89,7 +89,7 @@ def has_same_partitions(manifest: Manifest, stage: int, world_size: int) -> bool
 
 
 def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> None:
-    """Refuse a checkpoint of ZeRO whose partitions differ from this run's.
+    """Refuse a checkpoint of ZeRO whose partitions differ from those of this run.
 
     Args:
         manifest: of the checkpoint, which was written under this run's strategy.

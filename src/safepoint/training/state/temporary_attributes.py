@@ -10,8 +10,8 @@ from typing import Any, cast
 def temporarily(target: Any, **values: Any) -> Generator[None]:
     """Set attributes of `target`, and restore their earlier values when the block ends.
 
-    If `target` had an attribute only from its class, the attribute is deleted when the block ends, so that the one of
-    the class is used again.
+    If `target` had an attribute only from its class, the attribute is deleted when the block ends. Then the attribute
+    of the class is used again.
 
     Args:
         target: an object, a class or a module; only this one is changed.
@@ -37,7 +37,7 @@ class Overrides(contextlib.ExitStack):
     """Methods that are overridden until the block ends; overrides of one method nest."""
 
     def override(self, target: Any, name: str, replacement: Callable[..., Any]) -> None:
-        """Let each call of `name` on `target` call `replacement`, with the original before the caller's arguments.
+        """Make each call of `name` on `target` call `replacement`, with the original before the caller's arguments.
 
         Args:
             target: the object or module; other objects of its class do not change.

@@ -12,7 +12,7 @@ from safepoint.checkpoint.remote.publish import Published
 from safepoint.checkpoint.remote.publish import publish as publish_record
 from safepoint.checkpoint.remote.remote_folder import ATTEMPT_KEY, Claim, RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import UploadRecord
-from safepoint.errors import CheckpointError, ConflictError, ManifestError, StorageError
+from safepoint.errors import CheckpointError, ConflictError, ManifestError, StorageError, TransientError
 from tests.support.checkpoints import commit, name_added_files, prepared
 from tests.support.stores import FaultyStore
 
@@ -64,10 +64,10 @@ def test_the_manifest_is_written_last(local: Path, tmp_path: Path) -> None:
 
         def fail(name: str, key: str, store: FaultyStore = store, failing: int = failing) -> None:
             if len(store.calls) == failing + 1:
-                raise StorageError("cut off")
+                raise TransientError("cut off")
 
         store.before = fail
-        with pytest.raises(StorageError, match="cut off"):
+        with pytest.raises(TransientError, match="cut off"):
             publish(remote, local)
         assert remote.steps() == []
         store.before = lambda name, key: None
@@ -155,12 +155,12 @@ def test_cleaning_takes_what_safepoint_left_unfinished(local: Path, tmp_path: Pa
     remote.claim(claim(1))
     publish(remote, local)
     for step in (30, 40):
-        remote.mark(checkpoint_name(step), {"model.safetensors": 100})
+        remote.mark(checkpoint_name(step), {"model.safetensors": 4})
         store.write(f"{checkpoint_name(step)}/model.safetensors", b"torn")
     store.write("checkpoint-50/model.safetensors", b"written by another tool")
     store.write("notes.txt", b"the user's own")
     # A publish that was cut off between its commit and its tidying: complete, but for what it was about to delete.
-    remote.mark("checkpoint-20", {"left over": 100})
+    remote.mark("checkpoint-20", {"left over": 37})
     store.write("checkpoint-20/left over", b"of an earlier checkpoint of this step")
     remote.claim(claim(2))
     assert remote.clean(keep=["checkpoint-30"]) == 2
@@ -213,10 +213,10 @@ def test_a_deletion_that_was_cut_off_is_finished(local: Path, tmp_path: Path) ->
 
         def cut(name: str, key: str, store: FaultyStore = store, when: int = when) -> None:
             if len(store.calls) == when + 1:
-                raise StorageError("cut off")
+                raise TransientError("cut off")
 
         store.before = cut
-        with pytest.raises(StorageError, match="cut off"):
+        with pytest.raises(TransientError, match="cut off"):
             remote.delete("checkpoint-20")
         store.before = lambda name, key: None
         successor = RemoteFolder(store)

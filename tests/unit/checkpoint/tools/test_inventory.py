@@ -239,7 +239,8 @@ def test_repair_drops_what_never_was_a_checkpoint(
     (place / "checkpoint-40" / "model.safetensors").write_bytes(b"written by another tool")
     if kind == "bucket":
         sizes = {
-            path.relative_to(place / "checkpoint-30").as_posix(): 1 for path in (place / "checkpoint-30").rglob("*")
+            path.relative_to(place / "checkpoint-30").as_posix(): path.stat().st_size
+            for path in (place / "checkpoint-30").rglob("*")
         }
         (place / "checkpoint-30" / MANIFEST_NAME).unlink()
         (place / ".safepoint" / "unfinished").mkdir(parents=True)

@@ -1,6 +1,5 @@
 """Tests of safepoint.jobs.cluster.cluster_jobs with an API that is injected; tests/cluster has the others."""
 
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -15,12 +14,13 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.objects import Object, name_of
-from safepoint.jobs.cluster.spec import PLAN_LABEL, ClusterSpec, plan_name
+from safepoint.jobs.cluster.spec import ClusterSpec
 from safepoint.jobs.cluster.state import Observed, describe
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, BusyError, NotAdmittedError
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.model.states import JobState
 from safepoint.settings.run_settings import RunSettings
+from tests.support.cluster.plans import plan_for
 from tests.support.cluster.workspace import runtime
 
 
@@ -231,12 +231,11 @@ def test_a_submit_continues_a_scale_although_there_is_no_trainjob() -> None:
     """`scale` has deleted the TrainJob, and was killed before it created the next one."""
     successor = trainjob("tiny", "")
     owner = {"metadata": {"name": "x", "labels": {"safepoint.dev/job": "tiny"}, "ownerReferences": [{"uid": "plan"}]}}
-    namespace = Namespace(configmaps=[owner], trainjobs=[plan_for("tiny", "old", successor)])
+    namespace = Namespace(configmaps=[owner], trainjobs=[plan_for(successor, job="tiny")])
     created = namespace.create
 
     def create(kind: str, body: Object) -> Object:
         item = created(kind, body)
-        item["metadata"]["annotations"] |= {"safepoint.dev/plan": "plan"}
         namespace._objects[kind] = [*namespace._objects[kind], item]
         return item
 
@@ -260,18 +259,12 @@ def trainjob(name: str, uid: str, **labels: str) -> dict[str, Any]:
     }
 
 
-def plan_for(job: str, old_uid: str, successor: Object | None = None) -> dict[str, Any]:
-    content = {"old": old_uid, "nodes": 3, "actor": "kim", "successor": successor}
-    document = trainjob(plan_name(job), "plan", **{PLAN_LABEL: job})
-    document["metadata"]["annotations"] = {"safepoint.dev/succession": json.dumps(content)}
-    return document
-
-
 @pytest.mark.parametrize("is_old_gone", [False, True])
 def test_a_watch_sees_that_a_stopped_job_is_being_scaled(is_old_gone: bool) -> None:
     """It is not suspended: a watch of it must go on. While neither TrainJob exists, the plan describes the job."""
     old, successor = trainjob("tiny", "old"), trainjob("tiny", "")
-    trainjobs = [plan_for("tiny", "old", successor)] if is_old_gone else [old, plan_for("tiny", "old")]
+    plan = plan_for(successor, job="tiny", is_released=is_old_gone)
+    trainjobs = [plan] if is_old_gone else [old, plan]
     watch = JobWatch(cast("ClusterApi", Namespace()))
     for item in [*trainjobs, trainjob("other", "o")]:
         watch._note("trainjobs", "ADDED", item)

@@ -41,7 +41,7 @@ def test_large_code_lies_under_its_digest_in_the_output_location(output: str, lo
     assert manifests.code.data == CODE
     assert variables(manifests)["SAFEPOINT_CODE"] == f"{where}/{DIGEST}.zip"
     assert variables(manifests)["SAFEPOINT_CODE_DIGEST"] == DIGEST
-    assert list(manifests.before[0][1]["binaryData"]) == ["safepoint.pyz"]
+    assert list(manifests.before[0][1]["binaryData"]) == ["safepoint-storage.json", "safepoint.pyz"]
 
 
 def test_code_that_fits_stays_in_the_config_map() -> None:

@@ -17,7 +17,10 @@ def trainjob(**spec: Any) -> dict[str, Any]:
     metadata = {"name": "tiny", "namespace": "team", "uid": "u", "creationTimestamp": "2026-11-23T10:00:00Z"}
     return {
         "metadata": {**metadata, "annotations": {RECORD: SPEC.to_record()}, "labels": {}},
-        "spec": {"trainer": {"numNodes": 2}, **spec},
+        "spec": {
+            "trainer": {"numNodes": 2, "env": [{"name": "SAFEPOINT_OUTPUT_DIR", "value": "pvc://c/run"}]},
+            **spec,
+        },
         "status": {},
     }
 
@@ -58,8 +61,17 @@ def test_what_safepoint_submitted_is_shown_as_it_was_typed() -> None:
     assert (job.command, job.output, job.is_ours, job.num_nodes) == ("train.py --lr 1e-4", "pvc://c/run", True, 2)
 
 
+def test_the_output_location_is_that_of_the_pods() -> None:
+    """The record is only a note: it could name another one."""
+    job = trainjob()
+    record = json.loads(job["metadata"]["annotations"][RECORD])
+    record["settings"]["SAFEPOINT_OUTPUT_DIR"] = "pvc://other/run"
+    job["metadata"]["annotations"][RECORD] = json.dumps(record)
+    assert of(job).output == "pvc://c/run"
+
+
 def test_a_job_of_kubectl_has_no_command() -> None:
-    other = trainjob()
+    other = trainjob(trainer={"numNodes": 2})
     other["metadata"]["annotations"] = None
     job = of(other, pod(0), pod(1))
     assert (job.command, job.output, job.is_ours, job.state) == ("", None, False, JobState.RUNNING)

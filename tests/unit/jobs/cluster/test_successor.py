@@ -6,14 +6,18 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.changes.successor import Successions, plans_among
+from safepoint.jobs.cluster.changes.plans import plans_among
+from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.objects import Object, name_of
-from safepoint.jobs.cluster.spec import is_plan, plan_name
+from safepoint.jobs.cluster.spec import PLAN, is_plan, plan_name
 from safepoint.jobs.cluster.state import Observed, describe
 
 
 class Created:
-    """A namespace that accepts one object."""
+    """A namespace that accepts one object, and no Secrets."""
+
+    def may(self, verb: str, kind: str) -> bool:
+        return False
 
     def create(self, kind: str, body: Object) -> Object:
         assert kind == "trainjobs"
@@ -57,14 +61,29 @@ def test_a_plan_says_what_was_written() -> None:
     assert (plan.job, plan.old_uid, plan.num_nodes, plan.uid, plan.successor) == ("tiny", "u", 4, "plan", None)
 
 
-def test_a_plan_has_the_name_of_its_job() -> None:
+def test_a_plan_has_the_name_of_its_content() -> None:
     """A label alone hides no job."""
     document = write(trainjob(), 4)
+    assert name_of(document) == plan_name(document["metadata"]["annotations"][PLAN])
+    assert len(f"{name_of(document)}-model-initializer-0-0-abcde") <= 63
+    assert name_of(write(trainjob(), 4)) != name_of(document)
     document["metadata"]["name"] = "other"
     assert not is_plan(document)
     assert plans_among([document]) == []
-    assert len(plan_name("j" * 63)) <= 63
-    assert name_of(write(trainjob(), 4)) == plan_name("tiny")
+
+
+def test_the_successor_is_the_old_trainjob_with_another_number_of_nodes() -> None:
+    old = trainjob(**{"safepoint.dev/nodes": "4", "safepoint.dev/suspended-by": "kim", "note": "x"})
+    old["spec"]["suspend"] = True
+    old["spec"]["runtimePatches"].append({"manager": "kueue.x-k8s.io/manager"})
+    (plan,) = plans_among([write(old, 4)])
+    assert plan.planned["spec"] == {
+        "runtimeRef": {"name": "torch-distributed"},
+        "trainer": {"numNodes": 4, "command": ["python3"], "args": ["train.py"], "image": "i"},
+        "runtimePatches": [{"manager": "safepoint.dev/job"}],
+    }
+    assert plan.planned["metadata"]["labels"] == old["metadata"]["labels"]
+    assert plan.planned["metadata"]["annotations"] == {"note": "x", "safepoint.dev/created": "2026-11-23T10:00:00Z"}
 
 
 def test_a_plan_that_is_too_large_is_refused() -> None:

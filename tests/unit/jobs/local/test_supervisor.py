@@ -601,7 +601,7 @@ class TestTrouble:
         """Two supervisors would not notice each other."""
         place.add("a", "0")
         monkeypatch.setattr(module.FolderLock, "acquire", lambda *_: None)
-        with pytest.raises(StorageError, match="does not support locks"):
+        with pytest.raises(StorageError, match="does not support file locks"):
             supervise("a")
 
     def test_a_job_that_is_removed_by_force_leaves_no_process(self, place: Place) -> None:

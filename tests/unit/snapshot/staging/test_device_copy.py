@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 from safepoint.snapshot.images.image import Image, Piece, Placed
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.staging import device_copy
-from safepoint.snapshot.staging.device_copy import DeviceCopier, pin
+from safepoint.snapshot.staging.device_copy import DeviceCopier, DevicePlan, pin
 from safepoint.snapshot.staging.guard import Guard
-from safepoint.snapshot.staging.stager import Stager, Work
+from safepoint.snapshot.staging.stager import Stager, Work, _Plan
 
 
 class Cuda:
@@ -113,6 +114,10 @@ class Training:
     def placed(self) -> list[Placed]:
         return [Placed(image=self.image(), block=self.block, offset=0)]
 
+    def planned(self, guard: Guard | None) -> list[tuple[Placed, DevicePlan]]:
+        """The images and what is copied of them, as the stager gives it."""
+        return [(placed, _Plan(placed.image.pieces, guard).on_device) for placed in self.placed()]
+
     def stage(self) -> None:
         self.stager.stage(Work(placed=self.placed(), on_begin=lambda: None, on_end=self.ended.append), self.guard)
 
@@ -135,14 +140,12 @@ def training(cuda: Cuda) -> Iterator[Training]:
 def test_the_computing_stream_waits_for_what_anybody_may_change_only(cuda: Cuda, training: Training) -> None:
     """Copies of what optimizers own are waited for before a step, not at the boundary."""
     copier = DeviceCopier()
-    copier.begin(training.placed(), training.guard)
-    at_boundary = [
-        "copying waits for computing",
-        "event 0 recorded on copying",
-        "computing waits for event 0",
-        "event 1 recorded on copying",
-    ]
+    copier.begin(training.planned(training.guard))
+    at_boundary = ["copying waits for computing", "event 0 recorded on copying", "computing waits for event 0"]
     assert cuda.calls == at_boundary
+    assert training.content(0) == 0.0
+    copier.go_on()
+    assert cuda.calls[3:] == ["event 1 recorded on copying"]
     copier.before_step()
     assert copier.finish()
     assert cuda.calls[4:] == ["computing waits for event 1", "host waits for event 1"]
@@ -151,22 +154,64 @@ def test_the_computing_stream_waits_for_what_anybody_may_change_only(cuda: Cuda,
     assert (training.content(0), training.content(8192)) == (3.0, 4.0)
 
 
+def test_a_step_waits_until_the_copies_have_started(cuda: Cuda, training: Training) -> None:
+    """An event that does not exist yet cannot be waited for on the device."""
+    copier = DeviceCopier()
+    copier.begin(training.planned(training.guard))
+    step = threading.Thread(target=copier.before_step)
+    step.start()
+    step.join(0.1)
+    assert step.is_alive()
+    copier.go_on()
+    step.join()
+    assert cuda.calls[-1] == "computing waits for event 1"
+
+
 def test_without_a_guard_the_computing_stream_waits_for_all(cuda: Cuda, training: Training) -> None:
     """Anybody may change anything."""
-    DeviceCopier().begin(training.placed(), None)
+    DeviceCopier().begin(training.planned(None))
     assert cuda.calls[1:] == ["event 0 recorded on copying", "computing waits for event 0"]
 
 
-def test_copies_that_have_begun_are_over_before_an_error_is_heard_of(cuda: Cuda, training: Training) -> None:
+def test_tensors_of_a_plan_are_made_once(cuda: Cuda, training: Training) -> None:
+    """For each place in memory; what the copies write is the content of the moment."""
+    copier, plan = DeviceCopier(), _Plan(training.image().pieces, training.guard).on_device
+    for value in (3.0, 7.0):
+        training.parameter.data.fill_(value)
+        copier.begin([(placed, plan) for placed in training.placed()])
+        copier.go_on()
+        assert copier.finish()
+        assert training.content(0) == value
+    place = training.placed()[0]
+    index = training.parameter.device.index
+    assert plan.copies(place, index, is_owned=True)[0] is plan.copies(place, index, is_owned=True)[0]
+
+
+@pytest.mark.parametrize("when", ["at the boundary", "later"])
+def test_copies_that_have_begun_are_over_before_an_error_is_heard_of(
+    when: str, cuda: Cuda, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The memory is free then, and may be another snapshot's next."""
     copier = DeviceCopier()
-    copier.begin(training.placed(), training.guard)
+    copier.begin(training.planned(training.guard))
+    copier.go_on()
+    assert copier.finish()
     copier._streams[None].synchronize = lambda: cuda.calls.append("host waits for copying")  # type: ignore[index]
-    bad = piece_of(training.parameter.detach(), 0)._replace(owner=SimpleNamespace(device=torch.device("cpu")))
-    placed = [*training.placed(), Placed(image=image_of(bad), block=training.block, offset=0)]
-    with pytest.raises(AttributeError):
-        copier.begin(placed, training.guard)
-    assert cuda.calls[-1] == "host waits for copying"
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    if when == "later":
+        copier.begin(training.planned(training.guard))
+    monkeypatch.setattr(device_copy, "_foreach_copy", fail)
+    if when == "later":
+        copier.go_on()
+        copier.before_step()
+        assert not copier.finish()
+    else:
+        with pytest.raises(RuntimeError):
+            copier.begin(training.planned(training.guard))
+    assert "host waits for copying" in cuda.calls
 
 
 def test_a_change_outside_the_step_is_noticed(training: Training) -> None:

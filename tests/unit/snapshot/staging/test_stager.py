@@ -291,7 +291,7 @@ def test_what_a_device_copies_is_not_marked(trainer: Trainer) -> None:
         def begin(self, *_: object) -> None:
             pass
 
-        before_step = finish = begin
+        before_step = go_on = finish = begin
 
     trainer.stager._devices = Engine()  # type: ignore[assignment]
     host = trainer.images.compose(trainer.state())

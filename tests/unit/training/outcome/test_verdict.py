@@ -1,6 +1,7 @@
 """The exit code of a node, from how its ranks ended."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -77,3 +78,22 @@ def test_no_rank_failed() -> None:
     """Ranks that run, or ended well, are no failure."""
     assert first_failure({0: 0}, {}) is None
     assert first_failure({}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        # All ranks have the same error, and the first one prints it.
+        ([_record(0, 14, at=1.1), _record(1, 14, at=1.0)], ""),
+        # The first rank lost the connection to the other.
+        ([_record(0, at=1.1), _record(1, 14, at=1.0)], "rank 1 ended first: why"),
+        # Every rank prints that an argument is invalid; a stop needs no reason.
+        ([_record(0, at=1.1), _record(1, 2, at=1.0)], ""),
+        ([_record(0, at=1.1), _record(1, 75, at=1.0)], ""),
+    ],
+)
+def test_the_reason_of_a_rank_that_prints_nothing(records: list[RankRecord], message: str) -> None:
+    """Otherwise the output would only have the errors that followed from it."""
+    found = {record.rank: replace(record, message="why") for record in records}
+    codes = {rank: record.exit_code or 1 for rank, record in found.items()}
+    assert reach_verdict(codes, found, stop_signal=0, killed=False).message == message

@@ -261,12 +261,12 @@ def test_a_copy_that_cannot_be_read_again_comes_from_elsewhere(job: Job, monkeyp
     original = transfer._read_into
     failed: list[Path] = []
 
-    def failing(path: Path, start: int, block: Any) -> None:
+    def failing(path: Path, start: int, block: Any, **options: Any) -> None:
         if path.name == "model.safetensors" and not failed:
             failed.append(path)
             flip(job.folder(0, 20) / "model.safetensors")
             raise OSError(5, "input/output error")
-        original(path, start, block)
+        original(path, start, block, **options)
 
     monkeypatch.setattr(transfer, "_read_into", failing)
     assert_all(job.choose(), 20)

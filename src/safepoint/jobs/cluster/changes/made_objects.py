@@ -1,14 +1,14 @@
 """Finds the objects that Safepoint made for jobs: config maps, Secrets and runtimes.
 
-A label does not prove that Safepoint made an object: a person who may change only metadata can add it to any
-object. So an object counts only if its name is one that Safepoint derives for the job, and if it has what such a
-person cannot change:
+A label does not prove that Safepoint made an object: a person who may change only metadata can add the label to any
+object. So an object counts as made by Safepoint only if its name is one that Safepoint derives for the job, and if it
+has the following feature of its kind, which such a person cannot change:
 
 - a config map has the digest of its content in its name;
 - a Secret has a type of Safepoint's, which Kubernetes never changes;
 - a runtime has the grace period of its name.
 
-Objects that the job's TrainJob owns already count too: the cluster deletes them with the TrainJob in any case.
+Objects that the job's TrainJob owns already are included too: the cluster deletes them with the TrainJob in any case.
 """
 
 import base64
@@ -24,7 +24,7 @@ from safepoint.jobs.cluster.objects import Object, at, name_of, owners_of, texts
 from safepoint.jobs.cluster.spec import JOB_LABEL, SECRET_TYPE
 
 _KINDS = ("secrets", "trainingruntimes", "configmaps")
-"""The config map of a job is the last one that gets its owner and the last one that is deleted, see `repair`."""
+"""The config map is the last object of a job that gets an owner, and the last one that is deleted; see `repair`."""
 _NAMES = {
     "configmaps": "{short}-[0-9a-f]{{12}}",
     "secrets": "{job}-(nodes-[0-9a-f]{{8}}|dataset|model)",
@@ -41,7 +41,7 @@ def job_of(item: Object) -> str:
 def labelled(api: ClusterApi, labels: str = JOB_LABEL) -> list[tuple[str, Object]]:
     """The objects with the label of a job and a name that Safepoint derives for it, as pairs of kind and metadata.
 
-    A kind that you may not list is left out. Whether Safepoint made the objects, `is_made` finds out.
+    A kind that you may not list is left out. `is_made` finds out whether Safepoint made the objects.
     """
     found: list[tuple[str, Object]] = []
     for kind in _KINDS:
@@ -55,9 +55,9 @@ def made_for(api: ClusterApi, job: str, *, owners: Set[str] = frozenset()) -> li
     """The objects that Safepoint made for a job, as pairs of kind and metadata.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         job: the name of the job.
-        owners: the uids of the TrainJobs whose objects count in any case.
+        owners: the uids of the TrainJobs whose objects are included in any case.
     """
     return [
         (kind, item)
@@ -75,10 +75,10 @@ def has_derived_name(kind: str, item: Object) -> bool:
 
 
 def is_made(api: ClusterApi, kind: str, item: Object) -> bool:
-    """Whether Safepoint made an object. Sends one request, which reads no Secret.
+    """Whether Safepoint made an object. This sends one request, which does not read the content of a Secret.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         kind: the plural of its kind.
         item: its metadata.
 
@@ -102,14 +102,18 @@ def is_made(api: ClusterApi, kind: str, item: Object) -> bool:
 
 
 def _is_named_by_content(config_map: Object) -> bool:
-    try:
-        files = {
-            name: base64.b64decode(text, validate=True) for name, text in texts(config_map, "binaryData").items()
-        }
-    except (ValueError, TypeError):
+    files = shipped_files(config_map)
+    if files is None or at(config_map, "immutable") is not True:
         return False
-    named = config_map_name(job_of(config_map), pod_archive.digest_of_files(files))
-    return at(config_map, "immutable") is True and name_of(config_map) == named
+    return name_of(config_map) == config_map_name(job_of(config_map), pod_archive.digest_of_files(files))
+
+
+def shipped_files(config_map: Object) -> dict[str, bytes] | None:
+    """The files in a config map, by name; None if its content is not valid."""
+    try:
+        return {name: base64.b64decode(text, validate=True) for name, text in texts(config_map, "binaryData").items()}
+    except (ValueError, TypeError):
+        return None
 
 
 def _has_grace_of_name(runtime: Object) -> bool:

@@ -48,7 +48,7 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         requested = None
         if is_left:
             _own_left(api, job)
-        # Without an owner, these objects would stay when the job is deleted.
+        # The objects get an owner, because otherwise they would stay when the job is deleted.
         own(api, job, reversed(manifests.before))
     except KeyboardInterrupt:
         _undo(api, made, unanswered=requested)
@@ -73,7 +73,7 @@ def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[
     only if a config map has no owner.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         made: what was created.
         unanswered: what was requested without an answer, and may exist.
     """
@@ -134,15 +134,19 @@ def _differs(wanted: Object, found: Object) -> bool:
 
 def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> None:
     """Make a TrainJob the only owner of other objects, so that the cluster deletes them with the TrainJob."""
-    reference = {
+    for kind, item in made:
+        if [at(one, "uid") for one in items(item, "metadata", "ownerReferences")] != [uid_of(owner)]:
+            api.patch(kind, name_of(item), {"metadata": {"ownerReferences": [reference_to(owner)]}})
+
+
+def reference_to(owner: Object) -> Object:
+    """The entry of `ownerReferences` for a TrainJob."""
+    return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
         "name": name_of(owner),
         "uid": uid_of(owner),
     }
-    for kind, item in made:
-        if [at(one, "uid") for one in items(item, "metadata", "ownerReferences")] != [uid_of(owner)]:
-            api.patch(kind, name_of(item), {"metadata": {"ownerReferences": [reference]}})
 
 
 def _own_left(api: ClusterApi, job: Object) -> None:
@@ -159,7 +163,7 @@ def _own_left(api: ClusterApi, job: Object) -> None:
 def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
     """Whether the TrainJob with this uid, its JobSet and its pods are gone.
 
-    Without the right to read the JobSet and the pods, only the TrainJob counts.
+    If you may not read the JobSet and the pods, only the TrainJob is checked.
     """
     job = api.find("trainjobs", name)
     if job is not None:
@@ -175,7 +179,7 @@ def repair(api: ClusterApi) -> frozenset[str] | None:
     Only objects that Safepoint made are changed or deleted, see `made_objects`.
 
     The config map of a job is the first object that is created for it, and the last one that gets its owner. So if
-    all config maps have owners, no other object lacks one, and one request is enough to find that out.
+    all config maps have owners, all other objects have owners too, and one request is enough to find that out.
 
     Returns:
         The names of the jobs that have config maps; None if you may not list config maps.

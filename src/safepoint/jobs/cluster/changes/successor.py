@@ -1,37 +1,42 @@
 """Changes a job's number of nodes: a new TrainJob of the same name, its successor, replaces the old one.
 
 The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
-the cluster keeps a plan for it, in an annotation of a further TrainJob. This further TrainJob is suspended and does
-nothing. It is a TrainJob so that a person who may not write TrainJobs can write no plan. A person who may change them
-can change a plan too (docs/security.md). Every command that looks at the job carries out the next step of the plan. A
-step may be done twice without harm:
+the cluster keeps a plan for it (`plans`) in a further TrainJob. This further TrainJob is suspended and does nothing.
+The plan is kept in a TrainJob so that only people who may create TrainJobs can create a plan. Every command that
+looks at the job carries out the next step of the plan. A step may be done twice without harm:
 
-1. Write the plan, with the uid of the old TrainJob.
+1. Write the plan: the uid of the old TrainJob, and the whole successor, which is made from the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.
-3. Add the whole successor, which is always made from the old TrainJob, to the plan. Make the TrainJob of the plan the
-   owner of the objects that were made for the job (its program, its Secret, its runtime).
+3. Record in the plan how the old TrainJob has ended. Make the TrainJob of the plan the owner of the objects that were
+   made for the job (its program, its Secret, its runtime).
 4. Delete the old TrainJob.
 5. When the JobSet and the pods of the old TrainJob are gone too, create the successor. Make the successor the owner
    of the objects that were made for the job, and delete the plan.
+
+What step 3 notes is shown to people, as the annotations of each job are, and decides nothing. While the old TrainJob
+exists, each step compares the successor with it, and drops a plan that would change more than the number of nodes.
 """
 
 import contextlib
 import copy
 import dataclasses
 import json
+import logging
+import re
+import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from safepoint.errors import AccessDeniedError, ConflictError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.made_objects import made_for
-from safepoint.jobs.cluster.changes.submission import create, own
-from safepoint.jobs.cluster.manifests import add_secret, mounts_secret
+from safepoint.jobs.cluster.changes.plans import ENDED, Plan, changed_among, document_of, plans_among, read_plan
+from safepoint.jobs.cluster.changes.submission import create, own, reference_to
+from safepoint.jobs.cluster.manifests import lacks_secret, mounted_secret, nodes_secret, with_secret
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
-from safepoint.jobs.cluster.spec import DOMAIN, PLAN_LABEL, RECORD, is_plan, plan_name, read_record
+from safepoint.jobs.cluster.spec import PLAN_LABEL, RECORD, read_record
 from safepoint.jobs.cluster.state import (
     CREATED,
     HISTORY,
@@ -44,93 +49,90 @@ from safepoint.jobs.cluster.state import (
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
 from safepoint.jobs.model.records import AttemptRecord, this_user
 
-_PLAN = f"{DOMAIN}/plan"
-"""The annotation of a successor: the uid of the TrainJob that keeps its plan."""
-_CONTENT = f"{DOMAIN}/succession"
-"""The annotation of a plan's TrainJob: the plan as JSON."""
 _MOST_BYTES = (256 << 10) - (8 << 10)
 """Kubernetes' limit for all annotations of an object, less room for what is added to a plan after it is written."""
 _KUEUE = "kueue.x-k8s.io"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The plan to replace a job's TrainJob by one with another number of nodes.
-
-    Args:
-        document: the TrainJob that keeps the plan.
-        job: the name of the job.
-        old_uid: the uid of the TrainJob to replace.
-        num_nodes: the new number of nodes.
-        actor: the user who asked for the change.
-        successor: the new TrainJob; None while the old TrainJob may still run.
-    """
-
-    document: Object
-    job: str
-    old_uid: str
-    num_nodes: int
-    actor: str
-    successor: Object | None
-
-    @property
-    def uid(self) -> str:
-        """The uid of the TrainJob that keeps the plan."""
-        return uid_of(self.document)
+_log = logging.getLogger("safepoint")
 
 
 class Successions:
     """The plans of one namespace.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
     """
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
+        self._reported: set[str] = set()
 
     def plan(self, job: str) -> Plan | None:
         """The plan for a job; None if there is none, or if you may not read TrainJobs."""
         self._api.check_name(job)
         with contextlib.suppress(AccessDeniedError):
-            found = self._api.find("trainjobs", plan_name(job))
-            return None if found is None else _plan(found)
+            found = self._api.objects("trainjobs", labels=f"{PLAN_LABEL}={job}")
+            self.report_changed(found)
+            return next((plan for plan in plans_among(found) if plan.job == job), None)
         return None
 
+    def report_changed(self, trainjobs: Iterable[Object]) -> None:
+        """Log a warning for each plan among these TrainJobs that another person has changed, once for each."""
+        for item in changed_among(trainjobs):
+            name, job = name_of(item), texts(item, "metadata", "labels").get(PLAN_LABEL, "")
+            if name not in self._reported:
+                self._reported.add(name)
+                _log.warning(
+                    "the plan to scale job %s was changed after it was written, so it is not carried out; `kubectl "
+                    "delete trainjob %s` removes it; if job %s is gone, submit it again with the same --output-dir",
+                    job,
+                    name,
+                    job,
+                )
+
     def write(self, old: Object, job: ClusterJob, num_nodes: int) -> Plan:
-        """Write the plan for a job. If the job has a plan already, the new plan overwrites it.
+        """Write the plan for a job, which has none.
 
         Raises:
             UsageError: the plan would be larger than the annotations of a TrainJob can be.
-            ConflictError: a TrainJob that is no plan has the name that the plan's TrainJob needs.
+            AccessDeniedError: you may not create what the successor needs.
         """
-        document = _document(old)
-        plan = Plan(
-            document=document,
-            job=job.name,
-            old_uid=uid_of(old),
-            num_nodes=num_nodes,
-            actor=this_user(),
-            successor=None,
+        actor = this_user()
+        planned = _successor(old, num_nodes, created=job.created)
+        secret = None
+        if num_nodes > 1 and lacks_secret(planned) and self._api.may("create", "secrets"):
+            secret = nodes_secret(job.name)
+            secret["metadata"]["ownerReferences"] = [reference_to(old)]
+            planned = with_secret(planned, name_of(secret))
+        content = json.dumps(
+            {
+                "old": uid_of(old),
+                "nodes": num_nodes,
+                "actor": actor,
+                "successor": planned,
+                # Without it, a person who may change the old TrainJob could look for two texts with one digest.
+                "unique": secrets.token_hex(16),
+            },
+            separators=(",", ":"),
         )
-        size = len(_content(dataclasses.replace(plan, successor=_successor(plan, old, job))))
+        size = len(content) + len(json.dumps(_notes_at_end(old, job, actor, num_nodes)))
         if size > _MOST_BYTES:
             raise UsageError(
                 f"job {job.name} was not scaled: the description of its new TrainJob has {size:,} bytes, and "
                 f"a TrainJob has room for {_MOST_BYTES:,}",
                 hint="suspend it, and submit it again with another number of nodes",
             )
-        notes = {"metadata": {"annotations": {_CONTENT: _content(plan)}}}
-        document["metadata"] |= notes["metadata"]
+        if secret is not None:
+            create(self._api, "secrets", secret)
+        document = document_of(old, content)
         try:
-            written = _plan(create(self._api, "trainjobs", document))
-        except AlreadyExistsError:
-            written = _plan(self._api.patch("trainjobs", name_of(document), notes))
+            written = read_plan(create(self._api, "trainjobs", document))
+        except AlreadyExistsError:  # the answer to an earlier try was lost
+            written = read_plan(self._api.get("trainjobs", name_of(document)))
         if written is None:
             raise ConflictError(
-                f"job {job.name} was not scaled: Safepoint needs the name {name_of(document)} for a TrainJob of "
-                "its own, and another TrainJob has this name",
-                hint=f"`kubectl delete trainjob {name_of(document)}` removes it",
+                f"job {job.name} was not scaled: TrainJob {name_of(document)}, which keeps the plan for this, was "
+                "changed at once",
+                hint=f"`kubectl delete trainjob {name_of(document)}` removes it; then scale the job once more",
             )
         return written
 
@@ -143,62 +145,59 @@ class Successions:
         old = self._api.find("trainjobs", plan.job)
         if old is not None and uid_of(old) == plan.old_uid:
             own(self._api, old, self._made_for(plan))
-        self._api.delete("trainjobs", name_of(plan.document), uid=plan.uid)
+        self._delete(plan)
+
+    def check(self, plan: Plan, old: Object) -> None:
+        """Drop a plan that would change more than the number of nodes of the old TrainJob.
+
+        Raises:
+            ConflictError: it would, and was dropped.
+        """
+        if not _is_made_from(plan, old):
+            self.drop(plan)
+            raise ConflictError(
+                f"job {plan.job} was not scaled to {plan.num_nodes} nodes: its TrainJob was changed meanwhile, or "
+                "another program than Safepoint wrote the plan for this",
+                hint=f"`kubectl get trainjob {plan.job} -o yaml` shows it; then resume or scale the job once more",
+            )
 
     def release(self, plan: Plan, old: Object, job: ClusterJob) -> None:
-        """Write the successor into the plan, then delete the old TrainJob, which has stopped."""
-        successor = _successor(plan, old, job)
-        if plan.num_nodes > 1 and not mounts_secret(successor) and self._api.may("create", "secrets"):
-            successor, secret = add_secret(successor)
-            with contextlib.suppress(AlreadyExistsError):
-                create(self._api, "secrets", secret)
-        content = _content(dataclasses.replace(plan, successor=successor))
-        self._api.patch("trainjobs", name_of(plan.document), {"metadata": {"annotations": {_CONTENT: content}}})
+        """Note in the plan how the old TrainJob has stopped, and delete the old TrainJob."""
+        notes = json.dumps(_notes_at_end(old, job, plan.actor, plan.num_nodes))
+        self._api.patch("trainjobs", name_of(plan.document), {"metadata": {"annotations": {ENDED: notes}}})
         own(self._api, plan.document, self._made_for(plan))
         self._api.delete("trainjobs", plan.job, uid=plan.old_uid)
 
     def create(self, plan: Plan) -> None:
-        """Create the successor, if the plan contains it. The old TrainJob must be gone."""
+        """Create the successor, if the old TrainJob was released. The old TrainJob must be gone."""
         if plan.successor is not None:
             with contextlib.suppress(AlreadyExistsError):
                 create(self._api, "trainjobs", plan.successor)
 
-    def is_successor(self, plan: Plan, job: Object) -> bool:
-        """Whether this TrainJob is the successor that the plan describes."""
-        return texts(job, "metadata", "annotations").get(_PLAN) == plan.uid
-
     def finish(self, plan: Plan, job: Object) -> None:
-        """Delete the plan. If `job` is its successor, first make `job` the owner of the job's objects."""
-        if self.is_successor(plan, job):
-            own(self._api, job, self._made_for(plan))
+        """Make `job`, which has replaced the old TrainJob, the owner of the job's objects, and delete the plan."""
+        own(self._api, job, self._made_for(plan))
+        self._delete(plan)
+
+    def _delete(self, plan: Plan) -> None:
         self._api.delete("trainjobs", name_of(plan.document), uid=plan.uid)
 
     def _made_for(self, plan: Plan) -> list[tuple[str, Object]]:
         return made_for(self._api, plan.job, owners={plan.old_uid, plan.uid})
 
 
-def _successor(plan: Plan, old: Object, job: ClusterJob) -> Object:
-    """The new TrainJob, made from the old one. It resumes from the same checkpoints."""
+def _successor(old: Object, num_nodes: int, *, created: str) -> Object:
+    """The new TrainJob, made from the old one, which may still run. It resumes from the same checkpoints."""
     metadata: Any = at(old, "metadata")
     left_out = {SUSPENDED_BY, NODES, RECEIPT}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}
-    ended = AttemptRecord(
-        number=max(1, job.attempt),
-        num_nodes=int(at(old, "spec", "trainer", "numNodes") or 1),
-        started=str(at(metadata, "creationTimestamp")),
-        ended=clock.utc_now(),
-        outcome=f"Suspended: {plan.actor} changed the number of nodes to {plan.num_nodes}",
-    )
-    attempts = [dataclasses.asdict(attempt) for attempt in (*attempts_before(old), ended)]
-    notes |= {CREATED: job.created, HISTORY: json.dumps(attempts), _PLAN: plan.uid}
-    if job.safe_step is not None:
-        notes[SAFE_STEP] = str(job.safe_step)
+    notes[CREATED] = created
     record = read_record(notes.get(RECORD))
     if record:
-        notes[RECORD] = json.dumps({**record, "num_nodes": plan.num_nodes}, sort_keys=True)
-    spec = copy.deepcopy(at(old, "spec"))
+        notes[RECORD] = json.dumps({**record, "num_nodes": num_nodes}, sort_keys=True)
+    spec: Any = copy.deepcopy(at(old, "spec"))
     spec.pop("suspend", None)
-    spec["trainer"]["numNodes"] = plan.num_nodes
+    spec["trainer"] = {**(at(spec, "trainer") or {}), "numNodes": num_nodes}
     patches = [one for one in items(spec, "runtimePatches") if not str(at(one, "manager")).startswith(_KUEUE)]
     if "runtimePatches" in spec:
         spec["runtimePatches"] = patches
@@ -215,55 +214,26 @@ def _successor(plan: Plan, old: Object, job: ClusterJob) -> Object:
     }
 
 
-def plans_among(trainjobs: Iterable[Object]) -> list[Plan]:
-    """The plans that these TrainJobs keep. TrainJobs that are jobs are left out."""
-    return [plan for item in trainjobs if (plan := _plan(item))]
+def _notes_at_end(old: Object, job: ClusterJob, actor: str, num_nodes: int) -> dict[str, str]:
+    """The annotations of the successor about the attempts before it, and about the newest checkpoint."""
+    ended = AttemptRecord(
+        number=max(1, job.attempt),
+        num_nodes=int(at(old, "spec", "trainer", "numNodes") or 1),
+        started=str(at(old, "metadata", "creationTimestamp")),
+        ended=clock.utc_now(),
+        outcome=f"Suspended: {actor} changed the number of nodes to {num_nodes}",
+    )
+    notes = {HISTORY: json.dumps([dataclasses.asdict(attempt) for attempt in (*attempts_before(old), ended)])}
+    if job.safe_step is not None:
+        notes[SAFE_STEP] = str(job.safe_step)
+    return notes
 
 
-def _document(old: Object) -> Object:
-    """The TrainJob that keeps the plan for `old`. It is in no queue. If it is resumed, it runs `true` and ends."""
-    return {
-        "apiVersion": old["apiVersion"],
-        "kind": old["kind"],
-        "metadata": {"name": plan_name(name_of(old)), "labels": {PLAN_LABEL: name_of(old)}},
-        "spec": {
-            "suspend": True,
-            "runtimeRef": at(old, "spec", "runtimeRef"),
-            "trainer": {"numNodes": 1, "command": ["true"]},
-        },
-    }
-
-
-def _content(plan: Plan) -> str:
-    """The plan as the JSON text that its annotation keeps."""
-    data = {"old": plan.old_uid, "nodes": plan.num_nodes, "actor": plan.actor, "successor": plan.successor}
-    return json.dumps(data, separators=(",", ":"))
-
-
-def _plan(item: Object) -> Plan | None:
-    """The plan that a TrainJob keeps; None if the TrainJob keeps none, or if its annotation is not a valid plan."""
-    if not is_plan(item):
-        return None
-    job = str(texts(item, "metadata", "labels")[PLAN_LABEL])
-    try:
-        data = json.loads(texts(item, "metadata", "annotations")[_CONTENT])
-        successor = data["successor"]
-        if successor is not None and not _is_trainjob(successor, job):
-            return None
-        return Plan(
-            document=item,
-            job=job,
-            old_uid=str(data["old"]),
-            num_nodes=int(data["nodes"]),
-            actor=str(data["actor"]),
-            successor=cast("Object | None", successor),
-        )
-    except (KeyError, TypeError, ValueError, RecursionError, OverflowError):
-        return None
-
-
-def _is_trainjob(successor: Any, name: str) -> bool:
-    """Whether `successor` has the types that the API server requires. The API server did not check the annotation."""
-    notes = [*texts(successor, "metadata", "labels").values(), *texts(successor, "metadata", "annotations").values()]
-    is_noted = all(isinstance(text, str) for text in notes)  # pyright: ignore[reportUnnecessaryIsInstance]
-    return name_of(successor) == name and isinstance(at(successor, "spec"), dict) and is_noted
+def _is_made_from(plan: Plan, old: Object) -> bool:
+    """Whether the successor does the same as the old TrainJob, on another number of nodes."""
+    expected, secret = _successor(old, plan.num_nodes, created=""), mounted_secret(plan.planned)
+    if secret is not None and lacks_secret(expected):
+        if not re.fullmatch(rf"{re.escape(plan.job)}-nodes-[0-9a-f]{{8}}", secret):
+            return False
+        expected = with_secret(expected, secret)
+    return expected["spec"] == plan.planned["spec"]

@@ -36,11 +36,11 @@ def create_trainjob(api: ClusterApi, trainjob: Object) -> Object:
 def form_for(api: ClusterApi, trainjob: Object, *, runtime: Object) -> Object:
     """The TrainJob in the form in which `create_trainjob` would create it; nothing is created.
 
-    A dry run finds out which form the cluster's Trainer takes. Without the right to create TrainJobs, the form is
-    that of Trainer 2.2.
+    A dry run finds out which form the cluster's Trainer accepts. A user who may not create TrainJobs cannot make a
+    dry run, and receives the form of Trainer 2.2.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         trainjob: the TrainJob, written for Trainer 2.2 and later.
         runtime: the reference to a runtime that exists, for the dry run. The job's own runtime may not exist yet.
 
@@ -97,8 +97,8 @@ def _overrides(patch: Any) -> list[Object]:
         patch, "trainingRuntimeSpec", "template", "metadata"
     ):
         raise UsageError(
-            "a patch changes a Job or the JobSet, such as its labels, and Kubeflow Trainer 2.1 can patch only pods; "
-            "nothing was submitted",
+            "a patch changes a Job or the JobSet itself, such as its labels, but Kubeflow Trainer 2.1 can patch only "
+            "pods; nothing was submitted",
             hint="change the pods instead, or ask the cluster's administrator for Trainer 2.2 or later",
         )
     return found

@@ -1,4 +1,4 @@
-"""Checks, before a job is created, that its runtime, its claim, its queue and the Secret of its connection exist."""
+"""Checks, before a job is created, that its runtime, its claim (volume), its queue and its Secret exist."""
 
 import contextlib
 
@@ -30,7 +30,7 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
     """Check what a job needs, and make its objects.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         spec: the job.
         asks: ask the cluster which optional objects you may create, and leave out the others; False makes all.
 
@@ -107,7 +107,10 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
 
 
 def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
-    """Raise NotFoundError if the job's queue or priority class does not exist. What cannot be read is not checked."""
+    """Raise NotFoundError if the job's queue or priority class does not exist.
+
+    Objects that you may not read are not checked.
+    """
     if spec.queue is None:
         return
     with contextlib.suppress(AccessDeniedError):  # some users may submit to a queue, but not read it
@@ -147,12 +150,12 @@ def secret_keys(api: ClusterApi, spec: ClusterSpec) -> tuple[str, ...] | None:
     if found is None:
         raise NotFoundError(
             f"there is no Secret {spec.connection} in namespace {api.namespace}; nothing was submitted",
-            hint="make a data connection of this name, or give the name of another one",
+            hint="create it (a data connection with the keys of the object store), or name another Secret",
         )
     keys = tuple(sorted(texts(found, "data")))
     if not keys:
         raise AccessDeniedError(
             f"Secret {spec.connection} in namespace {api.namespace} has no keys; nothing was submitted",
-            hint=f"add {' and '.join(KEY_VARIABLES[:2])} to it, or give the name of another one",
+            hint=f"add {' and '.join(KEY_VARIABLES[:2])} to it, or name another Secret",
         )
     return keys

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from safepoint.errors import UsageError
 from safepoint.foundation.quantities import parse_bytes
 from safepoint.jobs.cluster import pod_archive
+from safepoint.jobs.cluster.records import storage_record
 from safepoint.jobs.cluster.spec import ClusterSpec
 
 _MOST_NAME = 63
@@ -72,7 +73,7 @@ def check_values(spec: ClusterSpec) -> None:
             f"env has {', '.join(reserved)}, which Kubeflow Trainer sets itself; {_NOTHING}", hint="leave it out"
         )
     for name in spec.files:
-        if not _FILE.fullmatch(name) or name == pod_archive.NAME:
+        if not _FILE.fullmatch(name) or name in {pod_archive.NAME, storage_record.FILE}:
             raise UsageError(
                 f"the script cannot be sent under its name {name!r}; {_NOTHING}",
                 hint="rename it: use letters, digits, dots, dashes and underscores",

@@ -229,7 +229,7 @@ def _volumes(name: str, request: HelperRequest, basis: PodBasis) -> tuple[list[O
     mounts: list[Object] = [
         {**mount, "readOnly": True}
         for mount in items(basis.container, "volumeMounts")
-        if at(mount, "name") in kept and at(mount, "mountPath") not in {_PLACE, PIECES}
+        if at(mount, "name") in kept and str(at(mount, "mountPath")).rstrip("/") not in {_PLACE, PIECES, "/tmp"}
     ]
     used = {str(at(mount, "name")) for mount in mounts}
     volumes: list[Object] = [volume for key, volume in kept.items() if key in used]
@@ -245,8 +245,7 @@ def _volumes(name: str, request: HelperRequest, basis: PodBasis) -> tuple[list[O
     if request.pieces:
         maps = [{"configMap": {"name": _map_name(name, number + 1)}} for number in range(len(request.pieces))]
         add(_volume_name("pieces"), PIECES, {"projected": {"sources": maps}}, is_read_only=True)
-    if "/tmp" not in {str(at(mount, "mountPath")).rstrip("/") for mount in mounts}:
-        add(_volume_name("tmp"), "/tmp", {"emptyDir": {}}, is_read_only=False)
+    add(_volume_name("tmp"), "/tmp", {"emptyDir": {}}, is_read_only=False)  # the pod copies its program there
     return volumes, mounts
 
 

@@ -8,10 +8,11 @@ import contextlib
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from safepoint.errors import ConflictError, WaitTimeoutError
+from safepoint.errors import ConflictError, NotFoundError, WaitTimeoutError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.helper.job_storage import location_of, remove_checkpoints
+from safepoint.jobs.cluster.helper.job_storage import location_of, remove_checkpoints, storage_of
 from safepoint.jobs.cluster.objects import Object, name_of
+from safepoint.jobs.cluster.records.storage_record import named_output
 from safepoint.jobs.cluster.spec import removal_note
 from safepoint.jobs.cluster.state import ClusterJob, Observed
 from safepoint.jobs.model.states import JobState
@@ -43,6 +44,8 @@ def delete_checkpoints(jobs: _Jobs, api: ClusterApi, name: str, timeout_s: float
     check_alone(name, job.output, others)
     if job.state is JobState.DELETING:
         raise ConflictError(f"job {name} is being deleted already; its checkpoints stay")
+    with contextlib.suppress(NotFoundError):  # `scale` is replacing its TrainJob
+        storage_of(api, jobs.observe(name).trainjob)  # if that is refused, the job still runs
     if not job.state.is_over:
         try:
             jobs.suspend(name, timeout_s=timeout_s)
@@ -51,7 +54,14 @@ def delete_checkpoints(jobs: _Jobs, api: ClusterApi, name: str, timeout_s: float
                 f"{error.message}; nothing was deleted",
                 hint="the job is being stopped but still exists; when it has stopped, delete it once more",
             ) from error
-    return remove_checkpoints(api, jobs.observe(name).trainjob)
+    trainjob = jobs.observe(name).trainjob
+    if named_output(trainjob) != job.output:
+        raise ConflictError(
+            f"the output location of job {name} has changed from {job.output} to {named_output(trainjob)} meanwhile; "
+            "nothing was deleted",
+            hint="find out who changed it, and delete the job once more",
+        )
+    return remove_checkpoints(api, trainjob)
 
 
 def check_alone(name: str, output: str | None, others: Mapping[str, str | None]) -> None:

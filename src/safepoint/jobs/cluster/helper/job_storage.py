@@ -12,10 +12,15 @@ from safepoint.checkpoint.tools.removal import COMMAND, remove_all
 from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError, UsageError
 from safepoint.foundation.bounded_json import parse_value
 from safepoint.foundation.events.answer_frames import Part
+from safepoint.jobs.cluster import pod_archive
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.changes.made_objects import shipped_files
 from safepoint.jobs.cluster.helper.helper import HelperError, run_helper
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest
-from safepoint.jobs.cluster.objects import Object, at, name_of, texts
+from safepoint.jobs.cluster.manifests import config_map_name
+from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+from safepoint.jobs.cluster.records.storage_record import CERTIFICATES, named_output, read_storage_record
+from safepoint.jobs.cluster.records.storage_record import FILE as STORAGE_FILE
 from safepoint.jobs.cluster.spec import RECORD, REMOVAL, read_record
 from safepoint.jobs.model.connections import keys_in_secret, plain_variables, with_keys
 from safepoint.storage.location import Location, parse_location
@@ -31,7 +36,7 @@ _KEYS: Mapping[str, tuple[type, ...]] = {
     "step": (int, NoneType),
     "trigger": (str, NoneType),
 }
-_CERTIFICATES = ("AWS_CA_BUNDLE", "SAFEPOINT_VERIFY_TLS")
+_OUTPUT = "SAFEPOINT_OUTPUT_DIR"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +56,40 @@ class JobStorage:
     env_here: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def storage_of(trainjob: Object) -> JobStorage:
-    """Where a job saves, as its record says."""
-    record = read_record(texts(trainjob, "metadata", "annotations").get(RECORD))
-    output, connection = at(record, "settings", "SAFEPOINT_OUTPUT_DIR"), at(record, "connection")
-    env = {str(name): str(text) for name, text in texts(record, "env").items()}
-    plain = plain_variables(env)  # another person may have written the record
-    return JobStorage(
-        output=output if isinstance(output, str) else None,
-        connection=connection if isinstance(connection, str) else None,
-        # Other variables, such as SAFEPOINT_PACKAGES, would run that person's code in a pod of this user.
-        env=plain | {name: env[name] for name in _CERTIFICATES if name in env},
-        env_here=plain,
+def storage_of(api: ClusterApi, trainjob: Object) -> JobStorage:
+    """Where a job saves, as its config map says, see `storage_record`. For a job that names no location: without one.
+
+    Raises:
+        ConflictError: this is not certain. Another program has submitted the job, or another person has changed it.
+        AccessDeniedError: you may not read the config map.
+    """
+    named = named_output(trainjob)
+    digest = pod_archive.digest_in(items(trainjob, "spec", "trainer", "command"))
+    if digest is None and named is None:
+        return JobStorage(output=None)
+    if digest is None:
+        raise _not_certain(trainjob, "Safepoint did not submit it")
+    map_name = config_map_name(name_of(trainjob), digest)
+    files = shipped_files(api.find("configmaps", map_name) or {}) or {}
+    if pod_archive.digest_of_files(files) != digest:
+        raise _not_certain(trainjob, f"config map {map_name} is not the one that it was submitted with")
+    record = read_storage_record(files.get(STORAGE_FILE))
+    if record is None or record.job != name_of(trainjob):
+        raise _not_certain(trainjob, f"config map {map_name} does not say it, as those of earlier releases")
+    annotated = at(read_record(texts(trainjob, "metadata", "annotations").get(RECORD)), "settings", _OUTPUT)
+    for said in (named, record.output if annotated is None else annotated):
+        if said != record.output:
+            raise _not_certain(trainjob, f"it was submitted to save to {record.output}, and names {said} now")
+    plain = plain_variables(record.env)  # another person may have submitted the job
+    return JobStorage(output=record.output, connection=record.connection, env=record.env, env_here=plain)
+
+
+def _not_certain(trainjob: Object, reason: str) -> ConflictError:
+    name = name_of(trainjob)
+    return ConflictError(
+        f"it is not certain where job {name} saves: {reason}; nothing was done",
+        hint=f"give the location itself, with --connection if it needs keys, instead of job {name}; "
+        f"`safepoint delete {name}` keeps the checkpoints",
     )
 
 
@@ -112,7 +139,7 @@ def remove_checkpoints(api: ClusterApi, trainjob: Object) -> int:
     Returns:
         The number of deleted checkpoints.
     """
-    name, storage = name_of(trainjob), storage_of(trainjob)
+    name, storage = name_of(trainjob), storage_of(api, trainjob)
     location = location_of(storage.output or "", name)
     api.patch("trainjobs", name, {"metadata": {"annotations": {REMOVAL: "true"}}})
     inventory = open_directly(api, storage, location)
@@ -130,7 +157,7 @@ def open_directly(api: ClusterApi, storage: JobStorage, location: Location) -> I
 
     Only a pod can reach a claim, use a Secret that you may not read, or use a certificate that only the pods have.
     """
-    is_only_in_pods = any(name in storage.env and name not in storage.env_here for name in _CERTIFICATES)
+    is_only_in_pods = any(name in storage.env and name not in storage.env_here for name in CERTIFICATES)
     if location.claim is not None or is_only_in_pods:
         return None
     try:

@@ -15,7 +15,7 @@ _UNAUTHORIZED = 401
 
 
 class Bearer(httpx2.Auth):
-    """Sends a token. If the cluster refuses it, the token is read again, because it may have been renewed.
+    """Sends a token. If the cluster refuses the token, it is read again, because it may have been renewed.
 
     Args:
         what: where the token comes from, for messages.
@@ -47,7 +47,7 @@ class Bearer(httpx2.Auth):
         except (ConfigError, OSError, KeyError, TypeError, ValueError) as error:
             raise AccessDeniedError(
                 f"{self._what} failed: {type(error).__name__}: {error}",
-                hint="log in to the cluster again, or correct users in the kubeconfig",
+                hint="log in to the cluster again, or fix the field `users` in the kubeconfig",
             ) from error
 
 
@@ -59,7 +59,7 @@ def _checked(token: str) -> str:
 
 
 def bearer_of(connection: Connection) -> Bearer | None:
-    """What sends the token of a connection; None if the connection has no token."""
+    """The `Bearer` that sends the token of a connection; None if the connection has no token."""
     user, name = connection.config.user, connection.name
     if user is None:
         return None

@@ -53,7 +53,7 @@ def without_files(config: SingleConfig) -> SingleConfig:
 
 
 def add_certificate(context: ssl.SSLContext, config: SingleConfig) -> None:
-    """Let `context` show the client's certificate, if the kubeconfig has one.
+    """Make `context` send the client's certificate to the server, if the kubeconfig has a certificate.
 
     Raises:
         ConfigError: the key is missing or encrypted, or a file is too large.

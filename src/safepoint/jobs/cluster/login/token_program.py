@@ -1,6 +1,7 @@
 """Runs the program of a kubeconfig that gives the token (an exec plugin).
 
-The program may ask a person, so it has three minutes. After that it is killed, so that no command waits for ever.
+The program may ask a person to log in, so it may run for three minutes. Then it is killed, so that no command waits
+for ever.
 """
 
 import json
@@ -41,7 +42,7 @@ def token_from(program: UserExec) -> str:
 
 def _output_of(program: UserExec) -> bytes:
     environ = {**os.environ, **{variable.name: variable.value for variable in program.env or []}}
-    # Files, and not pipes: a process that the program leaves behind may keep a pipe open.
+    # The output goes to files, not to pipes: a process that the program leaves behind may keep a pipe open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [program.command, *(program.args or [])], env=environ, stdout=output, stderr=errors

@@ -1,1 +1,1 @@
-"""What the objects of a job record besides its state: its progress, the receipt of its suspension."""
+"""What the objects of a job record besides its state: its progress, and what its suspension saved (the receipt)."""

@@ -13,7 +13,7 @@ from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS
 
 
 def progress_of(job: Object, state: JobState) -> Progress | None:
-    """The progress that the pods posted to the status server, or that OpenShift AI's controller read; may be None."""
+    """The progress that the pods posted to the status server, or that OpenShift AI's controller read; or None."""
     status = at(job, "status", "trainerStatus")
     if status is not None:
         values = {str(at(item, "name")): number_in(at(item, "value")) for item in items(status, "metrics")}

@@ -40,7 +40,7 @@ class Receipt:
     def text(self) -> str:
         """The receipt in a few words, for a person."""
         how = "saved before the pods ended" if self.was_requested else f"saved at SIGTERM because {self.reason}"
-        checked = "every file was read and compared" if self.is_read else "names and sizes were compared"
+        checked = "every file was read and matches its digest" if self.is_read else "names and sizes were compared"
         return f"step {self.step} is in {self.checkpoint} (digest {self.digest}), {how}; {checked}"
 
     def to_document(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def run_in_pod(
     """The lines that a program prints.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         pod: the pod.
         container: the container.
         command: the program and its arguments; no shell changes them.

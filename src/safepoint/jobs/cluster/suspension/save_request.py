@@ -19,7 +19,7 @@ def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: 
     """Request a save. After the save the ranks wait; if the job is not suspended, they continue by themselves.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         job: a running job that Safepoint submitted.
         seen: the objects of the job.
         within_s: how long the save may take, at most 15 minutes; None for 15 minutes. The pods give up earlier if the

@@ -29,7 +29,7 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
     """Stop a job with a checkpoint, and wait until its pods are gone.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         look: returns the objects of the job as they are now.
         place: the name of the cluster in messages.
         timeout_s: how long to wait; None for no limit.
@@ -115,7 +115,7 @@ def _try_to_save(
 
 
 def request_stop(api: ClusterApi, seen: Observed, *, receipt: Receipt | None = None) -> None:
-    """Set the field that stops the job: `active` of its Workload if it has one, otherwise its own `suspend`."""
+    """Set the field that stops the job: `active` of its Workload or, without a Workload, its own `suspend`."""
     name = name_of(seen.trainjob)
     notes = {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}
     by: Object = {"metadata": {"annotations": notes}}
@@ -135,7 +135,10 @@ def _text(receipt: Receipt) -> str:
 
 
 def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
-    """The receipt for the newer checkpoint. If the stop came too late, the ranks have trained on and saved again."""
+    """The receipt for the newer of the two checkpoints.
+
+    If the stop came too late, the ranks continued and saved again.
+    """
     if requested is None or at_end is None:
         return requested or at_end
     if at_end.step <= requested.step:
@@ -146,7 +149,7 @@ def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
 def _is_stopping(seen: Observed, job: ClusterJob) -> bool:
     """Whether a person has requested the stop already.
 
-    A stop by a queue alone does not count, because the job would then resume by itself.
+    A stop by a queue is not a request of a person: the job would then resume by itself.
     """
     is_of_person = seen.workload is None or at(seen.workload, "spec", "active") is False
     return job.state is JobState.SUSPENDING and is_of_person
@@ -163,7 +166,7 @@ def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str 
     Args:
         job: the suspended job.
         before: the job's state before this suspension; None if the job was suspended already.
-        reason: why no save was made on request; empty if one was made.
+        reason: why no save was made on request; empty if a save was made on request.
     """
     newest = "" if job.safe_step is None else f"its newest checkpoint is of step {job.safe_step}"
     if job.receipt is not None:

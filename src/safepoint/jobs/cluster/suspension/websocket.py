@@ -1,6 +1,6 @@
 """The messages of a WebSocket (RFC 6455), read from a connection that the HTTP client has opened and upgraded.
 
-Only what `pods/exec` needs: messages of the server are read, and its pings are answered.
+The module has only what `pods/exec` needs: it reads messages of the server, and answers the server's pings.
 """
 
 import base64
@@ -59,7 +59,8 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
 
     Raises:
         TransientError: the connection broke, or the server was silent or took too long.
-        StorageError: a message is too large, there are too many frames, or one is not one that a server may send.
+        StorageError: a message is too large, there are too many frames, or a server may not send a frame of this
+            kind.
     """
     protocol, message, num_frames = FrameProtocol(client=True, extensions=[]), bytearray(), 0
     deadline_s = clock.monotonic_s() + limit_s

@@ -1,4 +1,4 @@
-"""Sends HTTP requests to an API server, with limits of time and size, and repeats those that can be repeated."""
+"""Sends HTTP requests to an API server, with limits of time and size, and repeats failed requests if that is safe."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _MOST_ANSWER_BYTES = 64 << 20
 _MOST_LINE_BYTES = 1 << 20
 _EXCHANGE_S = 300.0
-"""How long a request and its answer may take, including the program that gives the token and may ask a person."""
+"""How long a request and its answer may take. This includes the login program, which may wait for a person."""
 _ANSWER_S = 120.0
 """The time limit for a whole answer. The limit for each read does not stop a server that sends byte after byte."""
 _PLAIN = {"accept-encoding": "identity"}
@@ -77,7 +77,7 @@ class Client:
         timeout = httpx2.Timeout(REQUEST_S, connect=_CONNECT_S)
         is_encrypted = connection.config.cluster.server.startswith("https:")
         try:
-            # Without encryption, a proxy could read the requests. The options of this class are of many types.
+            # A proxy of the environment is used only for encrypted requests, because it could read others.
             parameters: Any = ConnectionParams(timeout=timeout, trust_env=is_encrypted)
             config = without_files(connection.config)
             options: Any = parameters.httpx_params(config)
@@ -241,7 +241,7 @@ class Client:
             if isinstance(error, httpx2.HTTPError | OSError):
                 raise TransientError(f"the connection to {self.connection.name} broke: {reason_of(error)}") from error
             raise
-        if is_closed:  # a body without a stated length seems to be complete
+        if is_closed:  # without a stated length, a body that `close` has cut off looks complete
             raise self._closed()
 
     @property
@@ -266,11 +266,12 @@ class Client:
             if self._streams.is_closed:  # while the task ran
                 raise self._closed() from error
             raise
-        if self._streams.is_closed:  # an answer without a stated length seems to be complete
+        if self._streams.is_closed:  # without a stated length, an answer that `close` has cut off looks complete
             raise self._closed()
         if found is not None:
             return found
-        # End all streams: it is unknown which one the task uses. The others are opened again when they are needed.
+        # End all streams, because it is unknown which stream the task uses. The others are opened again when they are
+        # needed.
         self._streams.end()
         raise TransientError(f"cluster {self.connection.name} did not answer within {_EXCHANGE_S:g} s")
 

@@ -71,7 +71,7 @@ def unreachable(name: str, error: Exception) -> SafepointError:
     if "certificate verify failed" in reason.lower():
         return StorageError(
             f"the certificate of cluster {name} is not trusted: {reason}",
-            hint="correct certificate-authority in the kubeconfig",
+            hint="fix the field `certificate-authority` in the kubeconfig",
         )
     return TransientError(
         f"cluster {name} cannot be reached: {reason}", hint="check the network, and the server in the kubeconfig"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from safepoint.jobs.cluster.changes.successor import Plan, plans_among
+from safepoint.jobs.cluster.changes.plans import Plan, plans_among
 from safepoint.jobs.cluster.objects import Object, at, event_time, items, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.spec import is_plan
 from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed
@@ -18,7 +18,7 @@ def objects_of_jobs(
 ) -> list[Observed]:
     """The objects of each job. If `scale` has deleted the old TrainJob of a job, the new one comes from the plan."""
     trainjobs = list(trainjobs)
-    plans = {plan.job: plan for plan in plans_among(trainjobs)}
+    plans = {plan.job: plan for plan in reversed(plans_among(trainjobs))}
     jobs = {name: plan.successor for name, plan in plans.items() if plan.successor is not None}
     jobs |= {name_of(job): job for job in trainjobs if not is_plan(job)}
     of_job: dict[str, list[Object]] = {}
@@ -48,7 +48,8 @@ def target_of(plan: Plan | None, job: Object) -> int | None:
 def events_of_job(seen: Observed, events: Iterable[Object], *, since: str) -> list[Object]:
     """The events of a job and of the objects that were created for it, oldest first.
 
-    Objects may have been deleted, so they are recognized by the names that the cluster derives from the job's name.
+    The objects may have been deleted, so they are recognized by the names that the cluster derives from the job's
+    name.
 
     Args:
         seen: the job.

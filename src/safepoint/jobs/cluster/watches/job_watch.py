@@ -60,7 +60,7 @@ class JobWatch:
     """The jobs of a namespace as they are now. Threads watch the objects until the context is left.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
     """
 
     def __init__(self, api: ClusterApi) -> None:

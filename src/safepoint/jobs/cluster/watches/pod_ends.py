@@ -19,11 +19,11 @@ _MOST_PODS, _MOST_NAME = 10_000, 253
 class PodEnds:
     """How the pods of a job end.
 
-    The pods are deleted within a second of ending. So enter this context before the job is stopped: it opens a watch,
-    which records how each pod ends.
+    The cluster deletes pods within a second after their end. So enter this context before the job is stopped. It
+    opens a watch, which records how each pod ends.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the jobs.
         name: the name of the job.
     """
 
@@ -49,14 +49,14 @@ class PodEnds:
         self._is_over.set()
 
     def wait_for_last(self) -> None:
-        """Wait, at most three seconds, until the watch has reported an end, and the end of each running pod."""
+        """Wait, at most three seconds, until the watch has reported an end, and the end of each pod that has run."""
         deadline_s = clock.monotonic_s() + _LAST_EVENTS_S
         while (self._running or not self._codes) and clock.monotonic_s() < deadline_s:
             clock.sleep(0.1)
 
     @property
     def is_saved(self) -> bool | None:
-        """Whether all pods whose end the watch has reported ended with a save; None if it has reported no end."""
+        """Whether all pods whose end the watch has reported ended with a save; None before it has reported an end."""
         if not self._codes:
             return None
         return all(code in {ExitCode.OK, ExitCode.INTERRUPTED_SAVED} for code in self._codes.values())

@@ -27,7 +27,7 @@ _KEPT = ("SAFEPOINT_VERIFY_TLS",)
 _AFTER_A_LOSS_S = 10.0
 """How long launchers may continue after one of them has failed."""
 _KILLED_LATER_S = 2.0
-"""How long after the end of the grace period launchers are killed. Until then they can kill their own ranks."""
+"""Launchers are killed this long after the end of the grace period. Until then they can kill their own ranks."""
 _GONE_WITHIN_S = 30.0
 
 
@@ -112,7 +112,10 @@ class Launchers:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all launchers were started. An earlier supervisor may have been killed before it started all."""
+        """Whether all launchers were started.
+
+        An earlier supervisor may have been killed before it had started all of them.
+        """
         return len(self._nodes) == self._spec.num_nodes
 
     @property
@@ -150,7 +153,9 @@ class Launchers:
             node.process.send(signal.SIGKILL)
 
     def wait_until_gone(self) -> None:
-        """Wait until all processes of the job have ended. Keepers may commit after their launchers have ended.
+        """Wait until all processes of the job have ended.
+
+        Keepers (the processes that write snapshots to disk) may commit after their launchers have ended.
 
         Processes that still run after the grace period, or after 30 s if that is longer, are killed.
         """
@@ -166,9 +171,10 @@ class Launchers:
         return [self._exit_code(node) for node in range(self._spec.num_nodes)]
 
     def _exit_code(self, node: int) -> int | None:
-        """The exit code that the launcher wrote; if it wrote none, the exit code of its process.
+        """The exit code that the launcher wrote; if it wrote no exit code, that of its process.
 
-        None if the launcher still runs or was killed, or if an earlier supervisor started it and it wrote none.
+        None if the launcher still runs or was killed, or if an earlier supervisor started the launcher and it wrote
+        no exit code.
         """
         code = read_exit_code(self._plan_file(node))
         child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)

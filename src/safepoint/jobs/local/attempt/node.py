@@ -1,7 +1,7 @@
 """The process of one node of a job: a launcher that writes its exit code to a file.
 
-So a supervisor that did not start the launcher can also learn its exit code. The command of the process is
-`python -m safepoint.jobs.local.attempt.node PLAN`; `Launchers` writes the plan.
+So a supervisor that did not start the launcher can read the exit code too. The command of the process is `python -m
+safepoint.jobs.local.attempt.node PLAN`; `Launchers` writes the plan.
 """
 
 import json
@@ -46,7 +46,7 @@ def exit_file(plan: Path) -> Path:
 
 
 def read_exit_code(plan: Path) -> int | None:
-    """The exit code that the launcher wrote; None when it wrote none."""
+    """The exit code that the launcher wrote; None if it wrote no exit code."""
     try:
         return int(exit_file(plan).read_text())
     except (OSError, ValueError):

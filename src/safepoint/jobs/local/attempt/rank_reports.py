@@ -48,7 +48,10 @@ def newest_step(folder: Path) -> tuple[int | None, bool]:
 
 
 def newest_report(folder: Path) -> tuple[int, int] | None:
-    """Identifies the newest report of progress; another value means that the ranks have reported since."""
+    """A value that identifies the newest report of progress.
+
+    If the value has changed, the ranks have reported since.
+    """
     try:
         status = (folder / PROGRESS_NAME).stat()
     except OSError:

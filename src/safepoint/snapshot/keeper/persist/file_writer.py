@@ -1,8 +1,9 @@
-"""Writes images in memory to durable files: one thread computes checksums and digest, another writes.
+"""Writes the images of checkpoint files (their future bytes, in memory) to durable files, on two threads.
 
-Both threads process the bytes below the watermark, so they begin before the copy into the image has ended. Writes
-bypass the page cache where the file system allows that: a checkpoint is not read again soon, and would displace the
-training's data from the cache.
+One thread computes the checksums and the digest, the other writes. Both process the bytes that have already been
+copied into the image (`Source.available`), so they begin before the copying has ended. Writes bypass the page cache
+where the file system allows that: a checkpoint is not read again soon, and would displace the training's data from
+the cache.
 """
 
 import errno
@@ -25,7 +26,7 @@ from safepoint.snapshot.images.torch_archive import Archive, records_of
 from safepoint.snapshot.memory.block import PAGE_BYTES, SMALL_BYTES, Block
 
 STAGED = 1 << 62
-"""The result of `Source.available` when the rank has staged its part."""
+"""The result of `Source.available` when the rank has staged its part (has copied all its files into memory)."""
 _WRITE_BYTES = 4 << 20
 _POLL_S = 0.0005
 _NUM_SMALL_WRITERS = 8

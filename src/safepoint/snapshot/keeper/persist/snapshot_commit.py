@@ -1,7 +1,8 @@
 """Writes a snapshot from the keeper's registry to the output folder, and commits it as a checkpoint.
 
-The keepers of several nodes make one checkpoint, through the folder that all of them share. In the attempt's working
-folder, each keeper writes small files that the others read:
+A keeper is the process of a node that writes snapshots to disk. The keepers of several nodes make one checkpoint,
+through the folder that all of them share. In the attempt's working folder, each keeper writes small files that the
+others read:
 
     <save>/part-K.json      the files of this save that node K has written, with their digests, or why there are none
     <save>/part-0.json      why node 0 has not committed this save
@@ -51,7 +52,7 @@ class Nodes:
         self._folder = folder
 
     def publish(self, save: int, part: RankPart) -> None:
-        """Publish which files this node has written for a save, or why it has written none.
+        """Publish which files this node has written for a save, or the error that prevented the write.
 
         Args:
             save: the number of the save, the same on all nodes.
@@ -80,7 +81,7 @@ class Nodes:
         return [_part_of(index, found.get(index)) for index in others]
 
     def announce(self, save: int) -> None:
-        """Publish that a save is committed, on node 0."""
+        """On node 0: publish that a save is committed."""
         with contextlib.suppress(OSError):
             _write_record(self._folder / str(save) / "outcome.json", {"error": ""})
 
@@ -212,7 +213,13 @@ def commit_snapshot(
         return read_manifest(working.target)
     if facts.num_nodes > 1:
         nodes.announce(facts.save)
-    prune(facts.output, parse_policies(facts.keep, facts.limit), report, protected=facts.protected)
+    prune(
+        facts.output,
+        parse_policies(facts.keep, facts.limit),
+        report,
+        protected={*facts.protected, manifest.step},  # what was just saved stays, whatever else is in the folder
+        run_id=manifest.run_id,
+    )
     return manifest
 
 
@@ -222,7 +229,7 @@ def _write(working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, li
     entries = write_files(merge(sources), working.source)
     for of_rank in sources.values():
         for source in of_rank:
-            source.wait_until_staged()  # only then it is certain that all files are from one boundary
+            source.wait_until_staged()  # before that, files may be from different boundaries
     if not snapshot.is_intact:
         raise GivenUpError(f"the memory of step {snapshot.step} was used for another snapshot")
     assert snapshot.facts is not None

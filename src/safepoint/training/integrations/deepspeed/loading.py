@@ -4,16 +4,17 @@ From this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under 
 optimizer the settings of the first group. All weights then also share one step counter, which each group increments.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from safepoint.errors import ConflictError
+from safepoint.errors import CheckpointError, ConflictError
 from safepoint.foundation.units import plural
 from safepoint.training.integrations.deepspeed.universal import OTHERS
-from safepoint.training.state.data_only import load_data, only_data
+from safepoint.training.state.data_only import load_data, named_folder, only_data
 from safepoint.training.state.temporary_attributes import temporarily
 from safepoint.training.state.zero_gathering import gathered
 
@@ -60,6 +61,32 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
             )
 
 
+@contextlib.contextmanager
+def with_checked_tag(engine: Any, folder: Path, name: str = "latest") -> Generator[None]:
+    """While the block runs, tell the engine which folder of a checkpoint to load, so that it does not read the name.
+
+    The name could change after it has been checked.
+
+    Args:
+        engine: a DeepSpeedEngine that loads `folder` without a tag.
+        folder: the checkpoint.
+        name: the file of the checkpoint that names the folder.
+
+    Raises:
+        CheckpointError: there is no such file, or it names a folder that is not in the checkpoint.
+    """
+    checked = named_folder(folder, name)
+    if checked is None:
+        raise CheckpointError(f"{folder} was not loaded: it has no file {name}, so it is not known what to load")
+    original = engine.load_checkpoint
+
+    def load_checkpoint(load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(load_dir, checked if tag is None else tag, *args, **kwargs)
+
+    with temporarily(engine, load_checkpoint=load_checkpoint):
+        yield
+
+
 def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     """Load the universal layout; all ranks call it.
 
@@ -73,7 +100,8 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     devices = {key: step.device for key, step in steps.items() if isinstance(step, torch.Tensor)}
     # Pipelined loading would deadlock: each rank waits for a message that its neighbour does not send in this case.
     with (
-        only_data(folder),
+        only_data(folder, inner),
+        with_checked_tag(engine, folder, "latest_universal"),
         temporarily(engine._config, load_universal_checkpoint=True),
         temporarily(engine._config.zero_config, pipeline_loading_checkpoint=False),
     ):

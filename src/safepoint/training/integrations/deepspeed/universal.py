@@ -1,7 +1,7 @@
 """Writes DeepSpeed's universal layout: each weight and each of its moments whole, in its own file.
 
-DeepSpeed has a tool that writes this layout, too. The tool writes every byte twice, and what it writes for stage 3
-cannot be loaded by other stages. This module writes every byte once and for the stage that will load it, and several
+DeepSpeed has a tool that writes this layout, too. The tool writes every byte twice, and other stages cannot load what
+it writes for stage 3. This module writes every byte once, for the stage that will load the files, and several
 processes can share the work. Buffers and frozen weights, which the layout does not include, are written beside it.
 """
 

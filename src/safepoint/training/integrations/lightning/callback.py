@@ -20,13 +20,14 @@ from safepoint.training.integrations.lightning.lightning_data import LightningDa
 from safepoint.training.integrations.lightning.lightning_parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
 from safepoint.training.start.copies import verify_best
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.temporary_attributes import Overrides, temporarily
 
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 
 
 class SafepointCallback(Checkpoint):
-    """A Lightning training that survives preemption, crashes and lost nodes.
+    """Makes a Lightning training survive preemption, crashes and lost nodes.
 
     It replaces the `ModelCheckpoint` that Lightning adds by itself. A `ModelCheckpoint` that the script adds stays.
 
@@ -145,6 +146,12 @@ class SafepointCallback(Checkpoint):
                 self._context.log.info("the run resumes from %s, not from ckpt_path", folder)
             parts.restore(folder, weights_only, original)
 
+        def restore_states(original: Callable[[], None]) -> None:
+            if folder is None:
+                original()
+            else:
+                parts.restore_states(folder, original)
+
         def restored(original: Callable[[], None]) -> None:
             original()
             # If `begin` raises an error, `_close` must find no training, because none has started.
@@ -154,7 +161,8 @@ class SafepointCallback(Checkpoint):
             self._training = training
             self._steps = int(self._trainer.global_step)
             if folder is not None:
-                self._resume(data)
+                with states_of(folder / STATE):
+                    self._resume(data)
 
         def set_up_data(original: Callable[[], None]) -> None:
             process: Callable[[Any], Any] = strategy.process_dataloader
@@ -192,6 +200,7 @@ class SafepointCallback(Checkpoint):
         self._overrides.callback(data.untrack)
         for place, name, instead in (
             (connector, "_restore_modules_and_callbacks", restore),
+            (connector, "restore_training_state", restore_states),
             (connector, "resume_end", restored),
             (fit, "setup_data", set_up_data),
             (fit, "on_run_start", begin_run),

@@ -12,6 +12,7 @@ from typing import Any
 from safepoint.errors import ConflictError
 from safepoint.training.plain.data.position import DataProgress, Position
 from safepoint.training.plain.data.tracked_data import TrackedData
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import restore_rng
 
 
@@ -165,8 +166,9 @@ class LightningData:
         position = self._resumed
         if position is None:
             return
-        states: list[dict[str, Any]] = position.loader or []
-        places = [Position(**state) for state in states]
+        with states_of("the position of a data loader in the checkpoint"):
+            states: list[dict[str, Any]] = position.loader or []
+            places = [Position(**state) for state in states]
         for number, loader in enumerate(self._loaders):
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
             loader.data.resume(place, self._rng if position.batches else None)

@@ -11,10 +11,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.training.plain.state.parts import Parts
+from safepoint.training.state.loading import states_of
+from safepoint.training.state.scheduler_states import checked_schedulers
 from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
@@ -78,8 +81,22 @@ class LightningParts(Parts):
                 f"{folder.name} has no {STATE}: it was not written by a Lightning Trainer; training was not started",
                 hint="resume with the script that wrote it, or start from the beginning with --from-scratch",
             )
-        with self._direct_io():
+        with self._direct_io(), states_of(folder / STATE):
             restore(folder / STATE, weights_only)
+
+    def restore_states(self, folder: Path, restore: Callable[[], None]) -> None:
+        """Restore loops, optimizers and schedulers.
+
+        Args:
+            folder: the checkpoint that `restore` has read.
+            restore: Lightning's own method.
+
+        Raises:
+            CheckpointError: a state is invalid, or that of an optimizer does not fit.
+        """
+        path, schedulers = folder / STATE, [one.scheduler for one in self._trainer.lr_scheduler_configs]
+        with states_of(path), checked_optimizers(path, *self.optimizers()), checked_schedulers(path, *schedulers):
+            restore()
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(self._without_other_paths))
@@ -137,8 +154,8 @@ def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
 class DirectCheckpointIO(CheckpointIO):
     """Writes and reads files with `torch.save` and `torch.load`, directly to and from a path.
 
-    Lightning's own plugin serializes into memory first. That takes twice the size of the state, and the keeper could
-    not take over the write. See `lightning.pytorch.plugins.CheckpointIO`.
+    Lightning's own plugin serializes into memory first. That takes twice the size of the state, and the keeper (the
+    process that writes snapshots) could not take over the write. See `lightning.pytorch.plugins.CheckpointIO`.
 
     Args:
         check: called with each checkpoint that was read; it may change the checkpoint.

@@ -114,7 +114,7 @@ def finish_settings(args: Any, context: RankContext) -> None:
     args.save_strategy = SaveStrategy(args.save_strategy)
     if args.save_only_model:
         raise UsageError(
-            "the script sets save_only_model=True: such a checkpoint has no optimizer state and cannot be resumed",
+            "the script sets save_only_model=True: a checkpoint without optimizer state cannot be resumed",
             hint="remove it from the script's TrainingArguments; the final model is not affected",
         )
     if args.auto_find_batch_size:

@@ -1,9 +1,9 @@
 """Redirects what a script's own `_save_checkpoint` writes.
 
 A subclass may add files to a checkpoint. Its code names the folder `self._get_output_dir(…)/checkpoint-N`, which is
-the working folder of the save, or `self.args.output_dir/checkpoint-N`. So this module lets `args.output_dir`
-name the parent of the working folder, but only in the subclass's code: transformers and TRL store `args.output_dir`
-in what they save, so their code must see the real output folder. Other files that the subclass writes to
+the working folder of the save, or `self.args.output_dir/checkpoint-N`. So this module makes `args.output_dir` name
+the parent of the working folder, but only in the subclass's code: transformers and TRL store `args.output_dir` in
+what they save, so their code must see the real output folder. Other files that the subclass writes to
 `args.output_dir` are moved to the real output folder after the save.
 """
 
@@ -24,7 +24,7 @@ _SAVE = "_save_checkpoint"
 
 @contextlib.contextmanager
 def redirected_output_dir(trainer: Any, root: Path) -> Generator[None]:
-    """Let the script's own subclass see `root` as `args.output_dir`, while the block runs.
+    """While the block runs, the script's own subclass sees `root` as `args.output_dir`.
 
     Args:
         trainer: about to save.
@@ -53,7 +53,7 @@ def redirected_output_dir(trainer: Any, root: Path) -> Generator[None]:
 
 
 def has_own_model_save(trainer: Any) -> bool:
-    """Whether a subclass decides how a model is saved."""
+    """Whether a subclass in the script decides how a model is saved."""
     base: Any = importlib.import_module("transformers").Trainer
     kind = cast("Any", type(trainer))
     return kind.save_model is not base.save_model or kind._save is not base._save

@@ -1,7 +1,8 @@
 """One call of `Trainer.train()` under Safepoint: where it starts, the vote at each step, how it ends.
 
-The loop remains the Trainer's. During the call a few methods of this one Trainer are overridden
-(`TrainerRun._override`), and one callback is added. These observe and stop the loop, and compute nothing.
+The vote is a small all-reduce, in which all ranks learn of requests to save or stop. The loop itself is that of the
+Trainer. During the call a few methods of this one Trainer are overridden (`TrainerRun._override`), and one callback
+is added. The overrides and the callback observe and stop the loop, but compute nothing.
 """
 
 import contextlib
@@ -124,7 +125,7 @@ class TrainerRun(TrainerCallback):
         self._resume = TrainerResume(context, trainer, point)
         self._lease.enter_context(lease(point))
         if point is not None and point.foreign is not None and start.folders.is_owner:
-            self._lease.callback(delete_tree, point.path)  # when the lease ends, all ranks have loaded it
+            self._lease.callback(delete_tree, point.path)  # when the lease ends, all ranks have loaded the checkpoint
         step = 0 if point is None else point.manifest.step
         context.outcome.training_begins(step, is_saved=point is not None and point.is_durable)
         base = base_of(trainer.model, num_ranks=place.world_size) if place.is_first else None
@@ -161,6 +162,10 @@ class TrainerRun(TrainerCallback):
         with only_own_adapters(self._trainer.model):
             return _load_only_data(original, *args, **kwargs)
 
+    def _load_optimizer(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        parts = (self._trainer.optimizer, self._trainer.lr_scheduler)
+        return _load_only_data(original, *args, parts=parts, **kwargs)
+
     def _resume_path(self, resume_from: Any) -> Any:
         if self._start.point is not None:
             return str(self._start.point.path)
@@ -170,8 +175,8 @@ class TrainerRun(TrainerCallback):
                 resume_from,
             )
             return resume_from
-        # If the script gave True, the Trainer would load any folder that is named like a checkpoint, or fail if there
-        # is none.
+        # If the script passes True, the Trainer would load any folder that is named like a checkpoint, or fail if
+        # there is no such folder.
         return None
 
     def _override(self, overrides: Overrides) -> None:
@@ -183,7 +188,7 @@ class TrainerRun(TrainerCallback):
         overrides.override(trainer, "_push_from_checkpoint", self._push_later)
         overrides.override(trainer, "_load_best_model", self._load_best_model)
         overrides.override(trainer, "_load_from_checkpoint", self._load_model)
-        overrides.override(trainer, "_load_optimizer_and_scheduler", _load_only_data)
+        overrides.override(trainer, "_load_optimizer_and_scheduler", self._load_optimizer)
         overrides.override(trainer.callback_handler, "on_save", self._callbacks.on_save)
         self._resume.override(overrides)
         trainer.add_callback(self)
@@ -397,7 +402,7 @@ class TrainerRun(TrainerCallback):
         return result
 
     def _agree_on_best(self) -> None:
-        """Give all ranks the first rank's `best_model_checkpoint`, so that all ranks load the same one, or none."""
+        """Set the first rank's `best_model_checkpoint` on all ranks, so that all load the same one, or none does."""
         if self._start.complete is not None:
             state = self._trainer.state
             state.best_model_checkpoint = self._peers.from_first(state.best_model_checkpoint)
@@ -406,7 +411,9 @@ class TrainerRun(TrainerCallback):
                 state.best_model_checkpoint = str(self._output.root / checkpoint_name(step))
 
     def _load_best_model(self, original: Callable[[], None]) -> None:
-        """Verify the best checkpoint before the Trainer loads it. If each node has only a part of it, get the rest.
+        """Verify the best checkpoint before the Trainer loads it.
+
+        If each node has only a part of the files, get the others.
 
         Raises:
             CheckpointError: the checkpoint is damaged; raised on every rank.
@@ -439,7 +446,9 @@ class TrainerRun(TrainerCallback):
         )
 
 
-def _load_only_data(original: Callable[..., Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _load_only_data(
+    original: Callable[..., Any], checkpoint: Any = None, *args: Any, parts: tuple[Any, ...] = (), **kwargs: Any
+) -> Any:
     """Call a loading method of the Trainer so that it loads data only: code in a pickle file is not executed."""
-    with only_data(checkpoint) if checkpoint is not None else contextlib.nullcontext():
+    with only_data(checkpoint, *parts) if checkpoint is not None else contextlib.nullcontext():
         return original(checkpoint, *args, **kwargs)

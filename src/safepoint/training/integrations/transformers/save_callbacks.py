@@ -1,7 +1,7 @@
 """Calls `on_save` of the Trainer's callbacks. If one of them reads checkpoints, each call waits until the save ends.
 
-A callback that overrides `on_save` may read the checkpoint's folder or add files. Callbacks of experiment trackers do
-so only if they are configured to upload checkpoints.
+A callback that overrides `on_save` may read the checkpoint's folder, or add files to it. Callbacks of experiment
+trackers read the folder only if they are configured to upload checkpoints.
 """
 
 from collections.abc import Callable, Iterable

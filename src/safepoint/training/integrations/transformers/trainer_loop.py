@@ -1,4 +1,7 @@
-"""The engine's view of the Trainer, whose own `_save_checkpoint` decides which files are saved."""
+"""Presents the Trainer to the engine as a `TrainingLoop`.
+
+The Trainer's own `_save_checkpoint` decides which files are saved.
+"""
 
 import contextlib
 import importlib
@@ -144,7 +147,7 @@ class TrainerLoop:
         """Keep the base out of a checkpoint of adapters.
 
         DeepSpeed itself leaves out the frozen weights, but not the entries (scales and tables) that quantized frozen
-        weights add under their names. These belong to the base model and are loaded with it.
+        weights add under their names. These entries belong to the base model and are loaded with it.
         """
         if self._base is None or not self._trainer.is_deepspeed_enabled:
             return contextlib.nullcontext()
@@ -197,7 +200,7 @@ class TrainerLoop:
 
     @contextlib.contextmanager
     def _writing_below(self, root: Path) -> Generator[None]:
-        """Let the Trainer write below `root`, and hide `best_global_step` from it."""
+        """Make the Trainer write below `root`, and hide `best_global_step` from the Trainer."""
 
         def output_dir(trial: Any = None) -> str:
             return str(root)
@@ -239,7 +242,10 @@ def _metrics_at(state: Any, step: int) -> dict[str, float]:
 
 
 def _build_mappings(trainer: Any) -> None:
-    """Let transformers build its mappings of names now. Otherwise the first save builds them, in 0.2 s or more."""
+    """Make transformers build its mappings of names now.
+
+    Otherwise the first save builds them, which takes 0.2 s or more.
+    """
     with contextlib.suppress(AttributeError, TypeError, ImportError):  # another kind of model; transformers below 5.0
         mappings: Any = importlib.import_module("transformers.conversion_mapping")
         mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)

@@ -45,7 +45,8 @@ class _Resume:
     Args:
         start: the number of the first fetch of the pass.
         first: the number of the first fetch whose batch has not been trained on.
-        first_new: the number of the first fetch that the step had not made. Before it, `restore_step` is called.
+        first_new: the number of the first fetch that the step had not made. `restore_step` is called before this
+            fetch.
         skips: whether the sampler leaves out the indices of the fetches before `start`.
         draws_extra_seed: see `Fetches.resume`.
         rng: the random number states for the fetch `first`; empty if they are not known.
@@ -74,7 +75,7 @@ class Fetches:
         self._loader = loader
         self._base: Any = getattr(loader, "base_dataloader", loader)
         self.is_followed = _is_torchs(self._base)
-        """Whether this class knows how the loader fetches."""
+        """Whether this class can follow the fetches of the loader: it knows those of torch and Accelerate only."""
         self._number = 0
         self._rng: dict[int, dict[str, Any]] = {}
         self._resume: _Resume | None = None
@@ -104,7 +105,10 @@ class Fetches:
 
     @property
     def _per_batch(self) -> int:
-        """Fetches per batch of the loader. Accelerate's dispatcher makes one per rank, unless it splits batches."""
+        """Fetches per batch of the loader.
+
+        Accelerate's dispatcher makes one fetch for each rank, unless it splits batches.
+        """
         if hasattr(self._loader, "_fetch_batches") and not self._loader.split_batches:
             return int(self._loader.state.num_processes)
         return 1
@@ -140,7 +144,7 @@ class Fetches:
         is_read: bool = False,
         draws_extra_seed: bool,
     ) -> None:
-        """Let the loader's next pass continue an epoch.
+        """Make the loader's next pass continue an epoch.
 
         Args:
             count: batches of the epoch that were trained on.
@@ -213,7 +217,7 @@ class Fetches:
         return iterator
 
     def _followed_workers(self, states: list[dict[str, Any] | None]) -> contextlib.AbstractContextManager[None]:
-        """Let workers that start in the block begin with `states`, and send their own states with the batches."""
+        """Make workers that start in the block begin with `states`, and send their own states with the batches."""
         base = self._base
         if not self._num_workers:
             return contextlib.nullcontext()
@@ -331,7 +335,7 @@ class _Fetched:
 
 
 class _Begin:
-    """The `worker_init_fn`, which a worker calls first: notes its initial states, and sets its saved states, if any.
+    """The `worker_init_fn`, which a worker calls first: records its initial states, and sets its saved ones, if any.
 
     Args:
         original: the loader's own `worker_init_fn`.

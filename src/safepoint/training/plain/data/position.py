@@ -8,6 +8,8 @@ import torch
 
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError
+from safepoint.foundation.field_types import NAMED, TEXT, Kind, check_fields, whole
+from safepoint.training.state.plain_values import TENSORS
 
 ACCELERATED = "Accelerate's "
 """Prefix of the kind of a sampler whose batches Accelerate assigns to the ranks."""
@@ -20,11 +22,21 @@ _INDEPENDENT = "DistributedSampler"
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
 """Accelerate's samplers whose order does not depend on the number of ranks: all ranks draw the same order, and
 Accelerate assigns its batches to the ranks in turn."""
+_MOST = 1 << 53
+"""The most epochs, and the most batches in an epoch: counts up to this number are exact as floats."""
+_KINDS: dict[str, Kind] = {
+    "epoch": whole(0, _MOST),
+    "batches": whole(0, _MOST),
+    "epoch_rng": NAMED.optional,
+    "sampler": TEXT,
+    "generators": TENSORS,
+    "fetched": NAMED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A position in the data of one rank.
+    """A position in the data of one rank. It may come from a checkpoint that an attacker has written.
 
     Args:
         epoch: epochs done.
@@ -35,6 +47,9 @@ class Position:
         generators: states of the generators of loader and samplers at the start of the running epoch; before the
             epoch's first batch, their current states.
         fetched: see `Fetches.state`.
+
+    Raises:
+        ValueError: a field has a value of another kind, or is negative.
     """
 
     epoch: int = 0
@@ -45,6 +60,9 @@ class Position:
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     fetched: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    def __post_init__(self) -> None:
+        check_fields(self, _KINDS)
+
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, as a checkpoint stores them."""
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
@@ -52,7 +70,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataProgress:
-    """How far a loop is in its data; unlike a `Position`, it restores nothing.
+    """How far a loop is in its data.
+
+    Unlike a `Position`, a `DataProgress` has no states to restore.
 
     Args:
         epoch: epochs done.

@@ -42,7 +42,7 @@ def can_skip_indices(loader: Any) -> bool:
 
 @contextlib.contextmanager
 def without_first_indices(loader: Any, count: int, restore: Callable[[], None] | None) -> Generator[None]:
-    """Let the iterator that is made in the block leave out the loader's first `count` entries.
+    """Make the iterator that is created in the block leave out the loader's first `count` entries.
 
     The loader is the same after the block. No sample is read for the entries that are left out.
 
@@ -64,7 +64,7 @@ def without_first_indices(loader: Any, count: int, restore: Callable[[], None] |
 
 
 def rng_restorer(generators: list[torch.Generator]) -> Callable[[], None]:
-    """A function that sets the random number states, also those of `generators`, to what they are now."""
+    """A function that sets the random number states, also those of `generators`, to the values that they have now."""
     rng, states = capture_rng(), [generator.get_state() for generator in generators]
 
     def restore() -> None:

@@ -1,8 +1,8 @@
 """The data of a loop, and the position of the loop in it, which a resume restores.
 
 - For a loader with its own state (`state_dict`: torchdata's StatefulDataLoader), that state is saved.
-- For map-style data, the sampler draws the indices of batches that were trained on, and they are dropped. No sample
-  is read.
+- For map-style data, the sampler draws the indices of batches that were trained on, and these indices are dropped. No
+  sample of these batches is read.
 - For a stream, the batches are read and dropped, and the log reports how long that takes.
 
 The order of an epoch is drawn from the random number states at the start of the epoch. A resume restores these
@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset, RandomSampler
 from safepoint.training.plain.data.fetches import Fetches
 from safepoint.training.plain.data.position import ACCELERATED, GENERATED, DataProgress, Position
 from safepoint.training.plain.data.skipping import skip_batches
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import (
     capture_rng,
     generators_of,
@@ -155,7 +156,7 @@ class TrackedData:
         yield from self._epoch()
 
     def end_epoch(self) -> None:
-        """Note that the running epoch has ended."""
+        """Record that the running epoch has ended."""
         self.epoch += 1
         self.batches, self._epoch_rng = 0, None
 
@@ -197,7 +198,7 @@ class TrackedData:
     def _drop_first_pass(self) -> None:
         """Make a stateful loader of Accelerate start from the beginning.
 
-        Such a loader starts its first pass when it is created, with an order that cannot be reproduced. The
+        A stateful loader starts its first pass when it is created, with an order that cannot be reproduced. The
         Accelerator's `load_state` may also have set a position for the loader's next pass.
         """
         loader: Any = self.loader
@@ -223,15 +224,17 @@ class TrackedData:
         if resumed is None or not (resumed.batches or self._draws_extra_seed):
             batches = iter(loader)
         elif self._has_state and resumed.loader is not None and not _is_finished(resumed.loader):
-            loader.load_state_dict(resumed.loader)
+            with states_of("the position of the data loader in the checkpoint"):
+                loader.load_state_dict(resumed.loader)
             return self._after_resume(resumed, rng)
         elif self._has_state and resumed.loader is not None and self._is_stream:
-            # With this state the loader would start the next pass at once. A stream draws no order.
+            # A loader with the saved state would start the next pass at once. So it gets an empty state. A stream
+            # draws no order.
             loader.load_state_dict({})
             batches = iter(())
         else:
-            # Other loaders, too, would start the next pass with such a state. So the order of this epoch is drawn and
-            # skipped: the generators then have the states that the next pass needs.
+            # Other loaders, too, would start the next pass with the saved state. So the order of this epoch is drawn
+            # and skipped: the generators then have the states that the next pass needs.
             return self._skip(resumed, rng)
         if rng is not None:
             restore_rng(rng)

@@ -1,4 +1,7 @@
-"""The state that an `accelerate.Accelerator` has prepared; its `save_state` and `load_state` decide the files."""
+"""The state that an `accelerate.Accelerator` has prepared.
+
+Its `save_state` and `load_state` decide which files there are.
+"""
 
 import contextlib
 from collections.abc import Generator, Mapping
@@ -69,7 +72,7 @@ class AcceleratedParts(Parts):
         return base
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """All that were prepared, without Accelerate's wrappers."""
+        """All optimizers that were prepared, without Accelerate's wrappers."""
         return [innermost(one) for one in self._accelerator._optimizers]
 
     def write(self, folder: Path) -> None:
@@ -102,12 +105,14 @@ class AcceleratedParts(Parts):
             check_fsdp_files(folder.name, has_shards=has_shards, reads_shards=writes_shards(self._accelerator))
         options: dict[str, Any] = {}
         if self._left_out:
-            # The checkpoint does not contain the base, so Accelerate must not require all weights. Check the others.
+            # The checkpoint does not contain the base, so Accelerate must not require all weights. The weights that a
+            # checkpoint must have are checked below.
             for number, model in enumerate(self._accelerator._models):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}
         try:
-            with self._without_naming(), self._without_replication(), only_data(folder):
+            parts = (*self.optimizers(), *self._accelerator._schedulers)
+            with self._without_naming(), self._without_replication(), only_data(folder, *parts):
                 self._accelerator.load_state(str(folder), **options)
         except RuntimeError as error:
             if "loading state_dict" not in str(error):

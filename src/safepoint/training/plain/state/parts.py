@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
@@ -21,7 +22,9 @@ from safepoint.training.plain.state.part_checks import (
 )
 from safepoint.training.plain.state.sharded import sharded_parts
 from safepoint.training.state.base_model import base_entries, base_of, has_adapters, without
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.plain_values import load_plain
+from safepoint.training.state.scheduler_states import checked_schedulers
 
 _SHARDS = "sharded"
 _log = logging.getLogger("safepoint")
@@ -199,17 +202,21 @@ class NamedParts(Parts):
         for name, part in self._whole.items():
             # A module copies the tensors into its own. An optimizer or another part may keep the loaded ones.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
-            state = load_plain(folder / f"{name}.pt", is_copied=is_module)
-            difference = first_difference(shapes_of(state), shapes_of(part.state_dict())) if is_module else ""
-            if isinstance(part, torch.optim.Optimizer):
-                difference = optimizer_difference(state, part.state_dict())
+            path = folder / f"{name}.pt"
+            state = load_plain(path, is_copied=is_module)
+            with states_of(path):
+                difference = first_difference(shapes_of(state), shapes_of(part.state_dict())) if is_module else ""
+                if isinstance(part, torch.optim.Optimizer):
+                    difference = optimizer_difference(state, part.state_dict())
             if difference:
                 raise ConflictError(
                     f"{name} of {folder.name} differs from this script's: {difference}; training was not started",
                     hint=f"create {name} as in the run that wrote the checkpoint, or start from the beginning with "
                     "--from-scratch",
                 )
-            part.load_state_dict(state)
+            known = [part] if isinstance(part, torch.optim.Optimizer) else []
+            with states_of(path), checked_optimizers(path, *known), checked_schedulers(path, part):
+                part.load_state_dict(state)
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:

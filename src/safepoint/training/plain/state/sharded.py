@@ -1,7 +1,7 @@
 """A module whose parameters are sharded over the ranks (`fully_shard`), and its optimizers, saved through DCP.
 
-Each rank writes its shards. If the number of ranks has changed, each rank reads the ranges that it needs from the
-shards of all ranks.
+DCP is torch.distributed.checkpoint. Each rank writes its shards. If the number of ranks has changed, each rank reads
+the ranges that it needs from the shards of all ranks.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,10 +19,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.errors import ConflictError, UsageError
 from safepoint.training.plain.state.part_checks import Shapes, first_difference, shapes_of
 from safepoint.training.state.base_model import plain_key, without
 from safepoint.training.state.data_only import only_data
+from safepoint.training.state.loading import states_of
 
 _dcp: Any = dcp
 
@@ -79,8 +81,9 @@ class ShardedParts:
         options = StateDictOptions(strict=not self.left_out)
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
-        set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
-        # DCP has created optimizer state for the unused parameters. Remove it.
+        with states_of(folder), checked_optimizers(folder, *self._optimizers):
+            set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)
+        # DCP has created optimizer state for the unused parameters. Remove this state again.
         for name, parameter in self._module.named_parameters():
             if plain_key(name) in unused:
                 for optimizer in self._optimizers:

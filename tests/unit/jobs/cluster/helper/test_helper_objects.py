@@ -69,6 +69,17 @@ def test_what_the_runtime_mounts_is_read_only_and_its_training_is_left_out() -> 
     assert pod["automountServiceAccountToken"] is False
 
 
+def test_it_can_always_write_to_tmp() -> None:
+    """It copies its program there. What the runtime mounts there would be read-only."""
+    made = Runtime(document=runtime())
+    made.pod["volumes"].append({"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}})
+    made.container["volumeMounts"].append({"name": "scratch", "mountPath": "/tmp/"})
+    pod = pod_of(helper_job("h", REQUEST, basis(pod=made.pod, container=made.container)))
+    mounts = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"].startswith("/tmp")]
+    assert mounts == [{"name": "safepoint-helper-tmp", "mountPath": "/tmp"}]
+    assert "scratch" not in [volume["name"] for volume in pod["volumes"]]
+
+
 def test_it_may_run_under_the_restricted_standard() -> None:
     made = Runtime(document=runtime())
     user = {"runAsNonRoot": True, "runAsUser": 1000660000}

@@ -16,7 +16,7 @@ from typing import Any, cast
 _NUMBERS = (bool, int, float)
 _FLAT = set(_NUMBERS)
 _LONGEST = 10_000
-"""Longer containers are data, and not a count."""
+"""A container with more values is treated as data, not as counts or totals."""
 _LEFT_OUT = {"_last_loaded_step"}
 """In TRL, the step of the weights that were sent to vLLM. A new vLLM has other weights."""
 _MISSING = object()

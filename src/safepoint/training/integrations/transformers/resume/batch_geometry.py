@@ -1,8 +1,9 @@
-"""How many samples an optimizer step sees, and how to keep that number when the number of ranks has changed.
+"""How many samples an optimizer step uses, and how to keep that number when the number of ranks has changed.
 
 The Trainer finds its position in the data by counting micro-batches, so another number of ranks would silently change
 the position and the learning-rate schedule. This module adapts gradient accumulation so that the global batch stays
-that of the checkpoint. If this is impossible, or would change the order of the data, it refuses to resume.
+the same as in the checkpoint. If this is impossible, or would change the order of the data, the module refuses to
+resume.
 """
 
 import math
@@ -109,7 +110,7 @@ class BatchGeometry:
     def position(self, samples_seen: int, *, epoch: float, before: "BatchGeometry") -> tuple[int, int]:
         """The position of a checkpoint: whole epochs, and micro-batches per rank to skip in the running one.
 
-        Only for a data set with a length.
+        Call it only for a data set with a length.
 
         Args:
             samples_seen: of the checkpoint.
@@ -125,7 +126,8 @@ class BatchGeometry:
     def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
         """Like `position`, for a data set without a length, which may have been read several times.
 
-        For such a data set the Trainer adds 1 / `max_steps` to the epoch in each step, however long a pass is.
+        For a data set without a length, the Trainer adds 1 / `max_steps` to the epoch in each step, however long a
+        pass is.
 
         Args:
             epoch: of a checkpoint: the passes that have ended, plus the steps of the present pass / `max_steps`.
@@ -140,7 +142,7 @@ class BatchGeometry:
 def adapt(
     trainer: Any, manifest: Manifest, now: BatchGeometry, *, requested_before: int = 0, allow_change: bool
 ) -> tuple[BatchGeometry, BatchKept | None]:
-    """Adapt gradient accumulation so that a step sees as many samples as the checkpoint's steps.
+    """Adapt gradient accumulation so that each step uses as many samples as the steps of the checkpoint.
 
     Args:
         trainer: this function changes its `args.gradient_accumulation_steps`.
@@ -150,7 +152,7 @@ def adapt(
         allow_change: accept another global batch instead of an error.
 
     Returns:
-        The geometry in force, and what was adapted, if anything.
+        The geometry that the run uses, and what was adapted, if anything.
 
     Raises:
         ConflictError: the global batch cannot be kept, and a change was not allowed.
@@ -188,7 +190,7 @@ def adapt(
 
 
 def _obstacle(trainer: Any, saved: BatchGeometry, now: BatchGeometry) -> str | None:
-    """Why the steps of this run cannot have as many samples as those of the checkpoint; None when they can."""
+    """Why the steps of this run cannot have as many samples as the steps of the checkpoint; None if they can."""
     if saved.world_size == now.world_size and saved.global_batch != now.global_batch:
         return "the script's batch size or gradient accumulation was changed"
     accumulation, rest = divmod(saved.global_batch, now.per_micro_step)
@@ -238,7 +240,7 @@ def _num_samples(trainer: Any) -> int | None:
     at_once = getattr(trainer.args, "generation_batch_size", None)
     if not at_once:
         return num_samples
-    # An epoch leaves out prompts that do not fill a generation.
+    # An epoch leaves out the last prompts, if they are too few for a whole generation.
     prompts = at_once // trainer.num_generations
     return num_samples // prompts * at_once * getattr(trainer, "num_iterations", 1)
 

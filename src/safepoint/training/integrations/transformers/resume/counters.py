@@ -2,9 +2,10 @@
 
 transformers saves what stateful callbacks count, such as the patience of early stopping.
 
-TRL's trainers keep the averages between two log lines and the tokens seen so far in attributes that they do not save.
-Trainers that generate also keep the completions that are still to be trained on: generating them again on resume
-would use other weights. Further numbers that a trainer counts are found by `accumulators`.
+TRL's trainers keep the averages between two log lines, and the number of tokens so far, in attributes that they do
+not save. Trainers that generate also keep the completions that are still to be trained on. A resume must not generate
+these again, because it would use other weights. The module `accumulators` finds further numbers that a trainer
+counts.
 """
 
 import copy
@@ -112,7 +113,7 @@ class TrainerCounters:
         )
 
     def since(self, begin: "TrainerCounters") -> "TrainerCounters":
-        """A copy without the numbers that have not changed since `begin`: these are settings of the script."""
+        """A copy without the numbers that have not changed since `begin`: those are settings of the script."""
         return replace(self, numbers=changed(self.numbers, begin.numbers))
 
     def restore(self, trainer: Any) -> None:

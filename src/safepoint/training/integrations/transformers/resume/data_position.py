@@ -30,8 +30,8 @@ class DataPosition:
         saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
         generators: the states of the generators in the checkpoint; see `RankState.generators`.
         fetched: see `RankState.fetched`.
-        restore: called after the batches that were ahead have been fetched; sets the random number states of the
-            checkpoint's step.
+        restore: sets the random number states of the checkpoint's step. Called after the batches that were read ahead
+            have been fetched again.
     """
 
     def __init__(
@@ -89,7 +89,9 @@ class DataPosition:
         return self._fetches.state() if within_epoch else self._fetches.state_between_epochs
 
     def begin_epoch(self, loader: Any, number: int = 0) -> None:
-        """An epoch over `loader` starts. In the first epoch of a resumed run, restore the generators' states.
+        """Record that an epoch over `loader` starts.
+
+        In the first epoch of a resumed run, restore the generators' states.
 
         Args:
             loader: the Trainer's own loader.
@@ -119,7 +121,8 @@ class DataPosition:
         is_stateful = _is_stateful(loader)
         if is_stateful and self._saved is not None:
             if self._saved.get("_iterator_finished"):
-                # This is the state after a finished pass. With it, the loader would start the next pass too early.
+                # This is the state after a finished pass. A loader with this state would start the next pass too
+                # early.
                 loader.load_state_dict({})
                 return _LoaderOf(loader, lambda: iter(()))
             loader.load_state_dict(self._saved)
@@ -152,7 +155,7 @@ class DataPosition:
 
 
 class _LoaderOf:
-    """Yields other batches than the loader that it wraps; all other attributes are the loader's."""
+    """Wraps a loader and yields other batches. All other attributes are those of the wrapped loader."""
 
     def __init__(self, loader: Any, batches: Callable[[], Iterator[Any]]) -> None:
         self._loader = loader

@@ -1,14 +1,14 @@
 """The models and tensors that a trainer and its callbacks keep beside the trained model, such as a teacher.
 
-Such a model may follow the trained model, step by step. No trainer saves it, so a resume would start with the model
-of the first step. This module saves
+A teacher may follow the trained model, step by step. No trainer saves these models, so a resume would start with the
+teacher of the first step. This module saves
 
 - every model, list of tensors and dictionary of tensors that is an attribute of a callback, because a callback runs
   at each step. Callbacks of transformers are left out;
 - every other model of the trainer, if its weights have changed since training began. A frozen reference model stays
   out of the checkpoint.
 
-One rank saves them, and all ranks load them.
+One rank saves these models and tensors, and all ranks load them.
 """
 
 import logging
@@ -27,7 +27,7 @@ _REFERENCE = "safepoint_reference.pt"
 _KEPT = "safepoint_kept_{name}.pt"
 _log = logging.getLogger("safepoint")
 _NUM_SAMPLES = 64
-"""About how many tensors of a model, and elements of each, are compared to see whether the model has changed."""
+"""About how many tensors of a model, and elements of each of them, are compared to see whether it has changed."""
 
 
 class KeptModels:
@@ -60,7 +60,7 @@ class KeptModels:
             folder: a verified checkpoint, or None.
 
         Raises:
-            ConflictError: a model or a tensor in the checkpoint does not fit this run's.
+            ConflictError: a model or a tensor in the checkpoint does not fit the one of this run.
         """
         self._before = {id(module): _fingerprint(module) for _, module in self._models()}
         if folder is None or splits_weights(self._trainer):

@@ -1,9 +1,9 @@
-"""Makes sure that a run resumes with the model of the checkpoint, where the Trainer itself does not.
+"""Makes sure that a run resumes with the model of the checkpoint, in the cases in which the Trainer does not.
 
 - The Trainer loads weights by name, and only warns about a weight that it does not find. This weight would keep the
-  initial values that the script gave it, while its moments in the optimizer are those of the checkpoint. For some
-  models (experts that are one tensor in memory and many in files) transformers writes other names and shapes than the
-  model has, and the Trainer finds none of these weights.
+  initial values that the script gave it, while its moments in the optimizer are those of the checkpoint. In some
+  mixture-of-experts models, all experts are one tensor in memory but many tensors in the files. There transformers
+  writes other names and shapes than the model has, and the Trainer finds none of these weights.
 - PEFT takes the settings that scale an adapter's output from the script. If they differ from the checkpoint's, the
   weights still fit, and no error is raised.
 - A callback may add an adapter when training begins, such as the teacher of TRL's SDFT. The Trainer would add this
@@ -85,7 +85,8 @@ def lost_weights(model: Any, missing: Iterable[str]) -> list[str]:
 def _load_converted(model: Any, folder: Path) -> list[str]:
     """Load through `from_pretrained`, which converts names. Return the names that are still missing.
 
-    Meanwhile a second model is in memory. It has the widest type of the first model's weights, so no bit is lost.
+    Meanwhile a second model is in memory. The second model has the widest type of the first model's weights, so no
+    precision is lost.
     """
     types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     widest = max(types, key=lambda kind: (kind.itemsize, kind is not torch.float16)) if types else torch.float32
@@ -135,7 +136,7 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
 
 @contextlib.contextmanager
 def only_own_adapters(model: Any) -> Generator[None]:
-    """Let the Trainer load those adapters of a checkpoint that the model has, and no others."""
+    """Make the Trainer load only those adapters of a checkpoint that the model has."""
     load: Any = getattr(model, "load_adapter", None)
     configs: Any = getattr(model, "peft_config", None)
     if load is None or not isinstance(configs, dict):

@@ -1,4 +1,4 @@
-"""Resumes a `train()` call: restores everything of the checkpoint that the Trainer itself does not.
+"""Resumes a `train()` call: restores what is in the checkpoint and the Trainer itself does not restore.
 
 The Trainer loads model, optimizer, scheduler, its own state and random number states. This module restores:
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
-from safepoint.errors import CheckpointError, ConflictError, printable
+from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import has_own_model_save
@@ -33,11 +33,13 @@ from safepoint.training.integrations.transformers.resume.loaded_model import (
     complete_load,
     load_later_adapters,
 )
+from safepoint.training.integrations.transformers.resume.state_fields import check_trainer_state
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LoaderState, RankState
 from safepoint.training.integrations.transformers.sharding.repartition import follow_accumulation
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_checkpoint_strategy
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.data_only import only_data
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import capture_rng, restore_rng
 from safepoint.training.state.temporary_attributes import Overrides
 
@@ -53,7 +55,8 @@ class TrainerResume:
         point: the checkpoint to resume from, or None to start at step 0.
 
     Raises:
-        ConflictError: the checkpoint has a batch geometry that cannot be kept, or another kind of loop wrote it.
+        ConflictError: the checkpoint has a batch geometry (ranks, micro-batches and samples per step) that cannot be
+            kept, or another kind of loop wrote the checkpoint.
     """
 
     def __init__(self, context: RankContext, trainer: Any, point: ResumePoint | None) -> None:
@@ -71,7 +74,7 @@ class TrainerResume:
         """The models beside the trained one."""
         self._adapters = set(getattr(trainer.model, "peft_config", None) or ())
         self.geometry = BatchGeometry.of(trainer, context.place.world_size)
-        """The batch geometry in force: ranks, micro-batches per step, samples per step, samples per epoch."""
+        """The batch geometry of this run: ranks, micro-batches per step, samples per step, samples per epoch."""
         self.counted_at_begin = TrainerCounters.of(trainer)
         """The numbers that the trainer had before it trained."""
         self.requested_accumulation = self.geometry.accumulation
@@ -112,7 +115,7 @@ class TrainerResume:
                 "started",
                 hint="give the Trainer its own output folder, or start from the beginning with --from-scratch",
             )
-        _check_state(point)
+        check_trainer_state(point.path / _STATE, step=manifest.step)
         check_checkpoint_strategy(self._trainer, manifest)
         check_adapter_settings(self._trainer.model, point.path, step=manifest.step)
         self._state = RankState.read(
@@ -133,7 +136,7 @@ class TrainerResume:
         if kept is not None:
             context.reporter.report(kept)
         saved = self.geometry.as_saved(manifest)
-        # Once a run has steps of two sizes, its number of steps never determines the position again.
+        # If a run has had steps of two sizes, the number of steps no longer determines the position in the data.
         self.is_regular = self.geometry.has_same_steps(saved) and not (self._state and self._state.is_irregular)
         if self._state is not None and self.geometry != saved:
             self._state = self._state.without_batches()
@@ -153,7 +156,7 @@ class TrainerResume:
     # ---- when the loop starts -------------------------------------------------------------------------------
 
     def restore(self) -> DeferredWork:
-        """Restore what the Trainer did not load; the loop starts next.
+        """Restore what the Trainer has not loaded. Call it immediately before the loop starts.
 
         Returns:
             The work that was still due after the checkpoint's step, such as an evaluation. The caller does this work,
@@ -167,12 +170,13 @@ class TrainerResume:
         path, step = self._point.path, self._point.manifest.step
         load_later_adapters(self._trainer.model, self._adapters, path, step=step)
         self._drop_other_best(self._point.path.parent)
-        restore_callbacks(self._trainer)
-        if self._state is None:
-            return DeferredWork()
-        self._state.loss.restore(self._trainer)
-        self._state.counted.restore(self._trainer)
-        restore_generation_settings(self._trainer.model, self._state.generation)
+        with states_of(path):
+            restore_callbacks(self._trainer)
+            if self._state is None:
+                return DeferredWork()
+            self._state.loss.restore(self._trainer)
+            self._state.counted.restore(self._trainer)
+            restore_generation_settings(self._trainer.model, self._state.generation)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
         self._epoch_rng = self._state.epoch_rng
@@ -280,21 +284,3 @@ class TrainerResume:
             return None
         self.data.begin_epoch(train_dataloader, int(kwargs.get("epoch") or 0))
         return original(train_dataloader=train_dataloader, **kwargs)
-
-
-def _check_state(point: ResumePoint) -> None:
-    """Check the Trainer's state, which the Trainer itself reads without a check.
-
-    Raises:
-        CheckpointError: the state is no JSON object, or it is of another step.
-    """
-    path = point.path / _STATE
-    try:
-        step: Any = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float).get("global_step")
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; training was not started") from error
-    if step != point.manifest.step:
-        raise CheckpointError(
-            f"{path} says step {step!r}, but the checkpoint is of step {point.manifest.step}; training was not "
-            "started"
-        )

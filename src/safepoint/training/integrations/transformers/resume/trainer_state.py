@@ -1,4 +1,4 @@
-"""What the Trainer does not save and an exact resume needs, in one small file per rank.
+"""What an exact resume needs and the Trainer does not save, in one small file per rank.
 
 - the random number states at the start of the epoch: samplers and worker seeds are drawn from them, so a resume in
   the middle of an epoch starts the epoch from the same states;
@@ -10,8 +10,8 @@
 - the random number states for the batches that were read ahead, and not trained on yet;
 - the training time so far.
 
-`RollbackPoint` holds the same in memory, and also what changes within a step. With it, the Trainer can go back to the
-last step boundary.
+`RollbackPoint` holds the same values in memory, and also what changes within a step. With a `RollbackPoint`, the
+Trainer can go back to the last boundary, the point between two steps.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,14 @@ from typing import Any
 import torch
 
 from safepoint.errors import CheckpointError
+from safepoint.foundation.field_types import FLAG, NAMED, NUMBER, Kind, check_fields, finite, whole
 from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrainerCounters
 from safepoint.training.integrations.transformers.resume.generation_settings import (
     generation_settings,
     restore_generation_settings,
 )
 from safepoint.training.state.base_model import frozen_buffers
-from safepoint.training.state.plain_values import is_plain, load_plain
+from safepoint.training.state.plain_values import TENSORS, is_plain, load_plain
 from safepoint.training.state.rng import capture_rng, restore_rng
 
 _NAME = "safepoint_state_{rank}.pt"
@@ -99,6 +100,30 @@ class LossTotals:
         trainer._total_loss_scalar = self.total
         trainer._globalstep_last_logged = self.last_logged_step
         trainer._initial_global_step = self.first_step
+
+
+_KINDS_OF_WORK: dict[str, Kind] = {
+    **dict.fromkeys(("evaluate", "save", "epoch_end", "complete"), FLAG),
+    "grad_norm": NUMBER.optional,
+    "learning_rate": NUMBER.optional,
+}
+_KINDS_OF_LOSS: dict[str, Kind] = {
+    "since_log": NUMBER,
+    "total": NUMBER,
+    "last_logged_step": whole(0),
+    "first_step": whole(0),
+}
+_KINDS: dict[str, Kind] = {
+    "epoch_rng": NAMED,
+    "elapsed_s": finite(0),
+    "generators": TENSORS,
+    "asked_accumulation": whole(0),
+    "is_irregular": FLAG,
+    "rng": NAMED,
+    "fetched": NAMED,
+    "generation": NAMED,
+}
+"""What the fields of a file have to be; without those whose readers check them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +199,7 @@ class RankState:
         return replace(state.without_batches(), loss=loss, asked_accumulation=0)
 
     def without_batches(self) -> "RankState":
-        """The state for a run with other batches: without the states and counts that fit only the old batches."""
+        """The state for a run with other batches. It lacks the states and counts that fit only the old batches."""
         return replace(self, loader=None, fetched={}, counted=replace(self.counted, numbers={}, cycle={}))
 
     @classmethod
@@ -184,9 +209,12 @@ class RankState:
             record["loss"] = LossTotals(**record["loss"])
             record["pending"] = DeferredWork(**record["pending"])
             record["counted"] = TrainerCounters(**record.get("counted", {}))
-            return cls(**{name: record[name] for name in cls.__slots__ if name in record})
-        except (TypeError, LookupError, AttributeError) as error:
+            state = cls(**{name: record[name] for name in cls.__slots__ if name in record})
+            for part, kinds in ((state, _KINDS), (state.loss, _KINDS_OF_LOSS), (state.pending, _KINDS_OF_WORK)):
+                check_fields(part, kinds)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise CheckpointError(f"{path} is not the state of a rank: {error!r}") from error
+        return state
 
 
 def _values_of(one: RankState | LossTotals | DeferredWork) -> dict[str, Any]:

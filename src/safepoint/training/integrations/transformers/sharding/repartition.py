@@ -2,7 +2,7 @@
 
 One rank of each node copies the verified checkpoint into DeepSpeed's universal layout, in a working folder. The
 folder is deleted when all ranks have loaded it; the next start deletes what a killed run leaves. The checkpoint
-itself is only read. The same is done for the best checkpoint at the end of training.
+itself is not changed. At the end of the training, the best checkpoint is copied and loaded in the same way.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """The copy that ranks load instead of the checkpoint `of`. Messages of errors end with `consequence`."""
+    """The copy that ranks load instead of the checkpoint `of`. Error messages end with `consequence`."""
 
     of: Path
     folder: Path
@@ -170,7 +170,9 @@ class Repartition:
             self._copy_later(path)
         copy = self._copy
         if copy is None:
-            with only_data(path):
+            from safepoint.training.integrations.deepspeed.loading import with_checked_tag
+
+            with only_data(path, engine.optimizer), with_checked_tag(engine, path):
                 original(engine, checkpoint_path, **kwargs)
         else:
             self._load(engine, copy, lambda: original(engine, str(copy.folder), **kwargs))
@@ -193,7 +195,8 @@ class Repartition:
         self.close()
         manifest: Manifest | None = None
         if self._context.place.is_first:
-            # If the checkpoint is foreign or damaged, DeepSpeed reports the error when it loads it.
+            # If another program wrote the checkpoint, or if the checkpoint is damaged, DeepSpeed reports the error
+            # while it loads.
             with contextlib.suppress(OSError, ManifestError):
                 manifest = Manifest.from_bytes((path / MANIFEST_NAME).read_bytes())
         manifest = self._peers.from_first(manifest)
@@ -267,7 +270,7 @@ def follow_accumulation(trainer: Any) -> None:
     if "train_batch_size" in settings.config:
         samples = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
         settings.config["train_batch_size"] = samples
-    settings.mismatches.clear()  # some concern the script's value; the next line finds all others again
+    settings.mismatches.clear()  # some mismatches are about the script's value; the next line finds the others again
     settings.trainer_config_process(args)
 
 

@@ -66,7 +66,8 @@ def _check_adapters(trainer: Any) -> None:
             "the model is a PeftMixedModel, which PEFT cannot save; training was not started",
             hint="make it with peft.get_peft_model, without mixed=True",
         )
-    # A model to which add_adapter or from_pretrained has added adapters. FSDP and DeepSpeed can resume it.
+    # This is a model to which add_adapter or from_pretrained has added adapters. Under FSDP and DeepSpeed it can be
+    # resumed.
     is_added = getattr(model, "_hf_peft_config_loaded", False) and not isinstance(model, peft.PeftModel)
     if is_added and strategy_of(trainer) in {"single", "ddp"}:
         raise UsageError(

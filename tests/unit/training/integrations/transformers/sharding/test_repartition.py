@@ -175,14 +175,16 @@ def test_a_model_that_differs_is_refused_by_all(tmp_path: Path) -> None:
 def test_another_folder_is_deepspeeds(tmp_path: Path) -> None:
     """A checkpoint without a manifest, which the script names itself."""
     (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "latest").write_text("global_step7")
+    engine = SimpleNamespace(optimizer=None, load_checkpoint=None)
 
     def start(peers: ThreadPeers) -> Any:
         rank = Rank(peers, [tmp_path])
         loaded: list[Any] = []
         original = lambda *arguments, **options: loaded.append((arguments, options))  # noqa: E731
-        rank.repartition.load(original, "engine", tmp_path / "theirs", load_module_strict=False)
+        rank.repartition.load(original, engine, tmp_path / "theirs", load_module_strict=False)
         (call,) = loaded
         return call
 
-    expected = (("engine", tmp_path / "theirs"), {"load_module_strict": False})
+    expected = ((engine, tmp_path / "theirs"), {"load_module_strict": False})
     assert run_ranks(4, start, local_ranks=LOCAL_RANKS) == [expected] * 4

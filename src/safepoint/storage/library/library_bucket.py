@@ -1,7 +1,12 @@
 """Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
 
 This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
-Only in an upload in parts does obstore repeat requests. An interrupted upload of a large file starts again.
+In an upload in parts, however, obstore repeats the requests. An interrupted upload of a large file starts from its
+first byte.
+
+The server may be hostile. Objects are read as streams, and no more than was asked for is kept. A listing has the same
+limits as one of S3. What obstore itself keeps in memory is not limited: one page of a listing, and the text of an
+error. Each of them has to arrive within the time limit of one request.
 """
 
 import contextlib
@@ -9,9 +14,8 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,13 +27,14 @@ from safepoint.errors import ObjectNotFoundError, StorageError, TransientError, 
 from safepoint.foundation import clock
 from safepoint.foundation.closed_requests import named_proxy
 from safepoint.storage import failures
-from safepoint.storage.key_files import KeyFiles
+from safepoint.storage.library.key_files import KeyFiles
+from safepoint.storage.library.listing import Listing, run_in_thread
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
 from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
-from safepoint.storage.store import Condition, Content, Progress, Sink, StoredObject, check_length
+from safepoint.storage.store import Condition, Content, OpenFile, Progress, Sink, StoredObject, check_length, too_long
 
 Client = Any  # obstore has no public type for all its stores
 _SAS = {"AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN"}
@@ -40,6 +45,8 @@ _SHORTEST_TRY_S = 0.25
 _NUM_STREAM_TRIES = 10
 _BLOCK_BYTES = 16 << 20
 _READ_BYTES = 1 << 20
+_CHUNK = 100
+"""How many names obstore hands over at once. Until it has so many, it requests further pages."""
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _T = TypeVar("_T")
@@ -60,7 +67,7 @@ def make_client(
     client_options: dict[str, Any] = {
         "allow_http": True,
         "timeout": timedelta(seconds=timeout_s),
-        # A server that sends nothing is noticed sooner than a slow one.
+        # `read_timeout` ends a request to a server that sends nothing, sooner than `timeout` ends a slow one.
         "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
         "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
         "allow_invalid_certificates": not options.verify_tls,
@@ -77,7 +84,7 @@ def make_client(
 
 
 def _check_account(location: Location) -> None:
-    """Raise UsageError for an account that could lead to another host: obstore makes the host's name of it."""
+    """Raise UsageError for an account's name that could lead to another host: obstore puts it into the address."""
     for name, value in os.environ.items():
         if location.scheme is Scheme.AZ and name.upper() in _ACCOUNTS and not _ACCOUNT.fullmatch(value):
             raise UsageError(
@@ -90,8 +97,8 @@ def _only_to_the_store(location: Location) -> dict[str, Any]:
     """Options that keep a SAS token of Azure from other hosts.
 
     The token is a part of the address, and obstore sends the address as `Referer` to the target of a redirect. So
-    requests to other hosts go to a proxy that does not exist, and fail. If the environment names a proxy, there is no
-    such protection: redirects are followed.
+    requests to other hosts go to a proxy that does not exist, and fail. If the environment names a proxy, obstore
+    follows redirects, and the token is not protected in this way.
     """
     named = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith("AZURE_")}
     if location.scheme is not Scheme.AZ or not _SAS & named.keys() or named_proxy("https://core.windows.net"):
@@ -108,7 +115,7 @@ class LibraryBucket:
         options: how to reach it.
 
     Raises:
-        UsageError: AZURE_STORAGE_ACCOUNT_NAME is no name of an account.
+        UsageError: AZURE_STORAGE_ACCOUNT_NAME is not a valid name of an account.
         AccessDeniedError: see `KeyFiles`.
     """
 
@@ -125,13 +132,16 @@ class LibraryBucket:
     def objects(self, prefix: str, *, deadline_s: float | None) -> Iterator[StoredObject]:
         """See `Bucket`."""
 
-        def everything(client: Client) -> Sequence[Any]:
-            pages: Any = obstore.list(client, prefix.rstrip("/") or None, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
-            return [item for page in pages for item in page]
+        def everything(client: Client) -> list[StoredObject]:
+            pages: Any = obstore.list(client, prefix.rstrip("/") or None, chunk_size=_CHUNK)  # pyright: ignore[reportUnknownMemberType]
+            listing = Listing(f"LIST {self._name(prefix)}", self._object, until_s=deadline_s)
+            return run_in_thread(lambda: listing.read(pages))
 
-        # One attempt reads all pages, because a listing that fails at a later page must not look complete.
-        for item in self._call("LIST", prefix, everything, deadline_s):
-            yield self._object(item["path"], item)
+        # One attempt reads all pages. If a later page fails, the whole listing is repeated, so that it never looks
+        # complete when it is not.
+        for found in self._call("LIST", prefix, everything, deadline_s):
+            if found.key.startswith(prefix):  # a hostile server may list others
+                yield found
 
     def head(self, key: str, *, deadline_s: float | None) -> StoredObject:
         """See `Bucket`."""
@@ -144,9 +154,10 @@ class LibraryBucket:
 
     def _range(self, key: str, start: int, length: int, deadline_s: float | None) -> memoryview:
         def get(client: Client) -> memoryview:
-            data = memoryview(obstore.get_range(client, key, start=start, length=length))
-            if len(data) == length:
-                return data
+            data = bytearray()
+            self._read(client, key, {"range": (start, start + length)}, data, length)
+            if len(data) >= length:
+                return memoryview(data)[:length]
             size_bytes = obstore.head(client, key)["size"]
             if size_bytes < start + length:
                 raise StorageError(f"{self._name(key)} has {size_bytes} bytes, not {start + length}")
@@ -154,12 +165,25 @@ class LibraryBucket:
 
         return self._call("GET", key, get, deadline_s, size_bytes=length)
 
-    def get_rest(self, key: str, *, start: int, deadline_s: float | None) -> bytes:
+    def get_rest(self, key: str, *, start: int, most_bytes: int, deadline_s: float | None) -> bytearray:
         """See `Bucket`."""
-        options: Any = {"range": {"offset": start}} if start else None
-        return self._call(
-            "GET", key, lambda client: bytes(obstore.get(client, key, options=options).bytes()), deadline_s
-        )
+
+        def get(client: Client) -> bytearray:
+            data = bytearray()
+            self._read(client, key, {"range": {"offset": start}} if start else None, data, most_bytes + 1)
+            if len(data) > most_bytes:
+                raise too_long(f"GET {self._name(key)}", most_bytes)
+            return data
+
+        return self._call("GET", key, get, deadline_s)
+
+    def _read(self, client: Client, key: str, options: Any, data: bytearray, most_bytes: int) -> None:
+        """Append an object, or a range of it, to `data`, until it has `most_bytes` bytes or a few more."""
+        stream: Any = obstore.get(client, key, options=options).stream(min_chunk_size=_READ_BYTES)
+        for block in stream:
+            data += memoryview(block)
+            if len(data) >= most_bytes:
+                return
 
     def put(self, key: str, data: bytes, condition: Condition | None, *, within_s: float) -> str:
         """See `Bucket`."""
@@ -172,16 +196,16 @@ class LibraryBucket:
     def upload(
         self,
         key: str,
-        source: Path | Content,
-        size_bytes: int,
+        source: OpenFile | Content,
         *,
         fence: Callable[[], None] | None,
         progress: Progress | None,
         deadline_s: float | None,
     ) -> None:
         """See `Bucket`. obstore repeats requests itself here, because a stream cannot be started again."""
-        # A file too is a stream: if obstore read the file by itself, `fence` could not be called after the last part.
-        content = source if isinstance(source, Content) else _content_of(source, size_bytes)
+        # A file is passed as a stream too: if obstore read the file itself, `fence` could not be called after the
+        # last part.
+        content = source if isinstance(source, Content) else _content_of(source)
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
         self._keys.refresh()
@@ -266,7 +290,7 @@ class LibraryBucket:
             with self._translating(f"{verb} {self._name(key)}"):
                 return request(self._client(timeout_s))
 
-        # A slow link is not an error: a request may take as long as its bytes need at the slowest accepted rate.
+        # A slow link is not an error: a request may last as long as its bytes take at the slowest accepted rate.
         try_s = self._options.request_timeout_s + size_bytes / SLOWEST_BYTES_PER_S
         if deadline_s is None:
             deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S + try_s
@@ -297,15 +321,14 @@ class LibraryBucket:
             return self._clients[rounded_s]
 
 
-def _content_of(path: Path, size_bytes: int) -> Content:
+def _content_of(file: OpenFile) -> Content:
     def write_to(sink: Sink) -> None:
-        left = size_bytes + 1  # one byte more than the size shows that the file has grown
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(min(_READ_BYTES, left)):
-                left -= len(block)
-                sink(memoryview(block))
+        done, end = 0, file.size_bytes + 1  # one byte more than the size shows that the file has grown
+        while block := os.pread(file.descriptor, min(_READ_BYTES, end - done), done):
+            done += len(block)
+            sink(memoryview(block))
 
-    return Content(size_bytes=size_bytes, write_to=write_to)
+    return Content(size_bytes=file.size_bytes, write_to=write_to)
 
 
 def from_obstore(error: Exception, what: str) -> StorageError:
@@ -322,7 +345,8 @@ def from_obstore(error: Exception, what: str) -> StorageError:
     if isinstance(error, obstore_errors.UnauthenticatedError | obstore_errors.PermissionDeniedError):
         return failures.from_status(403, "", what)
     if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
-        # obstore cannot list an object whose name is not a valid path; another program wrote that object.
+        # obstore cannot list an object whose name is not a valid path. Safepoint writes no such names, so another
+        # program wrote it.
         is_name = isinstance(error, obstore_errors.InvalidPathError)
         hint = "delete that object, or name another location" if is_name else None
         return StorageError(f"{what}: the store does not support this: {printable(text.splitlines()[0])}", hint=hint)

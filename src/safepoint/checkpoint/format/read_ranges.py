@@ -1,0 +1,195 @@
+"""Compares ranges of a checkpoint's files that were read with the bytes that were digested.
+
+A file may answer differently each time that it is read: a hostile server may send other bytes, and another user may
+write to the file. So it is not enough that a file has the right digest when it is read once more. `ReadRanges` keeps
+the digest of every range that was used, or is going to be used, and finds out whether all reads returned the same
+bytes. It promises nothing about ranges that were not noted.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import xxhash
+
+from safepoint.checkpoint.format.digest import PART_BYTES
+from safepoint.errors import CheckpointError
+
+_Ranges = dict[tuple[int, int], bytes | None]
+"""(First byte, length) → the digest; None if the range was not read yet."""
+
+
+class Hasher(Protocol):
+    """Receives the bytes of a range, in order."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Add a block."""
+        ...
+
+    def digest(self) -> bytes:
+        """The digest of all blocks."""
+        ...
+
+
+class ReadRanges:
+    """The ranges of the files of one checkpoint that were read. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Ranges are cut where parts of files begin, because parts are digested one by one.
+        self._found: dict[tuple[str, int], _Ranges] = {}
+
+    def note(self, key: str, start: int, data: bytes) -> None:
+        """Record a read.
+
+        Raises:
+            CheckpointError: an earlier read of this range had other bytes.
+        """
+        for first, length in _cut(start, len(data)):
+            piece = memoryview(data)[first - start :][:length]
+            self.compare(key, first, length, xxhash.xxh3_128_digest(piece))
+
+    def expect(self, key: str, start: int, length: int) -> None:
+        """Record that a range is going to be read."""
+        for first, count in _cut(start, length):
+            with self._lock:
+                self._of(key, first).setdefault((first, count), None)
+
+    def parts(self) -> Iterator[tuple[str, int]]:
+        """The path of each file and the number of each of its parts of PART_BYTES from which a range was noted."""
+        with self._lock:
+            return iter(sorted(self._found))
+
+    def comparing(self, key: str, start: int = 0) -> "Comparison":
+        """Compare what is noted of a file with its bytes from `start`, a multiple of PART_BYTES.
+
+        The caller passes the bytes to `take`, in order, and calls `finish` when it knows that they are right. All
+        ranges that are noted of these bytes must have the same digests then. What was not read yet must have the same
+        digests when it is read.
+        """
+        return Comparison(self, key, start)
+
+    def checked(self, ranges: Iterable[tuple[str, int, int]], sink: Callable[[memoryview], None]) -> "CheckedSink":
+        """A sink that compares what it gets with the noted digests, and passes it on to `sink`.
+
+        Args:
+            ranges: key, first byte and length of the ranges whose bytes it gets, in order.
+            sink: receives the blocks.
+        """
+        pieces = ((key, *piece) for key, start, length in ranges for piece in _cut(start, length))
+        return CheckedSink(self, pieces, sink)
+
+    def of_part(self, key: str, start: int) -> _Ranges:
+        """The ranges in the part that begins at `start`; for `Comparison`."""
+        with self._lock:
+            return dict(self._of(key, start)) if (key, start // PART_BYTES) in self._found else {}
+
+    def _of(self, key: str, start: int) -> _Ranges:
+        return self._found.setdefault((key, start // PART_BYTES), {})
+
+    def compare(self, key: str, start: int, length: int, digest: bytes) -> None:
+        """Record the digest of a range within one part.
+
+        Raises:
+            CheckpointError: an earlier read of the range had other bytes.
+        """
+        with self._lock:
+            known = self._of(key, start).get((start, length))
+            is_same = known in {None, digest}
+            # After a difference no later read is right, because it is not known which of the two was used.
+            self._of(key, start)[start, length] = digest if is_same else b""
+        if not is_same:
+            raise CheckpointError(
+                f"{key} changed while it was read: bytes {start} to {start + length} were not the same each time",
+                hint="see `safepoint checkpoints verify --deep`",
+            )
+
+
+class Comparison:
+    """See `ReadRanges.comparing`."""
+
+    def __init__(self, found: ReadRanges, key: str, start: int) -> None:
+        self._found = found
+        self._key = key
+        self._position = start
+        self._waiting: list[tuple[int, int]] = []
+        self._open: list[tuple[int, int, Hasher]] = []
+        self._done: list[tuple[int, int, bytes]] = []
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        self._waiting = sorted(self._found.of_part(self._key, self._position), reverse=True)
+
+    def take(self, block: memoryview) -> None:
+        """Add the next bytes."""
+        while block:
+            left = PART_BYTES - self._position % PART_BYTES
+            self._take(block[:left])
+            block = block[left:]
+            if self._position % PART_BYTES == 0:
+                self._begin_part()
+
+    def _take(self, block: memoryview) -> None:
+        begin, end = self._position, self._position + len(block)
+        while self._waiting and self._waiting[-1][0] < end:
+            self._open.append((*self._waiting.pop(), xxhash.xxh3_128()))
+        still_open: list[tuple[int, int, Hasher]] = []
+        for start, length, hasher in self._open:
+            hasher.update(block[max(0, start - begin) : start + length - begin])
+            if start + length <= end:
+                self._done.append((start, length, hasher.digest()))
+            else:
+                still_open.append((start, length, hasher))
+        self._open, self._position = still_open, end
+
+    def finish(self) -> None:
+        """Compare, when all bytes were added and their digest is right.
+
+        Raises:
+            CheckpointError: a range was read with other bytes.
+        """
+        for start, length, digest in self._done:
+            self._found.compare(self._key, start, length, digest)
+
+
+class CheckedSink:
+    """See `ReadRanges.checked`."""
+
+    def __init__(
+        self, found: ReadRanges, pieces: Iterator[tuple[str, int, int]], sink: Callable[[memoryview], None]
+    ) -> None:
+        self._found = found
+        self._pieces = pieces
+        self._sink = sink
+        self._piece: tuple[str, int, int] | None = None
+        self._left = 0
+        self._hasher: Hasher = xxhash.xxh3_128()
+
+    def __call__(self, block: memoryview) -> None:
+        """Take the next bytes.
+
+        Raises:
+            CheckpointError: a range that ends in them was read with other bytes before.
+        """
+        rest = block
+        while rest:
+            if self._piece is None:
+                self._piece, self._hasher = next(self._pieces), xxhash.xxh3_128()
+                self._left = self._piece[2]
+            head = rest[: self._left]
+            self._hasher.update(head)
+            self._left -= len(head)
+            rest = rest[len(head) :]
+            if not self._left:
+                self._found.compare(*self._piece, self._hasher.digest())
+                self._piece = None
+        self._sink(block)
+
+
+def _cut(start: int, length: int) -> Iterator[tuple[int, int]]:
+    """The range, cut where parts of the file begin."""
+    end = start + length
+    while start < end:
+        stop = min(end, (start // PART_BYTES + 1) * PART_BYTES)
+        yield start, stop - start
+        start = stop

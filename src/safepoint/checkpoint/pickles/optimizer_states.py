@@ -1,0 +1,305 @@
+"""Checks the optimizer states that are loaded from a checkpoint which an attacker may have written.
+
+An optimizer keeps the tensors that it loads. Its fused kernels take the memory of these tensors to be as large as the
+parameter, and do not check it: with a smaller or an expanded tensor, a step reads and writes other memory of the
+process. So while `checked_optimizers` runs, a loaded state is compared with the parameters, and with the state that
+the optimizer itself creates.
+
+How a step is computed (`fused`, `foreach`, …) is not a part of the state: these settings stay those of the script.
+"""
+
+import contextlib
+import math
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from safepoint.errors import CheckpointError, SafepointError, printable
+
+_OWN = ("fused", "foreach", "capturable", "differentiable", "maximize")
+"""The settings that a checkpoint does not change."""
+_SCALARS = {"step", "mu_product", "mu", "eta", "RMS"}
+"""The tensors of one element in the states of torch's optimizers."""
+_ELEMENTWISE = {
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "sum",
+    "square_avg",
+    "grad_avg",
+    "exp_inf",
+    "state1",
+    "state2",
+}
+"""The tensors that kernels read and write together with the parameter, element by element."""
+_WITH_KERNELS = {"torch", "apex", "bitsandbytes", "deepspeed", "transformers"}
+"""The packages whose optimizers may have no tensors but those that they create themselves."""
+_HINT = (
+    "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one; otherwise "
+    "create the optimizer as in the run that wrote it"
+)
+
+
+@contextlib.contextmanager
+def checked_optimizers(where: object, *optimizers: torch.optim.Optimizer) -> Generator[None]:
+    """While the block runs, check the state that any torch optimizer loads.
+
+    Args:
+        where: the file or the checkpoint that the states come from; named in errors.
+        optimizers: those that are known. They are checked also if their class loads states without the method of
+            `torch.optim.Optimizer`.
+
+    Raises:
+        CheckpointError: a state has tensors or settings that do not fit. The optimizer has its earlier state then.
+    """
+    kind: Any = torch.optim.Optimizer
+    original = kind.load_state_dict
+    before = [_Before(one) for one in optimizers]
+
+    def load_state_dict(self: torch.optim.Optimizer, state_dict: Any) -> None:
+        earlier = _Before(self)
+        with earlier.restored_on_error():
+            try:
+                original(self, earlier.with_own_settings(state_dict))
+                earlier.check(where)
+            except (SafepointError, MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # hostile content may raise anything
+                what = f"the state of its optimizer does not fit ({type(error).__name__}: {error})"
+                raise _refusal(where, printable(what)) from error
+
+    kind.load_state_dict = load_state_dict
+    try:
+        yield
+    finally:
+        kind.load_state_dict = original
+    for one in before:
+        with one.restored_on_error():
+            one.check(where)
+
+
+class _Before:
+    """An optimizer, and what it had before it loaded a state."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer: Any = optimizer
+        self._state = {key: _copied(one) for key, one in self._optimizer.state.items()}
+        self._groups: list[dict[str, Any]] = self._optimizer.param_groups
+        self._settings = [{name: one for name, one in group.items() if name != "params"} for group in self._groups]
+
+    @contextlib.contextmanager
+    def restored_on_error(self) -> Generator[None]:
+        """Give the optimizer back its state if the block raises an error."""
+        try:
+            yield
+        except BaseException:
+            # Some classes change their dictionaries in place.
+            self._optimizer.__dict__.update(state=defaultdict[Any, Any](dict, self._state), param_groups=self._groups)
+            for group, own in zip(self._groups, self._settings, strict=True):
+                group.update(own)
+            raise
+
+    def with_own_settings(self, state: Any) -> Any:
+        """A loaded state in which `_OWN` are the settings of this optimizer. Invalid states are left as they are."""
+        if not isinstance(state, Mapping):
+            return state
+        saved = cast("Mapping[str, Any]", state)
+        groups: Any = saved.get("param_groups")
+        if not isinstance(groups, list) or len(cast("list[Any]", groups)) != len(self._settings):
+            return saved
+        pairs = list(zip(cast("list[Any]", groups), self._settings, strict=True))
+        if not all(isinstance(group, Mapping) for group, _ in pairs):
+            return saved
+        return {**saved, "param_groups": [_with_own(group, own) for group, own in pairs]}
+
+    def check(self, where: object) -> None:
+        """Check what the optimizer has loaded.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+        for group, own in zip(self._optimizer.param_groups, self._settings, strict=True):
+            for name, setting in own.items():
+                if name in group and not _fits(group[name], setting):
+                    raise _refusal(where, f"the setting {name!r} of its optimizer is {_shown(group[name])}")
+            changed = _with_own(group, own)
+            for name in group.keys() - changed.keys():
+                del group[name]
+            group.update(changed)
+        _States(self._optimizer, where).check()
+
+
+class _States:
+    """The check of the tensors of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, where: object) -> None:
+        self._optimizer: Any = optimizer
+        self._where = where
+        kinds = [kind for kind in cast("Any", type(optimizer)).__mro__ if kind not in (torch.optim.Optimizer, object)]
+        self._loads_itself = hasattr(optimizer, "init_state")
+        """Whether the class loads its states itself, as that of bitsandbytes, and the tensors keep their types."""
+        packages = {kind.__module__.partition(".")[0] for kind in kinds}
+        self._has_kernels = self._loads_itself or bool(packages & _WITH_KERNELS)
+        self._created: dict[Any, dict[str, Any]] = {}
+        """What the optimizer creates for a parameter, by the parameter's group, shape, type and device."""
+
+    def check(self) -> None:
+        """Raise CheckpointError if a tensor does not fit its parameter."""
+        if isinstance(self._optimizer, torch.optim.LBFGS):  # it has vectors of all parameters, and no kernels
+            return
+        number = 0
+        for group_index, group in enumerate(self._optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                state: Any = self._optimizer.state.get(parameter, {})
+                if not isinstance(state, Mapping):
+                    raise _refusal(
+                        self._where, f"the state of its optimizer for the parameter {number} is no dictionary"
+                    )
+                for name, value in cast("Mapping[Any, Any]", state).items():
+                    for tensor in _tensors_in(value):
+                        fault = self._fault(name, tensor, parameter, (group_index, index))
+                        if fault:
+                            what = f"{printable(str(name))!r} of its optimizer, for the parameter {number}, {fault}"
+                            raise _refusal(self._where, what)
+                number += 1
+
+    def _fault(self, name: Any, tensor: Any, parameter: torch.Tensor, place: tuple[int, int]) -> str:
+        """Why a tensor does not fit; empty if it fits."""
+        here, there = _local(tensor), _local(parameter)
+        if not there.numel():  # this rank has no part of it, or DeepSpeed has moved it to a disk
+            return ""
+        is_scalar = name in _SCALARS and here.numel() == 1
+        if type(here) is not torch.Tensor and type(here) is not torch.nn.Parameter:
+            # Such as torchao's quantized tensors: the script has allowed their class, and its methods check sizes.
+            fits, is_whole = here.shape == there.shape, True
+        elif is_scalar or (here.numel() == there.numel() and not self._loads_itself):
+            fits, is_whole = True, _is_whole(here)
+        else:
+            created = self._create(parameter, place).get(name)
+            is_tensor = isinstance(created, torch.Tensor)
+            fits = is_tensor and created.shape == here.shape and created.dtype == here.dtype
+            if not fits and not self._has_kernels and name not in _ELEMENTWISE:
+                return ""  # a state of the script's own optimizer, whose operations check sizes
+            is_whole = _is_whole(here)
+        if not fits:
+            return f"has the shape {tuple(here.shape)} and the type {here.dtype}, which do not fit it"
+        return "" if is_whole else "is expanded, or has gaps in memory, or no memory"
+
+    def _create(self, parameter: torch.Tensor, place: tuple[int, int]) -> dict[str, Any]:
+        """The state that the optimizer creates for a parameter like this one; empty if that is not known."""
+        key = place[0], parameter.shape, parameter.dtype, parameter.device
+        if key not in self._created:
+            try:
+                self._created[key] = _create(self._optimizer, parameter, place)
+            except Exception:  # noqa: BLE001  an optimizer may need more than a gradient; then nothing is known
+                self._created[key] = {}
+        return self._created[key]
+
+
+def _create(optimizer: Any, parameter: torch.Tensor, place: tuple[int, int]) -> dict[str, Any]:
+    """Let a copy of an optimizer step once with a copy of one parameter, and return the state it creates."""
+    attributes = cast("dict[str, Any]", vars(optimizer))
+    own = {
+        name: list(cast("list[Any]", one)) if type(one) is list else _copied(one) for name, one in attributes.items()
+    }
+    own.pop("step", None)  # schedulers put a wrapper there
+    copy = object.__new__(cast("Any", type(optimizer)))
+    copy.__dict__.update(own)
+    with torch.no_grad():
+        fresh = torch.nn.Parameter(torch.zeros_like(parameter))
+        fresh.grad = torch.zeros_like(parameter)
+    group = {**optimizer.param_groups[place[0]], "params": [fresh]}
+    copy.state, copy.param_groups = defaultdict[Any, Any](dict), [group]
+    copy._optimizer_step_pre_hooks, copy._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    devices = [parameter.device] if parameter.device.type == "cuda" else []
+    random: Any = torch.random
+    with random.fork_rng(devices=devices):
+        if hasattr(copy, "init_state"):  # bitsandbytes
+            if hasattr(copy, "page_mng"):
+                copy.page_mng = SimpleNamespace(paged_tensors=[])
+            copy.init_state(group, fresh, *place)
+        else:
+            with _without_hooks():
+                copy.step()
+    return dict(copy.state[fresh])
+
+
+@contextlib.contextmanager
+def _without_hooks() -> Generator[None]:
+    module: Any = sys.modules[torch.optim.Optimizer.__module__]
+    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+    before = {name: getattr(module, name) for name in names}
+    for name in names:
+        setattr(module, name, OrderedDict())
+    try:
+        yield
+    finally:
+        for name, hooks in before.items():
+            setattr(module, name, hooks)
+
+
+def _copied(state: Any) -> Any:
+    return dict(cast("dict[Any, Any]", state)) if isinstance(state, dict) else state
+
+
+def _with_own(group: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A group with the optimizer's own settings for `_OWN`, in the same order, so that files have the same bytes."""
+    kept = {name: one for name, one in group.items() if name not in _OWN or name in own}
+    return {**kept, **{name: own[name] for name in _OWN if name in own}}
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        mapping = cast("Any", value)
+        for one in cast("Iterable[Any]", mapping.values() if isinstance(value, Mapping) else mapping):
+            yield from _tensors_in(one)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """This rank's part of a sharded tensor."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether each element has its own place in memory, without gaps, as kernels expect it."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        return False
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
+
+
+def _fits(value: Any, own: Any) -> bool:
+    """Whether a setting from a checkpoint can take the place of the optimizer's own setting."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 or (isinstance(own, torch.Tensor) and own.shape == value.shape)
+    if own is None or value is None:
+        return True
+    if isinstance(own, list | tuple):
+        of_own = cast("list[Any]", own)
+        is_list = isinstance(value, list | tuple) and len(cast("list[Any]", value)) == len(of_own)
+        return is_list and all(map(_fits, cast("list[Any]", value), of_own))
+    if isinstance(own, bool | int | float | torch.Tensor):
+        return isinstance(value, bool | int) or (isinstance(value, float) and not math.isnan(value))
+    return isinstance(value, type(own)) if isinstance(own, str) else True
+
+
+def _shown(value: Any) -> str:
+    is_short = isinstance(value, bool | int | float | str) and len(repr(value)) <= 80
+    return printable(repr(value)) if is_short else f"a value of type {type(value).__name__}"
+
+
+def _refusal(where: object, what: str) -> CheckpointError:
+    return CheckpointError(f"{where} was not loaded: {what}", hint=_HINT)

@@ -1,0 +1,102 @@
+"""Marks: which objects a writer has begun to write or delete, so that what it leaves when it dies can be deleted.
+
+A mark is an object like any other. A stranger may have written it, to make Safepoint delete what other programs have
+written. So a mark only says which objects may be leftovers. An object counts as one only if it has the size that the
+mark states, and if one of these is true:
+
+- it is not older than the mark: a writer marks what it is going to write;
+- it still has the version that the mark states: a writer that deletes a checkpoint marks what exists.
+"""
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
+from safepoint.checkpoint.local.final_model import FINAL
+from safepoint.foundation.bounded_json import parse_object
+from safepoint.storage.store import StoredObject, is_key
+
+MAX_MARK_BYTES = 2 * MAX_MANIFEST_BYTES
+_SLACK_S = 60.0
+"""How much older than its mark an object may be: the servers of a store have different clocks, and round times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a mark states.
+
+    Args:
+        sizes: path → the sizes that the object may have. Several saves of one step may differ.
+        versions: path → the version of an object that existed when the mark was written.
+        modified_s: when the mark was written, seconds since 1970 by the store's clock; infinite if there is none.
+        content: all of the mark, with fields that this class does not know.
+    """
+
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    modified_s: float = float("inf")
+    content: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def parse(cls, data: bytes, modified_s: float) -> "Mark":
+        """Read a mark. What is not valid in it is ignored."""
+        content: dict[str, Any] = {}
+        with contextlib.suppress(ValueError):
+            content = parse_object(data or b"{}", max_bytes=MAX_MARK_BYTES)
+        sizes = {path: _sizes_of(value) for path, value in _pairs(content.get("files")) if is_key(path)}
+        versions = {path: value for path, value in _pairs(content.get("versions")) if isinstance(value, str)}
+        return cls(
+            sizes={path: found for path, found in sizes.items() if found},
+            versions=versions,
+            modified_s=modified_s,
+            content=content,
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the JSON object that `parse` reads."""
+        sizes = {path: found[0] if len(found) == 1 else list(found) for path, found in self.sizes.items()}
+        return {"files": sizes, **({"versions": dict(self.versions)} if self.versions else {})}
+
+    def names(self, path: str, item: StoredObject) -> bool:
+        """Whether the object at `path` is a leftover; see the module's description."""
+        if item.size_bytes not in self.sizes.get(path, ()):
+            return False
+        is_same = bool(item.version) and self.versions.get(path) == item.version
+        return is_same or item.modified_s >= self.modified_s - _SLACK_S
+
+    def extended(
+        self, files: Mapping[str, int], found: Mapping[str, StoredObject], existing: Iterable[str] = ()
+    ) -> "Mark":
+        """This mark, before it is written again with more files.
+
+        Args:
+            files: path → size of the files that are going to be written.
+            found: path → each object that is there.
+            existing: the paths of the objects that are there and were written before the mark.
+        """
+        sizes = {path: set(known) for path, known in self.sizes.items()}
+        versions = {path: item.version for path, item in found.items() if self.names(path, item)}
+        for path in set(existing) & found.keys():
+            sizes.setdefault(path, set()).add(found[path].size_bytes)
+            versions[path] = found[path].version
+        for path, size_bytes in files.items():
+            sizes.setdefault(path, set()).add(size_bytes)
+        return Mark(sizes={path: tuple(sorted(known)) for path, known in sizes.items()}, versions=versions)
+
+
+def _pairs(value: Any) -> list[tuple[str, Any]]:
+    return list(cast("dict[str, Any]", value).items()) if isinstance(value, dict) else []
+
+
+def _sizes_of(value: Any) -> tuple[int, ...]:
+    values = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return tuple(size for size in values if type(size) is int and size >= 0)
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` is the name of a checkpoint or of the final model."""
+    return text == FINAL or (step_of(Path(text)) is not None and "/" not in text)

@@ -1,0 +1,79 @@
+"""Tells a store that refuses one object from a store that refuses everything.
+
+Promises: if a store refuses an object of one checkpoint and gives other objects, that is a fault of this checkpoint
+only. Examples are an archived object (Glacier), an object that is encrypted with a key that was disabled, and a
+policy on one key. Otherwise one such object would hide all other checkpoints. If the store gives nothing, or does not
+accept the credentials, the error stays an error of the store.
+"""
+
+import itertools
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.errors import ObjectNotFoundError, StorageError, TransientError, UnreadableError
+from safepoint.storage.failures import RefusedKeysError
+from safepoint.storage.store import Store
+
+ATTEMPT_KEY = ".safepoint/attempt.json"
+_MOST_TRIED = 8
+_ADVICE = (
+    "if it is archived, restore it from the archive; otherwise the owner of the bucket has to allow it: check the "
+    "policy of the bucket and the key with which the object is encrypted"
+)
+
+
+class Refusals:
+    """Looks, after a refusal, whether the store gives other objects.
+
+    Args:
+        store: with the checkpoints.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._given: str | None = None
+
+    @contextmanager
+    def as_fault(self, key: str, *, deadline_s: float | None = None) -> Generator[None]:
+        """The block reads the object under `key`.
+
+        Raises:
+            UnreadableError: the store refuses this object, and gives others.
+        """
+        try:
+            yield
+        except StorageError as error:
+            # A busy server may answer later, and refused keys are refused for every object.
+            if isinstance(error, TransientError | ObjectNotFoundError | RefusedKeysError):
+                raise
+            if not self._gives_another(key, deadline_s):
+                raise
+            raise UnreadableError(
+                f"{key} cannot be read, while other objects in {self._store.location} can: {error.message}",
+                hint=_ADVICE,
+            ) from error
+
+    def _gives_another(self, key: str, deadline_s: float | None) -> bool:
+        for other in itertools.islice(self._others(key, deadline_s), _MOST_TRIED):
+            try:
+                if self._store.read(other, length=1, deadline_s=deadline_s):
+                    self._given = other
+                    return True
+            except TransientError:
+                raise
+            except StorageError:
+                continue
+        return False
+
+    def _others(self, key: str, deadline_s: float | None) -> Iterator[str]:
+        """Keys of other objects: first one that was given before, and last the files of the same checkpoint."""
+        first = [one for one in (self._given, ATTEMPT_KEY) if one not in {None, key}]
+        yield from dict.fromkeys(one for one in first if one is not None)
+        checkpoint = key.partition("/")[0]
+
+        def rank(other: str) -> tuple[bool, bool]:
+            return other.startswith(f"{checkpoint}/"), not other.endswith(f"/{MANIFEST_NAME}")
+
+        listed = [item.key for item in self._store.list(deadline_s=deadline_s) if item.size_bytes]
+        yield from (other for other in sorted(listed, key=rank) if other not in {*first, key})

@@ -1,0 +1,136 @@
+"""The plan for a change of a job's number of nodes, as a TrainJob keeps it. Pure; no requests.
+
+The plan is a text in an annotation, and the name of the TrainJob has the digest of this text. A person who may change
+TrainJobs, and not create any, cannot change the name: a plan whose digest is not in the name is not carried out.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from safepoint.jobs.cluster.objects import Object, at, name_of, texts, uid_of
+from safepoint.jobs.cluster.spec import DOMAIN, PLAN, PLAN_LABEL, is_plan, plan_name
+from safepoint.jobs.cluster.state import HISTORY, SAFE_STEP
+
+ENDED = f"{DOMAIN}/ended"
+"""The annotation of a plan's TrainJob with the notes, as JSON, that the successor gets about the end of the old
+TrainJob. Without it, the old TrainJob may still run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The plan to replace a job's TrainJob by one with another number of nodes.
+
+    Args:
+        document: the TrainJob that keeps the plan.
+        job: the name of the job.
+        old_uid: the uid of the TrainJob to replace.
+        num_nodes: the new number of nodes.
+        actor: the user who asked for the change.
+        planned: the new TrainJob, without notes about the end of the old one.
+        notes: these notes; None while the old TrainJob may still run.
+    """
+
+    document: Object
+    job: str
+    old_uid: str
+    num_nodes: int
+    actor: str
+    planned: Object
+    notes: Mapping[str, str] | None
+
+    @property
+    def uid(self) -> str:
+        """The uid of the TrainJob that keeps the plan."""
+        return uid_of(self.document)
+
+    @property
+    def successor(self) -> Object | None:
+        """The new TrainJob; None while the old TrainJob may still run."""
+        if self.notes is None:
+            return None
+        metadata = self.planned["metadata"]
+        return {**self.planned, "metadata": {**metadata, "annotations": {**metadata["annotations"], **self.notes}}}
+
+
+def plans_among(trainjobs: Iterable[Object]) -> list[Plan]:
+    """The plans that these TrainJobs keep, oldest first. Left out are jobs, and plans that are not carried out.
+
+    A plan is not carried out if another person has changed it, or if it is being deleted: a finalizer could keep it
+    for ever.
+    """
+    found = [plan for item in trainjobs if (plan := read_plan(item))]
+    return sorted(found, key=lambda plan: (str(at(plan.document, "metadata", "creationTimestamp")), plan.uid))
+
+
+def changed_among(trainjobs: Iterable[Object]) -> list[Object]:
+    """The TrainJobs that keep a plan which is not carried out because another person has changed it."""
+    plans = [item for item in trainjobs if is_plan(item) and not at(item, "metadata", "deletionTimestamp")]
+    return [item for item in plans if read_plan(item) is None]
+
+
+def document_of(old: Object, content: str) -> Object:
+    """The TrainJob that keeps the plan for `old`. It is in no queue. If it is resumed, it runs `true` and ends."""
+    return {
+        "apiVersion": old["apiVersion"],
+        "kind": old["kind"],
+        "metadata": {
+            "name": plan_name(content),
+            "labels": {PLAN_LABEL: name_of(old)},
+            "annotations": {PLAN: content},
+        },
+        "spec": {
+            "suspend": True,
+            "runtimeRef": at(old, "spec", "runtimeRef"),
+            "trainer": {"numNodes": 1, "command": ["true"]},
+        },
+    }
+
+
+def read_plan(item: Object) -> Plan | None:
+    """The plan that a TrainJob keeps; None if it keeps none, or one that is not carried out."""
+    if not is_plan(item) or at(item, "metadata", "deletionTimestamp"):
+        return None
+    try:
+        notes = texts(item, "metadata", "annotations")
+        content = notes[PLAN]
+        if plan_name(content) != name_of(item):
+            return None
+        data = json.loads(content)
+        planned = data["successor"]
+        if not _is_trainjob(planned):
+            return None
+        return Plan(
+            document=item,
+            job=name_of(planned),
+            old_uid=str(data["old"]),
+            num_nodes=int(data["nodes"]),
+            actor=str(data["actor"]),
+            planned=cast("Object", planned),
+            notes=_read_notes(notes.get(ENDED)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
+        return None
+
+
+def _read_notes(text: str | None) -> dict[str, str] | None:
+    """The notes for the successor. Another person may have changed them."""
+    if text is None:
+        return None
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return {name: value for name in (HISTORY, SAFE_STEP) if isinstance(value := at(found, name), str)}
+
+
+def _is_trainjob(planned: Any) -> bool:
+    """Whether `planned` has the types that the API server requires. The API server did not check the annotation."""
+    metadata = at(planned, "metadata")
+    is_noted = all(_is_of_texts(at(metadata, key)) for key in ("labels", "annotations"))
+    return bool(name_of(planned)) and isinstance(at(planned, "spec"), dict) and is_noted
+
+
+def _is_of_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in cast("Object", value).values())

@@ -1,0 +1,1 @@
+"""Buckets of Google Cloud Storage and Azure, through obstore, an optional package."""

@@ -1,0 +1,85 @@
+"""Which values the Trainer's state may have: the Trainer itself reads `trainer_state.json` without a check."""
+
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from transformers.trainer_callback import TrainerState
+
+from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
+from safepoint.errors import CheckpointError
+from safepoint.foundation.bounded_json import read_object
+from safepoint.foundation.field_types import FLAG, NAMED, NUMBER, TEXT, Kind, check_fields, finite, whole
+
+
+def _are_records(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in cast("list[Any]", value))
+
+
+def _are_callbacks(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    for states in cast("dict[str, Any]", value).values():
+        for state in cast("list[Any]", states if isinstance(states, list) else [states]):
+            if not isinstance(state, dict):
+                return False
+            parts = [cast("dict[str, Any]", state).get(name, {}) for name in ("args", "attributes")]
+            if not all(isinstance(part, dict) for part in parts):
+                return False
+    return True
+
+
+def _check_names(names: Collection[str]) -> None:
+    unknown = set(names) - {one.name for one in dataclasses.fields(TrainerState)}
+    if unknown:
+        raise ValueError(f"it has the field {min(unknown)!r}, which this release of transformers does not know")
+
+
+_KINDS: dict[str, Kind] = {
+    "epoch": finite(0).optional,
+    "global_step": whole(0),
+    "max_steps": whole(),
+    "logging_steps": finite().optional,
+    "eval_steps": finite().optional,
+    "save_steps": finite().optional,
+    "train_batch_size": whole(0).optional,
+    "num_train_epochs": finite().optional,
+    "num_input_tokens_seen": finite(0).optional,
+    "total_flos": NUMBER.optional,
+    "log_history": Kind(words="a list of objects", fits=_are_records, is_optional=True),
+    "best_metric": NUMBER.optional,
+    "best_global_step": whole(0).optional,
+    "best_model_checkpoint": TEXT.optional,
+    "is_local_process_zero": FLAG,
+    "is_world_process_zero": FLAG,
+    "is_hyper_param_search": FLAG,
+    "trial_name": TEXT.optional,
+    "trial_params": NAMED.optional,
+    "stateful_callbacks": Kind(words="states of callbacks, by their names", fits=_are_callbacks, is_optional=True),
+}
+
+
+def check_trainer_state(path: Path, *, step: int) -> None:
+    """Check the state of a Trainer.
+
+    Args:
+        path: of the file.
+        step: of the checkpoint.
+
+    Raises:
+        CheckpointError: the file is no JSON object, it is of another step, or a field has an invalid value.
+        OSError: the file cannot be read.
+    """
+    try:
+        state = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float)
+        check_fields(SimpleNamespace(**state), {name: kind for name, kind in _KINDS.items() if name in state})
+        _check_names(state.keys())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; training was not started") from error
+    found: Any = state.get("global_step")
+    if found != step:
+        raise CheckpointError(
+            f"{path} says step {found!r}, but the checkpoint is of step {step}; training was not started"
+        )

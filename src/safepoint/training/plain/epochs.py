@@ -1,0 +1,166 @@
+"""`safepoint.epochs`, which takes the place of `range` in the epochs of a loop of Accelerate.
+
+The loop iterates over its own DataLoader. This module replaces the loader's `__iter__`: the first pass in each epoch
+returns the batches of the session, which leaves out those that were trained on before a resume.
+When the loop asks for its next batch and an optimizer has stepped, the step is reported to the session: by then the
+loop has also stepped its scheduler.
+"""
+
+import dis
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from safepoint.errors import UsageError
+from safepoint.training.context.rank_context import current_context
+from safepoint.training.plain.session import Run, session
+from safepoint.training.state.temporary_attributes import temporarily
+
+_HINT = "give the loader that the loop iterates over: safepoint.epochs(count, accelerator, data=loader)"
+
+
+def epochs(
+    count: int,
+    accelerator: Any,
+    *,
+    data: Any = None,
+    output_dir: str | Path | None = None,
+    save_steps: int | None = None,
+) -> Iterator[int]:
+    """The numbers of the epochs that are left: `for epoch in safepoint.epochs(3, accelerator):`.
+
+    The loop stays as it is: it iterates over its DataLoader, steps its optimizer, and may evaluate at the end of an
+    epoch. A checkpoint holds what `accelerator.save_state` saves, and the position in the data. Variables of the
+    loop, such as a sum of losses or the number that `enumerate` counts, are not restored.
+
+    Args:
+        count: of epochs in all.
+        accelerator: an `accelerate.Accelerator` that has prepared model, optimizer, scheduler and data.
+        data: the DataLoader that the loop trains on; None takes the first one that the accelerator has prepared.
+        output_dir: see `session`.
+        save_steps: see `session`.
+
+    Raises:
+        UsageError: the accelerator has prepared no DataLoader, or the loop trains on another one.
+    """
+    loaders: list[Any] = list(accelerator._dataloaders)
+    loader = data if data is not None else next(iter(loaders), None)
+    if loader is None:
+        raise UsageError("the accelerator has prepared no DataLoader", hint=_HINT)
+    run = session(accelerator=accelerator, data=loader, output_dir=output_dir, save_steps=save_steps)
+    return _epochs(run, count, accelerator, loader)
+
+
+def _epochs(run: Run, count: int, accelerator: Any, loader: Any) -> Iterator[int]:
+    loop = _Loop(run, accelerator)
+    hook = register_optimizer_step_post_hook(loop.optimizer_stepped)
+    passes = temporarily(type(loader), __iter__=loop.passes_over(loader))  # Python looks for this method in the class
+    with temporarily(accelerator, backward=loop.with_loss(accelerator.backward)), passes, run:
+        try:
+            for batches in run.epochs(count):
+                loop.pending = batches
+                try:
+                    yield run.epoch
+                except GeneratorExit:
+                    # After an error, the other ranks may not take part in a save.
+                    if not _is_left_on_purpose():
+                        raise
+                    loop.report()
+                    return
+                loop.pending = None
+                loop.report()
+        finally:
+            hook.remove()
+
+
+def _is_left_on_purpose() -> bool:
+    """Whether the function that has called the calling generator leaves its loop by `break` or `return`.
+
+    Python closes the generator then, and also when an error leaves the loop. Only in the first case the instruction
+    that the function executes is the one that drops the generator.
+    """
+    frame = inspect.currentframe()
+    generator = frame.f_back if frame is not None else None
+    caller = generator.f_back if generator is not None else None
+    return caller is not None and dis.opname[caller.f_code.co_code[caller.f_lasti]].startswith("POP_")
+
+
+class _Loop:
+    """What the loop does in one epoch.
+
+    Args:
+        run: the session.
+        accelerator: of the loop.
+    """
+
+    def __init__(self, run: Run, accelerator: Any) -> None:
+        self.pending: Iterator[Any] | None = None
+        """The batches of the epoch, until the loop begins to iterate over its loader."""
+        self._run = run
+        self._accelerator = accelerator
+        self._optimizers = {id(getattr(one, "optimizer", one)) for one in accelerator._optimizers}
+        self._has_stepped = False
+        self._loss: Any = None
+        self._has_warned = False
+
+    def with_loss(self, backward: Any) -> Any:
+        """`backward` of the accelerator, which also remembers the loss for the progress report."""
+
+        def remember(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            self._loss = loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
+            return backward(loss, *args, **kwargs)
+
+        return remember
+
+    def passes_over(self, loader: Any) -> Any:
+        """The method `__iter__` of the loader's class, which returns the session's batches once in each epoch."""
+        original: Any = cast("Any", type(loader)).__iter__
+
+        def iterate(this: Any) -> Iterator[Any]:
+            if this is not loader or self.pending is None:
+                return original(this)
+            batches, self.pending = self.pending, None
+            return self._reported(batches)
+
+        return iterate
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Called after each step of any optimizer of the process."""
+        if id(optimizer) not in self._optimizers:
+            return
+        if self.pending is not None:
+            raise UsageError(
+                "the optimizer has stepped, but the loop has not iterated over the first DataLoader that the "
+                "accelerator has prepared; the run was stopped, because no resume could continue it",
+                hint=_HINT,
+            )
+        self._has_stepped = True
+
+    def _reported(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches of an epoch; reports each step when the loop asks for the batch after it."""
+        for batch in batches:
+            yield batch
+            self.report()
+
+    def report(self) -> None:
+        """Report the step that the optimizer has made, if it has made one."""
+        if self._has_stepped:
+            self._has_stepped = False
+            self._run.step(loss=self._loss)
+            self._warn_of_counting()
+
+    def _warn_of_counting(self) -> None:
+        if self._has_warned or self._run.batches_per_step <= self._accelerator.gradient_accumulation_steps:
+            return
+        self._has_warned = True
+        context = current_context()
+        if context.place.is_first:
+            context.log.warning(
+                "the loop accumulates gradients over %d batches by itself. If it counts them with `enumerate`, a "
+                "resume within an epoch counts from 0, and accumulates other batches; use `accelerator.accumulate`",
+                self._run.batches_per_step,
+            )

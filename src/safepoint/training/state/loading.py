@@ -1,0 +1,52 @@
+"""Names the checkpoint in every error that its states cause while they are loaded."""
+
+import contextlib
+import re
+import traceback
+from collections.abc import Generator
+from pathlib import Path
+
+import torch
+
+from safepoint.errors import CheckpointError, SafepointError, printable
+
+_ANOTHER_CAUSE = re.compile(
+    r"loading state_dict|out of memory|CUDA error|gloo|NCCL|ProcessGroup|connect|timed? ?out|peer|socket",
+    re.IGNORECASE,
+)
+"""Words in errors of torch that have other causes: a model that differs, a device, or the network."""
+_MOST_CHARACTERS = 300
+
+
+@contextlib.contextmanager
+def states_of(where: object) -> Generator[None]:
+    """While the block runs, turn the errors of invalid states into CheckpointErrors.
+
+    A checkpoint that someone else has written may have values of any type in its states, and frameworks do not expect
+    these. Errors of other causes pass unchanged: of files, memory, devices and networks, and models that differ.
+
+    Args:
+        where: the file or the checkpoint that is loaded, for the message.
+
+    Raises:
+        CheckpointError: the block raised an error that invalid states cause.
+    """
+    try:
+        yield
+    except (SafepointError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # hostile content may raise anything
+        if isinstance(error, RuntimeError) and _ANOTHER_CAUSE.search(str(error)):
+            raise
+        raise CheckpointError(
+            f"{where} could not be loaded: {_summary(error)}",
+            hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older "
+            "one; otherwise load it with the script and the libraries that wrote it",
+        ) from error
+
+
+def _summary(error: Exception) -> str:
+    """The error, and the line of code that raised it."""
+    text = printable(f"{type(error).__name__}: {error}")[:_MOST_CHARACTERS]
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text

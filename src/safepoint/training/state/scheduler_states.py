@@ -1,0 +1,103 @@
+"""Checks the states of schedulers that are loaded from a checkpoint which an attacker may have written.
+
+A scheduler of torch makes every name in a loaded state one of its attributes, also if that is the name of a method or
+of its optimizer.
+"""
+
+import contextlib
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from safepoint.errors import CheckpointError, printable
+from safepoint.training.state.temporary_attributes import temporarily
+
+_OF_GROUPS = {"base_lrs", "_last_lr"}
+"""The lists with a number for each group of the optimizer."""
+
+
+@contextlib.contextmanager
+def checked_schedulers(where: object, *schedulers: Any) -> Generator[None]:
+    """While the block runs, check the states that these schedulers load.
+
+    Args:
+        where: the file or the checkpoint that the states come from; named in errors.
+        schedulers: of torch, also in wrappers of Accelerate. Other objects are ignored.
+
+    Raises:
+        CheckpointError: a state sets an attribute that the scheduler does not save, or has a value of another kind.
+    """
+    with contextlib.ExitStack() as stack:
+        for scheduler in schedulers:
+            inner: Any = getattr(scheduler, "scheduler", scheduler)
+            if isinstance(inner, LRScheduler):
+                stack.enter_context(_checked(where, inner))
+        yield
+
+
+def _checked(where: object, scheduler: Any) -> contextlib.AbstractContextManager[None]:
+    original = scheduler.load_state_dict
+
+    def load_state_dict(state_dict: Any) -> None:
+        fault = _fault(scheduler, state_dict)
+        if fault:
+            raise CheckpointError(
+                f"{where} was not loaded: {fault}",
+                hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an "
+                "older one; otherwise create the scheduler as in the run that wrote it",
+            )
+        original(state_dict)
+
+    return temporarily(scheduler, load_state_dict=load_state_dict)
+
+
+def _fault(scheduler: Any, state: Any) -> str:
+    """What is wrong with a state; empty if nothing is."""
+    if not isinstance(state, Mapping):
+        return "the state of its scheduler is no dictionary"
+    saved = cast("Mapping[Any, Any]", state)
+    kind = cast("Any", type(scheduler))
+    # `checked_schedulers` has put a function among the attributes.
+    own = {name: one for name, one in scheduler.state_dict().items() if not callable(getattr(kind, name, None))}
+    for name, value in saved.items():
+        shown = printable(repr(name))
+        if name not in own:
+            if not isinstance(name, str) or hasattr(scheduler, name):
+                return f"the state of its scheduler sets {shown}, which is not saved"
+        elif not _fits(value, own[name]):
+            return f"{shown} of its scheduler is of another kind than in the script"
+        elif name in _OF_GROUPS and len(value) != len(own[name]):
+            return f"{shown} of its scheduler has {len(value)} numbers, and the optimizer has {len(own[name])} groups"
+    return _inner_fault(scheduler, saved.get("_schedulers"))
+
+
+def _inner_fault(scheduler: Any, states: Any) -> str:
+    """What is wrong with the states of the schedulers of which this one consists."""
+    inner: Any = getattr(scheduler, "_schedulers", None)
+    if not isinstance(inner, list | tuple) or states is None:
+        return ""
+    if not isinstance(states, list | tuple) or len(cast("list[Any]", states)) != len(cast("list[Any]", inner)):
+        return "its scheduler consists of another number of schedulers"
+    pairs = zip(cast("list[Any]", inner), cast("list[Any]", states), strict=True)
+    return next((fault for one, of_one in pairs if (fault := _fault(one, of_one))), "")
+
+
+def _fits(value: Any, own: Any) -> bool:
+    """Whether a value from a checkpoint can take the place of the scheduler's own value."""
+    if own is None or value is None:
+        return True
+    if isinstance(own, bool | int | float | torch.Tensor):
+        return _is_number(value)
+    if isinstance(own, list | tuple):
+        numbers = cast("list[Any]", own)
+        if not isinstance(value, list | tuple):
+            return False
+        return not all(map(_is_number, numbers)) or all(map(_is_number, cast("Iterable[Any]", value)))
+    kinds = ((Mapping, Mapping), (str, str))
+    return all(isinstance(value, kind) for kind, of_own in kinds if isinstance(own, of_own))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
