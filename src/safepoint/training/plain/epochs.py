@@ -20,6 +20,8 @@ from safepoint.training.context.rank_context import current_context
 from safepoint.training.plain.session import Run, session
 from safepoint.training.state.temporary_attributes import temporarily
 
+_DROPS = {"POP_TOP", "POP_ITER"}
+"""The instructions that drop an iterator. None of them can raise an error."""
 _HINT = "give the loader that the loop iterates over: safepoint.epochs(count, accelerator, data=loader)"
 
 
@@ -59,8 +61,8 @@ def _epochs(run: Run, count: int, accelerator: Any, loader: Any) -> Iterator[int
     loop = _Loop(run, accelerator)
     hook = register_optimizer_step_post_hook(loop.optimizer_stepped)
     passes = temporarily(type(loader), __iter__=loop.passes_over(loader))  # Python looks for this method in the class
-    with temporarily(accelerator, backward=loop.with_loss(accelerator.backward)), passes, run:
-        try:
+    try:
+        with temporarily(accelerator, backward=loop.with_loss(accelerator.backward)), passes, run:
             for batches in run.epochs(count):
                 loop.pending = batches
                 try:
@@ -73,8 +75,8 @@ def _epochs(run: Run, count: int, accelerator: Any, loader: Any) -> Iterator[int
                     return
                 loop.pending = None
                 loop.report()
-        finally:
-            hook.remove()
+    finally:
+        hook.remove()
 
 
 def _is_left_on_purpose() -> bool:
@@ -86,7 +88,7 @@ def _is_left_on_purpose() -> bool:
     frame = inspect.currentframe()
     generator = frame.f_back if frame is not None else None
     caller = generator.f_back if generator is not None else None
-    return caller is not None and dis.opname[caller.f_code.co_code[caller.f_lasti]].startswith("POP_")
+    return caller is not None and dis.opname[caller.f_code.co_code[caller.f_lasti]] in _DROPS
 
 
 class _Loop:
