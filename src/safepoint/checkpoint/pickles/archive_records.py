@@ -15,8 +15,6 @@ _MAX_DIRECTORY_BYTES = 32 << 20
 """The largest directory of an archive that is read. It lists about 400,000 records."""
 _END_BYTES, _LOCATOR_BYTES, _LARGE_END_BYTES = 22, 20, 56
 _END, _LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
-_MOST_PADDING = 1 << 12
-"""How many zero bytes may follow an archive: a snapshot in memory ends with its page."""
 _ENCRYPTED, _PATCHED, _STRONGLY_ENCRYPTED = 0x1, 0x20, 0x40
 _BAD_FLAGS = _ENCRYPTED | _PATCHED | _STRONGLY_ENCRYPTED
 
@@ -106,14 +104,12 @@ def _check_place(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: int)
 
     `zipfile` corrects the place of a directory, and torch does not.
     """
-    begin = max(0, size_bytes - _END_BYTES - _MOST_PADDING)
-    file.seek(begin)
-    tail = file.read(size_bytes - begin)
-    place = tail.rfind(_END)
-    end = tail[place : place + _END_BYTES]
-    if place < 0 or len(end) < _END_BYTES or any(end[20:]) or any(tail[place + _END_BYTES :]):
+    at = size_bytes - _END_BYTES
+    file.seek(at)
+    end = file.read(_END_BYTES)
+    stated = int.from_bytes(end[16:20], "little")
+    if end[:4] != _END or end[20:] != b"\0\0":
         raise ArchiveError("it has bytes after its directory")
-    at, stated = begin + place, int.from_bytes(end[16:20], "little")
     file.seek(max(0, at - _LOCATOR_BYTES))
     locator = file.read(_LOCATOR_BYTES)
     if locator[:4] == _LOCATOR:

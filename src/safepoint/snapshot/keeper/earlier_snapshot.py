@@ -103,9 +103,6 @@ def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
     if source.has_block_alone:
-        # The link has whole pages. Bytes of an earlier snapshot after the end of the file must not look like its end.
-        padding = os.fstat(source.block.descriptor).st_size - source.size_bytes
-        os.pwrite(source.block.descriptor, bytes(padding), source.size_bytes)
         place.symlink_to(f"/proc/{os.getpid()}/fd/{source.block.descriptor}")
     else:
         place.write_bytes(content)

@@ -134,7 +134,9 @@ class Snapshotter:
         for image in small:
             offsets.append(end)
             end = -(-(end + image.size_bytes) // _ALIGNMENT) * _ALIGNMENT
-        sizes = [image.size_bytes for image in large] + ([max(end, 1)] if small else [])
+        # The block ends with its last file. If it has only one, restarted ranks load the block itself as this file.
+        used = [max(offsets[-1] + small[-1].size_bytes, 1)] if small else []
+        sizes = [image.size_bytes for image in large] + used
         blocks = self.arena.take(sizes, more_slots=more_slots)
         if blocks is None:
             return None
