@@ -2,12 +2,13 @@
 
 import contextlib
 import os
+import types
 from pathlib import Path
 from typing import Any
 
 import torch
 
-SHARDED = ("fsdp", "fsdp-full", "zero1", "zero2", "zero3")
+SHARDED = ("fsdp", "fsdp-full", "fsdp1", "fsdp1-full", "zero1", "zero2", "zero3")
 
 
 def arguments_for(strategy: str, layer: str, *, has_groups: bool = False, variant: str = "") -> dict[str, Any]:
@@ -25,9 +26,17 @@ def arguments_for(strategy: str, layer: str, *, has_groups: bool = False, varian
     if strategy.startswith("fsdp"):
         if not has_device:
             _let_accelerate_take_the_cpu()
-        state = "FULL_STATE_DICT" if strategy == "fsdp-full" else "SHARDED_STATE_DICT"
-        config = {"version": 2, "transformer_layer_cls_to_wrap": [layer], "state_dict_type": state}
-        return {"use_cpu": False, "fsdp": True, "fsdp_config": config}
+            if strategy.startswith("fsdp1"):
+                _let_fsdp1_take_the_cpu()
+        state = "FULL_STATE_DICT" if strategy.endswith("-full") else "SHARDED_STATE_DICT"
+        config = {"transformer_layer_cls_to_wrap": [layer], "state_dict_type": state}
+        if strategy.startswith("fsdp1"):
+            return {
+                "use_cpu": False,
+                "fsdp": "full_shard auto_wrap",
+                "fsdp_config": config | {"version": 1, "use_orig_params": True},
+            }
+        return {"use_cpu": False, "fsdp": True, "fsdp_config": config | {"version": 2}}
     if strategy.startswith("zero"):
         if not has_device:
             os.environ["DS_ACCELERATOR"] = "cpu"
@@ -70,6 +79,31 @@ def _let_accelerate_take_the_cpu() -> None:
         self.device = torch.device("cpu")
 
     state.set_device = set_device
+
+
+def _let_fsdp1_take_the_cpu() -> None:
+    """FSDP1 takes what it has moved to the host for copies, which on the CPU they are not."""
+    import accelerate.utils.dataclasses
+    import torch.distributed.fsdp._init_utils
+    import torch.distributed.fsdp._optim_utils
+    import torch.distributed.fsdp._state_dict_utils
+
+    # The shards are initialized on an accelerator: here one of a kind that this torch does not know.
+    accelerate.utils.dataclasses.is_npu_available = lambda: True
+    torch.npu = types.SimpleNamespace(current_device=lambda: torch.device("cpu"))
+    fsdp: Any = torch.distributed.fsdp
+    fsdp._init_utils._check_module_states_for_sync_module_states = lambda _: None
+    unshard = fsdp._state_dict_utils._common_unshard_pre_state_dict_hook
+    unflatten = fsdp._optim_utils._unflatten_orig_param_states
+
+    def unshard_here(module: Any, state: Any, offload_to_cpu: bool, rank0_only: bool) -> None:
+        unshard(module, state, offload_to_cpu=False, rank0_only=rank0_only)
+
+    def unflatten_here(*args: Any) -> None:
+        unflatten(*args[:-1], False)
+
+    fsdp._state_dict_utils._common_unshard_pre_state_dict_hook = unshard_here
+    fsdp._optim_utils._unflatten_orig_param_states = unflatten_here
 
 
 def _plain(value: Any) -> Any:

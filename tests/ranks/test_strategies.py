@@ -30,7 +30,7 @@ from tests.support.moto_server import MotoServer
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
-STRATEGIES = ("single", "ddp", "fsdp", "fsdp-full", "zero1", "zero2", "zero3")
+STRATEGIES = ("single", "ddp", "fsdp", "fsdp-full", "fsdp1", "fsdp1-full", "zero1", "zero2", "zero3")
 KINDS = ("full", "lora")
 CASES = ("periodic", "signal", "rank killed", "everything killed", "object store")
 _CUT = {

@@ -127,11 +127,6 @@ def check_accelerator(accelerator: Any) -> None:
         UsageError: the parallelism is not supported; the message says why.
     """
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is not None and plugin.fsdp_version == 1:
-        raise UsageError(
-            "the script uses FSDP1, which Safepoint does not support; training was not started",
-            hint='set "version": 2 in fsdp_config (fsdp_version: 2 in a configuration of Accelerate)',
-        )
     version = metadata.version("accelerate")
     if plugin is not None and tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (1, 15):
         raise UsageError(
