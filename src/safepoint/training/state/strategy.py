@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from importlib import metadata
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.units import plural
+from safepoint.training.compatibility.accelerate_releases import complete_fsdp
 from safepoint.training.state.temporary_attributes import temporarily
 
 _WHOLE = {"single", "ddp"}
@@ -121,25 +121,20 @@ def zero_name(stages: tuple[int, ...]) -> str:
 
 
 def check_accelerator(accelerator: Any) -> None:
-    """Refuse parallelism whose checkpoints cannot be resumed.
+    """Refuse parallelism whose checkpoints cannot be resumed, and prepare Accelerate for FSDP.
 
     Raises:
         UsageError: the parallelism is not supported; the message says why.
     """
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    version = metadata.version("accelerate")
-    if plugin is not None and tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (1, 15):
-        raise UsageError(
-            f"accelerate {version} does not load all that FSDP2 saves: before 1.13 it leaves "
-            "out the optimizer's state, before 1.15 the adapters of FULL_STATE_DICT; training was not started",
-            hint="pip install 'accelerate>=1.15'",
-        )
     if plugin is not None and "LOCAL" in str(plugin.state_dict_type):
         raise UsageError(
             "the script uses LOCAL_STATE_DICT: each file holds one rank's part in that rank's own layout, and "
             "Safepoint does not support that; training was not started",
             hint="set state_dict_type to SHARDED_STATE_DICT, which is no larger, or to FULL_STATE_DICT",
         )
+    if plugin is not None:
+        complete_fsdp()
     parallel = getattr(accelerator, "parallelism_config", None)
     if parallel is None or getattr(accelerator.state, "deepspeed_plugin", None) is not None:
         return
