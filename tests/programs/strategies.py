@@ -29,14 +29,11 @@ def arguments_for(strategy: str, layer: str, *, has_groups: bool = False, varian
             if strategy.startswith("fsdp1"):
                 _let_fsdp1_take_the_cpu()
         state = "FULL_STATE_DICT" if strategy.endswith("-full") else "SHARDED_STATE_DICT"
-        config = {"transformer_layer_cls_to_wrap": [layer], "state_dict_type": state}
-        if strategy.startswith("fsdp1"):
-            return {
-                "use_cpu": False,
-                "fsdp": "full_shard auto_wrap",
-                "fsdp_config": config | {"version": 1, "use_orig_params": True},
-            }
-        return {"use_cpu": False, "fsdp": True, "fsdp_config": config | {"version": 2}}
+        version = 1 if strategy.startswith("fsdp1") else 2
+        # transformers below 5 reads neither from its own arguments.
+        os.environ |= {"FSDP_VERSION": str(version), "FSDP_STATE_DICT_TYPE": state}
+        config = {"version": version, "transformer_layer_cls_to_wrap": [layer], "state_dict_type": state}
+        return {"use_cpu": False, "fsdp": "full_shard auto_wrap" if version == 1 else True, "fsdp_config": config}
     if strategy.startswith("zero"):
         if not has_device:
             os.environ["DS_ACCELERATOR"] = "cpu"
@@ -67,6 +64,7 @@ def arguments_for(strategy: str, layer: str, *, has_groups: bool = False, varian
 def _let_accelerate_take_the_cpu() -> None:
     """Accelerate shares models on accelerators only; here the CPU passes for one."""
     import accelerate.state
+    import accelerate.utils.dataclasses
     import transformers.training_args
     from accelerate.utils import DistributedType
 
@@ -79,18 +77,17 @@ def _let_accelerate_take_the_cpu() -> None:
         self.device = torch.device("cpu")
 
     state.set_device = set_device
+    # FSDP initializes the shards on an accelerator: here one of a kind that this torch does not know.
+    accelerate.utils.dataclasses.is_npu_available = lambda: True
+    torch.npu = types.SimpleNamespace(current_device=lambda: torch.device("cpu"))
 
 
 def _let_fsdp1_take_the_cpu() -> None:
     """FSDP1 takes what it has moved to the host for copies, which on the CPU they are not."""
-    import accelerate.utils.dataclasses
     import torch.distributed.fsdp._init_utils
     import torch.distributed.fsdp._optim_utils
     import torch.distributed.fsdp._state_dict_utils
 
-    # The shards are initialized on an accelerator: here one of a kind that this torch does not know.
-    accelerate.utils.dataclasses.is_npu_available = lambda: True
-    torch.npu = types.SimpleNamespace(current_device=lambda: torch.device("cpu"))
     fsdp: Any = torch.distributed.fsdp
     fsdp._init_utils._check_module_states_for_sync_module_states = lambda _: None
     unshard = fsdp._state_dict_utils._common_unshard_pre_state_dict_hook
