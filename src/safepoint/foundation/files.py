@@ -1,7 +1,7 @@
 """Durable and atomic file operations, and the lock of a folder.
 
-`fsync_file` makes the content of a file survive a power loss, and `fsync_folder` the names in a folder. A reader
-sees the result of `write_atomic` and of `replace_folder` completely or not at all, also on another node of a shared
+`fsync_file` makes the content of a file survive a power loss, and `fsync_folder` the names in a folder. A reader sees
+the result of `write_atomic` and of `replace_folder` completely or not at all, even on another node that shares the
 folder.
 """
 
@@ -110,7 +110,7 @@ def replace_folder(source: Path, target: Path, *, trash: Path) -> None:
 
     Args:
         source: a complete folder on the same file system as `target`.
-        target: the name that readers know.
+        target: the path at which readers look for the folder.
         trash: an existing folder on the same file system, into which the replaced folder is moved.
     """
     if not os.path.lexists(target):
@@ -190,7 +190,7 @@ def discard(path: Path, *, trash: Path) -> None:
 
 def delete_tree(path: Path) -> None:
     """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error."""
-    # What is not there, because a folder above it is missing or was replaced by a link, needs no deletion.
+    # If a folder above `path` is missing, or was replaced by a link, there is nothing to delete.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), no_links.located(path) as (name, folder):
         _delete_entry(name, folder)
 

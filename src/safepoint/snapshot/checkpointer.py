@@ -55,7 +55,7 @@ class Saving:
     Args:
         step: of the checkpoint.
         path: the checkpoint's folder, once it is committed.
-        snapshotter: copies the state, and hands the snapshot to the keeper.
+        snapshotter: copies the state, and passes the snapshot to the keeper.
         torn: steps whose snapshots were discarded, because parameters changed during the copy. The checkpointer adds
             steps to this set.
     """
@@ -310,7 +310,7 @@ class Checkpointer:
         return found[1].step
 
     def _continue_run(self, path: Path, manifest: Manifest) -> None:
-        """From now on save for the run of the loaded checkpoint, and report if it is another one than before."""
+        """Make later saves belong to the run of the loaded checkpoint; report if that is another run than before."""
         run_id = manifest.run_id
         if self._last_run not in {None, run_id}:
             event = ResumedFromOtherRun(

@@ -170,7 +170,8 @@ class ExtraFiles:
 
 
 def _place_in(root: Path, path: str) -> Path | None:
-    """The file that `path` leads to through links in the folder `root`; None if there is none in this folder.
+    """The regular file at `path`, after links inside the folder `root` are followed; None if it is not in this
+    folder.
 
     A link may lead out of the folder or into `.safepoint`, to files that are not the program's output.
     """

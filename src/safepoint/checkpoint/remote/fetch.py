@@ -152,7 +152,7 @@ def fetch(
 
     Raises:
         CheckpointError: a part is missing, had a wrong digest each time it was fetched, or is in a file that the
-            store refuses, while it gives others.
+            store refuses although it serves others.
         StorageError: the store cannot be read.
         OSError: the disk is full or gone.
     """
@@ -184,7 +184,8 @@ def check(
         store: the store with the checkpoint.
         name: such as `checkpoint-20`; empty for the store's own location.
         parts: the parts to read.
-        read: what else is read of the checkpoint; other bytes than the right ones are a fault.
+        read: the ranges of the checkpoint that are read elsewhere; if such a range had or has other bytes, that is a
+            fault.
         progress: receives the number of bytes that were read since its last call; one call at a time.
         deadline_s: when to give up.
 

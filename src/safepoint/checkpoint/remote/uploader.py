@@ -95,7 +95,7 @@ class Uploader:
         """The folder to upload next; None if nothing is left, or if other nodes have to upload their parts first.
 
         First come checkpoints that another node has begun (see `NodeUploaders`), then the newest checkpoint, then
-        older ones that are not periodic, then the final model. Older periodic checkpoints are superseded. So are
+        older ones that are not periodic, then the final model. Superseded are older periodic checkpoints, and
         checkpoints that retention has deleted before they were uploaded.
         """
         committed = list(self._committed())
@@ -129,9 +129,11 @@ class Uploader:
         if self._done.get(folder.name) == _identity(record):
             return False
         if isinstance(record, Manifest):
-            # This folder has the whole checkpoint. So has every other node's folder; only the first node uploads it.
+            # This folder has the whole checkpoint, and so has the folder of every other node. Only the first node
+            # uploads it.
             return self._node == 0
-        # A checkpoint from another number of nodes cannot be completed: this run lacks folders with parts of it.
+        # A checkpoint from another number of nodes cannot be completed: this run does not have the folders of all
+        # parts.
         return record.num_nodes == self._num_nodes
 
     def check_complete(self) -> None:
@@ -158,7 +160,7 @@ class Uploader:
             self._prune()  # another node may have committed the newest
 
     def upload_extra_files(self) -> None:
-        """Upload the other files of the folder: no process of the training writes there any more.
+        """Upload the other files of the folder. Call this when no process of the training writes there any more.
 
         Raises:
             ConflictError: another attempt has claimed the location.

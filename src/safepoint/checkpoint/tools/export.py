@@ -164,7 +164,7 @@ def _weights(folder: StorePath, pieces: StorePath, budget: Budget | None = None)
 def _model(
     folder: StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None, known: ReadRanges | None
 ) -> list[SourceFile]:
-    """The files as `from_pretrained` reads them."""
+    """The files of the model, in the layout that `from_pretrained` reads."""
     entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
     beside = [path for path in folder.iterdir() if path.is_file() and _BESIDE.fullmatch(path.name)]
     return [
@@ -188,7 +188,7 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
 
 
 def _check_windows(folder: StorePath, store: Store, prefix: str, manifest: Manifest, used: ReadRanges) -> None:
-    """Compare all parts of the checkpoint's files from which a range is `used` with the manifest's digests."""
+    """Compare the parts of files from which the export reads ranges (`used`) with the digests in the manifest."""
     windows = set(used.parts())
     entries = {entry.path: entry for entry in manifest.files}
     chosen: list[Window] = []

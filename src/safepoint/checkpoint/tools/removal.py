@@ -27,7 +27,7 @@ class Removal:
 
 
 def remove(inventory: Inventory, items: Iterable[Item]) -> Removal:
-    """Delete items. One that cannot be deleted, such as an immutable folder, does not keep the others.
+    """Delete items. If an item cannot be deleted, such as an immutable folder, the others are deleted nevertheless.
 
     Raises:
         ConflictError: a run has begun to use the object store meanwhile.

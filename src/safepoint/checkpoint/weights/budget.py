@@ -4,8 +4,8 @@ A pickle can refer to one object again and again. So a file of some kilobytes ca
 a million pieces. Separate limits for a tensor and for a file do not help: a checkpoint may reach both, and its cost
 is then one limit times the other. So all that is read from one checkpoint counts against one `Budget`.
 
-Not promised: a limit of the memory in bytes. Each limit is a number of things, and a comment states what that many of
-them take.
+Not promised: a limit of the memory in bytes. Each limit is a number of objects, and a comment states how much memory
+or time that many objects take.
 """
 
 import enum
@@ -69,7 +69,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def spend(self, cost: Cost, count: int = 1) -> None:
-        """Count `count` things. Call it before they are made.
+        """Count `count` objects. Call this before they are created.
 
         Raises:
             CheckpointError: there are more than the limit.
@@ -83,6 +83,6 @@ class Budget:
                 )
 
     def return_unused(self, cost: Cost, count: int) -> None:
-        """Take back `count` things that `spend` has counted, and that were not made."""
+        """Subtract `count` objects that `spend` has counted, but that were not created."""
         with self._lock:
             self._spent[cost] -= count

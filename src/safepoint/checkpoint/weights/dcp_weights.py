@@ -31,7 +31,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 
 class Place(NamedTuple):
-    """Where the archive of a part of a tensor is, or of another value.
+    """Where the archive of one part of a tensor, or of another value, is.
 
     Args:
         file: its name in the folder.
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 def check_apart(places: Iterable[Place]) -> None:
-    """Check that no byte belongs to two archives, as torch writes it. So reading all of them reads each byte once.
+    """Check that archives do not overlap, as torch writes them. So reading all of them reads no byte twice.
 
     Raises:
         CheckpointError: two places overlap.

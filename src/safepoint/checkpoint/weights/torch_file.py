@@ -49,8 +49,8 @@ _STORAGES = {
 }
 
 CheckName = Callable[[str, str], None]
-"""Called with the module and the name of each class or function that a pickle names and its reader does not know. It
-may raise CheckpointError."""
+"""Called with the module and the name of each class or function that a pickle names, except those for which the
+reader of the pickle has a replacement. It may raise CheckpointError."""
 
 
 def _allow_all(module_name: str, global_name: str) -> None:

@@ -83,7 +83,7 @@ def held(path: Path, *, shown: Path | None = None) -> Generator[HeldFolder]:
 
 def _check_proc(folder: HeldFolder) -> None:
     if not os.path.isdir(folder.inside):
-        raise OSError(errno.ENOENT, "/proc is not mounted, which leads to open folders", os.fspath(folder.path))
+        raise OSError(errno.ENOENT, "/proc is not mounted, and Safepoint needs it to reach open folders", os.fspath(folder.path))
 
 
 def _shown(folder: HeldFolder, text: str, place: Path) -> str:
