@@ -254,7 +254,7 @@ class _Examiner:
         elif strategy is Strategy.ZERO and "latest" in self._sizes:
             with self._noting("latest"):
                 num_partitions = len(self._partitions())
-                                num_ranks = max(least, layout.num_ranks(self._sizes))
+                num_ranks = max(least, layout.num_ranks(self._sizes))
                 if num_partitions < num_ranks:
                     raise CheckpointError(
                         f"the folder that it names has the optimizer partitions of only {num_partitions} of "

@@ -138,7 +138,7 @@ def refuse_planted(output: Path, num_planted: int) -> NoReturn:
         NothingValidError: always.
     """
     raise NothingValidError(
-                f"{output} holds only {plural(num_planted, 'checkpoint')} of other users, and others may write to "
+        f"{output} holds only {plural(num_planted, 'checkpoint')} of other users, and others may write to "
         "this folder; training was not started",
         hint="name a folder that only you can write to; to start at step 0 in this folder, use --from-scratch",
     )

@@ -93,8 +93,7 @@ class RemoteFolder:
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
-        """The folder for a command that may be used during a run. The object writes with the claim of the present
-        attempt.
+        """The folder for a command that may be used during a run. It writes with the claim of the present attempt.
 
         After another attempt has claimed the location, the object writes nothing more.
         """
@@ -121,8 +120,7 @@ class RemoteFolder:
         return {name for name in names if is_name(name)}  # other objects there are ignored
 
     def marked_files(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
-        """The files that the mark of `name` lists: path → size in bytes. A stranger may have written the mark, see
-        `Mark`."""
+        """The files that the mark of `name` lists: path → size in bytes. A stranger may have written the mark."""
         sizes = self._read_mark(name, deadline_s)[0].sizes
         return {path: max(known) for path, known in sizes.items()}
 
@@ -466,8 +464,7 @@ class RemoteFolder:
         self.store.delete(f"{UNFINISHED}/{name}", deadline_s=deadline_s)
 
     def note_commit(self, step: int) -> None:
-        """Record that this attempt has committed the checkpoint of `step`; drop the facts of an earlier one of this
-        step."""
+        """Record that this attempt has committed the checkpoint of `step`; drop those of an earlier one."""
         self._committed.add(step)
         self._candidates.pop(step, None)
         self._passed_over.discard(step)

@@ -320,8 +320,9 @@ class PruneFailed(Event, is_warning=True, cause="reason"):
     reason: str
 
     def _sentence(self) -> str:
-        did = "it stays, and later saves try again; to free its space, fix its owner or attributes, or delete it"
-        return f"{self.path} could not be pruned: {self.reason}; {did if self.step is not None else 'nothing was pruned'}"
+        stays = "it stays, and later saves try again; to free its space, fix its owner or attributes, or delete it"
+        did = stays if self.step is not None else "no checkpoint was deleted"
+        return f"{self.path} could not be pruned: {self.reason}; {did}"
 
 
 class Failed(Event, is_quiet=True, cause="reason"):

@@ -83,7 +83,8 @@ def held(path: Path, *, shown: Path | None = None) -> Generator[HeldFolder]:
 
 def _check_proc(folder: HeldFolder) -> None:
     if not os.path.isdir(folder.inside):
-        raise OSError(errno.ENOENT, "/proc is not mounted, and Safepoint needs it to reach open folders", os.fspath(folder.path))
+        what = "/proc, through which Safepoint reaches open folders, is not mounted"
+        raise OSError(errno.ENOENT, what, os.fspath(folder.path))
 
 
 def _shown(folder: HeldFolder, text: str, place: Path) -> str:

@@ -1,4 +1,5 @@
-"""The keeper's process: accepts connections, runs as long as it is needed, and cleans up after its owner."""
+"""The keeper's process: accepts connections, runs as long as it is needed, and removes the temporary files of its
+owner (the process that started it)."""
 
 import json
 import os

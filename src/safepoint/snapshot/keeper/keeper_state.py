@@ -38,7 +38,7 @@ OTHER_NODES_S = 15.0
 
 
 class Rank:
-    """A rank that is connected, or has ended and left its memory to the keeper.
+    """A rank that is connected, or that has ended, and whose memory the keeper still holds.
 
     Args:
         number: of the rank, in the job.
@@ -64,7 +64,7 @@ class Rank:
         return ctypes.c_uint64.from_address(control.address + 8 * (block % NUM_MARKS)).value
 
     def send(self, message: KeeperMessage) -> None:
-        """Send a message; nothing is sent to a rank that has ended."""
+        """Send a message, unless the rank has ended."""
         if self.is_connected:
             try:
                 self.channel.send(encode(message))
@@ -83,7 +83,7 @@ class Rank:
 
 
 class RankGroup:
-    """The ranks of one start.
+    """The ranks of this node from one start or restart to the next.
 
     Args:
         restart: how often the ranks had been restarted.
@@ -188,13 +188,14 @@ class KeeperState:
                     self.earlier, self.current = group, RankGroup(hello.restart, hello.num_ranks)
                     group = self.current
                     break
-            if hello.rank in group.ranks:  # it connects again, and lends its memory again
+            if hello.rank in group.ranks:  # it connects again, and sends its blocks again
                 group.registry.remove_rank(hello.rank)
             rank = group.ranks[hello.rank] = Rank(hello.rank, channel)
             return group, rank
 
     def forget_earlier(self) -> None:
-        """With `changed` held: wait until the earlier ranks' requests are written, then release their memory."""
+        """With `changed` held: wait until the snapshots that the earlier ranks requested are written, then release
+        their memory."""
         while (earlier := self.earlier) is not None:
             self.changed.wait_for(lambda earlier=earlier: self.earlier is not earlier or self.is_done(earlier))
             if self.earlier is earlier:

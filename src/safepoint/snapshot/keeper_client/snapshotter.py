@@ -26,8 +26,8 @@ class Snapshotter:
 
     Args:
         keeper: of this node.
-        optimizers: their tensors change only in their steps, and are copied during the next forward and backward.
-            None: all tensors are copied at the boundary.
+        optimizers: their tensors change only when these optimizers step, so they are copied during the next forward
+            and backward. None: all tensors are copied at the boundary.
         slots: see `Arena`.
         on_torn: called with the step of a snapshot whose tensors were changed while they were copied.
     """
@@ -134,7 +134,8 @@ class Snapshotter:
         for image in small:
             offsets.append(end)
             end = -(-(end + image.size_bytes) // _ALIGNMENT) * _ALIGNMENT
-        # The block ends with its last file. If it has only one, restarted ranks load the block itself as this file.
+        # The block of the small files ends with its last file. If it has only one file, restarted ranks load the
+        # block itself as this file.
         used = [max(offsets[-1] + small[-1].size_bytes, 1)] if small else []
         sizes = [image.size_bytes for image in large] + used
         blocks = self.arena.take(sizes, more_slots=more_slots)

@@ -54,7 +54,7 @@ class _Plan:
 
     Args:
         pieces: the pieces of the image.
-        guard: knows which tensors only an optimizer changes; None: any tensor may change at any time.
+        guard: finds the tensors that only an optimizer changes; None: any tensor may change at any time.
     """
 
     def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:
@@ -164,7 +164,7 @@ class Stager:
 
         Args:
             work: what to copy.
-            guard: knows which tensors only an optimizer changes; with None, this call returns when everything is
+            guard: finds the tensors that only an optimizer changes; with None, this call returns when everything is
                 copied.
 
         Returns:
@@ -358,7 +358,8 @@ class Stager:
         literals = image.literals
         if placed.offset or self._fixed.get(block.number) is not image.fixed:
             literals += image.fixed
-        # An archive has hundreds of fixed literals. If the block's last image had the same, the block contains them.
+        # An archive has hundreds of fixed literals. If the block's last image had the same ones, the block contains
+        # them already.
         self._fixed[block.number] = image.fixed if placed.offset == 0 else ()
         for offset, content in literals:
             block.write(placed.offset + offset, content)

@@ -241,7 +241,7 @@ class S3Requests:
 
         Raises:
             ObjectNotFoundError: there is no such object.
-            StorageError: the object has fewer bytes than asked for.
+            StorageError: the object has fewer bytes than requested.
         """
         what = self._what("GET", key)
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, length)))
