@@ -232,8 +232,7 @@ class StepGivenUp(Event):
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
     """The state of a step is in memory, or is being copied there. With `is_wanted`, it is to become a checkpoint.
 
-    Other snapshots are reported at most every ten seconds. `count` is the number of snapshots since the last report,
-    including this one.
+    Other snapshots are reported at most every ten seconds. `count` is how many snapshots this report stands for.
     """
 
     step: int
@@ -320,8 +319,8 @@ class PruneFailed(Event, is_warning=True, cause="reason"):
     reason: str
 
     def _sentence(self) -> str:
-        stays = "it stays, and later saves try again; to free its space, fix its owner or attributes, or delete it"
-        did = stays if self.step is not None else "no checkpoint was deleted"
+        did = "it stays, and later saves try again; to free its space, fix its owner or attributes, or delete it"
+        did = "no checkpoint was deleted" if self.step is None else did
         return f"{self.path} could not be pruned: {self.reason}; {did}"
 
 
