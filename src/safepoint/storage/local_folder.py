@@ -322,8 +322,8 @@ def _wait_for_lock(descriptor: int, folder: Path) -> None:
     if folder not in _held:
         _held.add(folder)
         _log.warning(
-            "%s is locked by another process, which does not end; files are written there without a lock, so let no "
-            "other run write to it",
+            "another process does not release the lock of %s; files are written there without a lock, so let no "
+            "other run write to this folder",
             printable(str(folder)),
         )
 

@@ -165,8 +165,8 @@ def refuse_invalid(output: Path) -> NoReturn:
     raise NothingValidError(
         f"{output} holds {plural(len(found), 'checkpoint folder')} and none of them is a valid checkpoint; training "
         "was not started",
-        hint="restore one, or start from the beginning with --from-scratch, which moves them aside and deletes "
-        "nothing",
+        hint="restore one of them, or start at step 0 with --from-scratch, which moves the folders aside and "
+        "deletes nothing",
     )
 
 

@@ -121,7 +121,7 @@ def _read_record(path: Path) -> bytes:
     try:
         return read_regular(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
-        raise ManifestError("there is none, so this is not a checkpoint") from error
+        raise ManifestError("there is no manifest, so this is not a checkpoint") from error
     except OSError as error:
         reason = "it is a link" if os.path.islink(path) else f"it cannot be read: {error.strerror}"
         raise ManifestError(reason) from error

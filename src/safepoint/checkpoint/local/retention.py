@@ -160,9 +160,9 @@ def select_superseded(
         policies: which to keep; without a policy that is a limit, all stay.
         now_s: seconds since 1970, by the clock that wrote `created_s`.
         protected: steps that are never chosen, such as the step of the best model so far.
-        is_good: checks the files of a checkpoint. If steps would be deleted, it is called for the valid checkpoints,
-            newest first, until it returns True. That checkpoint is kept. If it never returns True, all are kept. This
-            is done for each run.
+        is_good: checks the files of a checkpoint. If steps of a run would be deleted, it is called for the valid
+            checkpoints of the run, newest first, until it returns True. That checkpoint is kept. If it never returns
+            True, all checkpoints of the run are kept.
         run_id: choose only steps of this run; None for all runs.
     """
     if not any(policy.is_limit for policy in policies):

@@ -184,8 +184,8 @@ def check(
         store: the store with the checkpoint.
         name: such as `checkpoint-20`; empty for the store's own location.
         parts: the parts to read.
-        read: the ranges of the checkpoint that are read elsewhere; if such a range had or has other bytes, that is a
-            fault.
+        read: the ranges of the checkpoint that the caller has read or is going to read; a range that was read with
+            other bytes is a fault.
         progress: receives the number of bytes that were read since its last call; one call at a time.
         deadline_s: when to give up.
 

@@ -47,7 +47,7 @@ class Published(Enum):
     BEFORE = auto()
     """The checkpoint was in the store already, with all of its files."""
     NOW = auto()
-    """It is committed now."""
+    """This call has committed the checkpoint."""
     IN_PART = auto()
     """This node's files are in the store, and files of other nodes are missing."""
 

@@ -152,7 +152,7 @@ class RemoteFolder:
         with self.refusals.as_fault(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s):
             data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
         if data is None:
-            raise ManifestError("there is none, so this is not a checkpoint")
+            raise ManifestError("there is no manifest, so this is not a checkpoint")
         return Manifest.from_bytes(data)
 
     def bytes_of_manifest(self, folder: str, *, deadline_s: float | None = None) -> bytes | None:

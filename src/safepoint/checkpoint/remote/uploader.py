@@ -78,7 +78,7 @@ class Uploader:
         self.last_progress_s = clock.monotonic_s()
         """The time, by the monotonic clock, at which the time limit of an upload starts.
 
-        It is set when bytes reach the store, when another node gives a sign of life, and when the request to finish
+        It is set when bytes reach the store, when a mark of another node changes, and when the request to finish
         arrives.
         """
         self.with_final = False

@@ -287,7 +287,7 @@ class _PrefixDestination:
 
     def _fence(self, deadline_s: float | None = None) -> None:
         if _read_mark(self._store, deadline_s).content.get("id") != self._id:
-            raise ConflictError(f"another export to {self._store.location} has begun; this one has ended")
+            raise ConflictError(f"another export to {self._store.location} has begun; this export was stopped")
 
     def discard(self) -> None:
         deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S

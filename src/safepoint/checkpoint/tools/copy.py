@@ -104,7 +104,7 @@ def is_there(source: Inventory, item: Item, target: Location) -> bool:
     if present is not None:
         raise ConflictError(
             f"{target} has a different {item.name}; nothing was copied",
-            hint="copy to another location, or delete that one first",
+            hint="copy to another location, or delete the checkpoint there first",
         )
     if target.is_folder and os.path.lexists(target.folder / item.name):
         raise ConflictError(

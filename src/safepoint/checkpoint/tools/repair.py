@@ -19,7 +19,7 @@ from safepoint.checkpoint.tools.removal import remove
 from safepoint.foundation import clock
 from safepoint.storage.store import Store
 
-NOT_OURS = "a mark of an unfinished save names it, but is newer than its objects, or states other sizes"
+NOT_OURS = "a mark of an unfinished save names it, but the mark is newer than its objects, or states other sizes"
 """Why an unfinished checkpoint in an object store stays."""
 Progress = Callable[[str, int, int], None]
 """Receives the name of the checkpoint that is read, bytes done, and bytes in all."""

@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 def check_apart(places: Iterable[Place]) -> None:
-    """Check that archives do not overlap, as torch writes them. So reading all of them reads no byte twice.
+    """Check that no two archives overlap; torch writes none that do. So reading all archives reads no byte twice.
 
     Raises:
         CheckpointError: two places overlap.

@@ -44,7 +44,7 @@ class HeldFolder:
         if not self.has_name(name):
             raise StorageError(
                 f"{name} is no longer the folder that was written or read: another process has replaced it",
-                hint="use a folder that only you can write to, in a folder that only you can write to",
+                hint="use a folder that only you can write to, inside another folder that only you can write to",
             )
 
     def has_name(self, name: Path) -> bool:

@@ -89,8 +89,8 @@ class SnapshotRegistry:
         self._replaced: list[Snapshot] = []
         """Snapshots that are still being written, although a new snapshot of the same step was begun."""
         self._reported_free: set[tuple[int, int]] = set()
-        """(rank, block) of each block of which its rank knows that it is free: the keeper has reported it as free, or
-        the rank has just lent it."""
+        """(rank, block) of each free block that need not be reported to its rank: it was reported already, or the
+        rank has just lent it."""
         self._in_use: set[tuple[int, int]] = set()
         """(rank, block) of each block that its rank is about to overwrite for a snapshot that has not begun."""
 

@@ -88,7 +88,7 @@ def _check_account(location: Location) -> None:
     for name, value in os.environ.items():
         if location.scheme is Scheme.AZ and name.upper() in _ACCOUNTS and not _ACCOUNT.fullmatch(value):
             raise UsageError(
-                f"{name} is {value[:80]!r}, which is no name of a storage account; {location} was not opened",
+                f"{name} is {value[:80]!r}, which is not the name of a storage account; {location} was not opened",
                 hint="a storage account has 3 to 24 lower-case letters and digits",
             )
 
