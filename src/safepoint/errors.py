@@ -242,7 +242,7 @@ class Interrupted(SystemExit):
 
 
 def require_torch(what: str) -> None:
-    """Check that PyTorch is installed, which is not imported here.
+    """Check that PyTorch is installed, without importing it.
 
     Args:
         what: what needs it, as the subject of a sentence.

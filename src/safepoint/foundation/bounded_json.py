@@ -14,8 +14,8 @@ from safepoint.foundation.shared_folders.opening import read_regular
 
 MAX_BYTES = 1 << 20
 _MAX_VALUES = 1 << 22
-"""The most values in one JSON text. That many take about 0.5 GB, and they are enough for the header of a safetensors
-file with 500,000 tensors."""
+"""The most values in one JSON text. That many values take about 0.5 GB, and are enough for the header of a
+safetensors file with 500,000 tensors."""
 _STRING_OR_VALUE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([,\[{])', re.DOTALL)
 _MAX_DEPTH = 128
 

@@ -161,7 +161,7 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
     Args:
         path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.
         opened: a descriptor of the file or folder. If another file is at `path` by now, the opened one counts as
-            planted: another user may have moved it away, and then its owner cannot be checked.
+            planted: another user may have moved it away, and then the checks of `path` do not apply to it.
     """
     path = os.path.abspath(path)
     found = [one for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents)]

@@ -304,13 +304,13 @@ class _Examiner:
         return facts, is_known
 
     def _read_arguments(self) -> dict[str, Any]:
-        """The attributes of the TrainingArguments; empty if the file, which no Trainer loads, cannot be read."""
+        """The attributes of the TrainingArguments; empty if the file cannot be read, since no Trainer loads it."""
         try:
             found: Any = read_torch_file(self._folder / layout.ARGUMENTS, budget=self._budget)
             state: Any = found.state if isinstance(found, Inert) else None
         except TransientError:
             raise
-        except Exception:  # noqa: BLE001  if it has to be read, `_check_file` or `describe` report why it cannot be
+        except Exception:  # noqa: BLE001  if the file has to be read, `_check_file` or `describe` reports the error
             return {}
         return cast("dict[str, Any]", state) if isinstance(state, dict) else {}
 

@@ -38,7 +38,7 @@ MAX_MANIFEST_BYTES = 64 << 20
 """Enough for about 500,000 files. A larger manifest is neither read into memory nor written."""
 
 _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # both blocks of control characters
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # control characters, surrogates and the backslash
 _MAX_PATH_BYTES = 4096
 _MAX_NAME_BYTES = 255
 """The longest name of a folder or file on usual file systems."""
@@ -220,7 +220,7 @@ class ManifestFacts:
         return facts
 
     def to_manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
-        """The manifest, created now, of a checkpoint with these facts and `files`, which have been written."""
+        """The manifest of a checkpoint with these facts and these written files. `created` is the current time."""
         known = {one.name: getattr(self, one.name) for one in fields(ManifestFacts)}
         return Manifest(**known, trigger=trigger, created=clock.utc_now(), files=files)
 

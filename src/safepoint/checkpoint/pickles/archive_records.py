@@ -87,7 +87,7 @@ def check_directory(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: i
     """
     _check_place(file, archive, size_bytes)
     records = archive.infolist()
-    names = {record.filename.lower() for record in records}  # torch's reader does not distinguish cases
+    names = {record.filename.lower() for record in records}  # as torch's reader ignores case
     if len(names) != len(records):
         raise ArchiveError("two of its records have the same name")
     for record in records:

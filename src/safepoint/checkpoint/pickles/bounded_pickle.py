@@ -2,7 +2,7 @@
 objects.
 
 A pickle of a few hundred bytes can make Python hash a key for hours, or fill the memory. This unpickler is written in
-Python, because Python's unpickler in C cannot check an instruction before it carries it out.
+Python, because Python's unpickler in C cannot check an instruction before the instruction is carried out.
 """
 
 import pickle

@@ -1,4 +1,4 @@
-"""What `torch.load` may return from a checkpoint that anyone may have written.
+"""Checks and completes what `torch.load` returns from a checkpoint that an attacker may have written.
 
 `weights_only=True` restricts which functions a pickle calls, but not the arguments of the calls. These dangers
 remain:

@@ -1,9 +1,8 @@
 """The files that a program leaves in the output folder beside its checkpoints: plots, metrics, a model of its own.
 
 The files are uploaded under the same names, after the checkpoints, when the program or the attempt ends. They belong
-to no checkpoint: no manifest lists them, and if a later attempt writes a file of the same name, it replaces the
-object. Promises: at most the given number of bytes is uploaded, smallest files first, and what is left out is
-reported.
+to no checkpoint: no manifest lists them, and a later attempt that writes a file of the same name replaces the object.
+Promises: at most the given number of bytes is uploaded, smallest files first, and what is left out is reported.
 """
 
 import contextlib

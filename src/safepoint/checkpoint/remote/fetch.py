@@ -122,7 +122,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
 
 @contextlib.contextmanager
 def refusing_impossible_path(path: str) -> Generator[None]:
-    """Raise CheckpointError where the file system cannot have the file `path` of a checkpoint."""
+    """Raise CheckpointError if the file system cannot create the file `path` of a checkpoint."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """Marks record which objects a writer has begun to write or delete. If the writer dies, its leftovers can be deleted.
 
 A mark is an object like any other. A stranger may have written it, to make Safepoint delete what other programs have
-written. So a mark only says which objects may be leftovers. An object counts as one only if it has the size that the
-mark states, and if one of these is true:
+written. So a mark only says which objects may be leftovers. An object counts as a leftover only if it has the size
+that the mark states, and if one of these is true:
 
 - it is not older than the mark: a writer writes the mark before the objects;
 - it still has the version that the mark states: a writer that deletes a checkpoint marks the objects that exist.

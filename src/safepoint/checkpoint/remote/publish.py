@@ -242,7 +242,7 @@ class NodeUploaders:
 
     def note(self, name: str, manifest: Manifest, published: Published) -> None:
         """Record the result of an upload."""
-        self.awaited.pop(name, None)  # it may be an earlier save of this step, with another manifest
+        self.awaited.pop(name, None)  # the entry may be of an earlier save of this step, with another manifest
         if published is Published.IN_PART:
             self.awaited[name] = manifest
 

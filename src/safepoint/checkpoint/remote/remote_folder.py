@@ -93,7 +93,7 @@ class RemoteFolder:
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
-        """The folder for a command that may be used during a run. It writes with the claim of the present attempt.
+        """An object for commands during a run. It writes with the claim of the present attempt.
 
         After another attempt has claimed the location, the object writes nothing more.
         """
@@ -464,7 +464,7 @@ class RemoteFolder:
         self.store.delete(f"{UNFINISHED}/{name}", deadline_s=deadline_s)
 
     def note_commit(self, step: int) -> None:
-        """Record that this attempt has committed the checkpoint of `step`; drop those of an earlier one."""
+        """Record that this attempt has committed `step`. Drop the facts of an earlier checkpoint of this step."""
         self._committed.add(step)
         self._candidates.pop(step, None)
         self._passed_over.discard(step)

@@ -55,7 +55,7 @@ class StoreDestination:
         self._deadline_s = deadline_s
         self._entries: dict[str, FileEntry] = {}
         self._manifest: Manifest | None = None
-        # The store has this manifest already, and some of its files; these paths have the right size.
+        # Set if the store has this manifest already, but not all of its files: the paths that have the right size.
         self._completed: frozenset[str] | None = None
 
     @property

@@ -95,8 +95,8 @@ class Uploader:
         """The folder to upload next; None if nothing is left, or if other nodes have to upload their parts first.
 
         First come checkpoints that another node has begun (see `NodeUploaders`), then the newest checkpoint, then
-        older ones that are not periodic, then the final model. Superseded are older periodic checkpoints, and
-        checkpoints that retention has deleted before they were uploaded.
+        older ones that are not periodic, then the final model. Older periodic checkpoints are superseded, and so are
+        checkpoints that retention has deleted before their upload.
         """
         committed = list(self._committed())
         present = {folder.name for folder, _ in committed}
@@ -157,7 +157,7 @@ class Uploader:
                 f"{where} waits until the other nodes have uploaded their parts of an older checkpoint"
             )
         if self._others.exist:
-            self._prune()  # another node may have committed the newest
+            self._prune()  # another node may have committed the newest checkpoint
 
     def upload_extra_files(self) -> None:
         """Upload the other files of the folder. Call this when no process of the training writes there any more.

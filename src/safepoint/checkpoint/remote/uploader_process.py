@@ -3,7 +3,7 @@
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
 PLAN is an `UploaderPlan` as JSON. The process reads the checkpoints from the output folder. Commands come on stdin,
-one JSON object a line. `{"newest_only": …, "deadline_s": …}` is the request to finish; the deadline is by the
+one JSON object a line. `{"newest_only": …, "deadline_s": …}` is the request to finish; `deadline_s` is a time of the
 monotonic clock, or null. If stdin ends without a request to finish, the training's process has died: the uploader
 then has the grace period to upload the newest checkpoint. Exit code 0: everything that had to be uploaded is in the
 store.

@@ -1,4 +1,4 @@
-"""Uploads single files and digests them on the way, so that a file with unexpected content never becomes an object.
+"""Uploads single files and digests them on the way, so that a file with unexpected content never becomes visible.
 
 `UploadRecord` records which files were uploaded, so that the same content is not uploaded twice. `patience_s` says
 how long failed uploads are retried.

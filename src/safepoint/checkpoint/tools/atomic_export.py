@@ -57,7 +57,7 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
 
     Args:
         target: the folder or prefix.
-        has_manifest: whether what is exported has a manifest, see `export_to_store`.
+        has_manifest: whether the source of the export has a manifest, see `export_to_store`.
 
     Raises:
         ConflictError: there are files.
@@ -112,7 +112,7 @@ def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
     try:
         remote.manifest_of(name)
     except UnreadableError:
-        return True  # it may be one
+        return True  # it may be a checkpoint
     except ManifestError:
         return remote.is_newer_format(name) or (is_name(name) and _has_manifest(remote, name))
     return True
@@ -121,7 +121,7 @@ def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
 def _has_manifest(remote: RemoteFolder, name: str) -> bool:
     with contextlib.suppress(ManifestError):
         return remote.bytes_of_manifest(name) is not None
-    return True  # it is too large to be read
+    return True  # the manifest is too large to be read
 
 
 def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:

@@ -59,7 +59,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
     """Write the model of a checkpoint for which `is_in_pieces` is true, in the layout that `from_pretrained` reads.
 
     If the checkpoint has a manifest, all bytes that the export uses are compared with its digests before the first
-    byte is written. So the weights are read twice, and the bytes of the second time are compared with those of the
+    byte is written. So the weights are read twice, and the bytes of the second read are compared with those of the
     first.
 
     Args:

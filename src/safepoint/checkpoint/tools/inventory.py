@@ -82,7 +82,7 @@ class Stated:
 
     @classmethod
     def by(cls, manifest: Manifest) -> "Stated":
-        """The facts of a manifest. A text for the time that is far too long is cut."""
+        """The facts of a manifest. If the text of `created` is far too long, it is cut."""
         is_short = sum(map(len, manifest.metrics)) <= _MAX_NAME_CHARS
         return cls(
             run_id=manifest.run_id,
@@ -102,7 +102,8 @@ class Item:
         prefix: its key in the store.
         where: its location, for messages.
         stated: what its manifest states; None when it cannot be read.
-        faults: what is wrong with it; contents are not compared. If there are many, the first ones, and their number.
+        faults: what is wrong with it; contents are not compared. If there are many: the first ones, and the number of
+            the others.
         kind: what it is, such as a checkpoint or a node's part of one.
         num_files: the number of files, without the manifest.
         size_bytes: the size of these files.

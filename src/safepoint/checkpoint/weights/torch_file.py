@@ -141,7 +141,7 @@ def _has_state(target: Any, state: Any) -> bool:
 
 
 def _ordered_dict() -> OrderedDict[Any, Any]:
-    """A dictionary that takes no arguments: the pickle adds the items afterwards, so that their keys are checked."""
+    """Make a dictionary without arguments: the pickle adds the items afterwards, so that their keys are checked."""
     return OrderedDict()
 
 
@@ -254,7 +254,7 @@ def read_torch_file(
                 return _read(path, begin, archive, file, check_name, budget)
         except (SafepointError, OSError, MemoryError):
             raise
-        except Exception as error:  # zipfile raises many more than it documents, such as RuntimeError for encryption
+        except Exception as error:  # zipfile raises exceptions that it does not document, such as RuntimeError
             raise CheckpointError(f"{path.name} is not a file of torch.save: {error}") from error
 
 

@@ -126,7 +126,7 @@ class _Flats:
 
     @property
     def count(self) -> int:
-        """How many elements they have."""
+        """How many elements the tensors have."""
         return self._begins[-1]
 
     def runs(self, first: int, count: int, begin: int = 0) -> Iterator[Run]:

@@ -60,7 +60,7 @@ def held(path: Path, *, shown: Path | None = None) -> Generator[HeldFolder]:
 
     Args:
         path: the folder; it may not be a link.
-        shown: what errors that are raised meanwhile show in place of `HeldFolder.inside`; `path` when None.
+        shown: the path that errors in the `with` block show in place of `HeldFolder.inside`; `path` when None.
 
     Raises:
         OSError: it is a link, is no folder, or cannot be opened.

@@ -31,7 +31,7 @@ def located(path: Path, *, below: Path | None = None) -> Generator[Located]:
     """Open the folder of `path`, as the module's description says. Errors name the whole path.
 
     Args:
-        path: the path. Its last part may be a link: the call decides whether it follows that.
+        path: the path. Its last part may be a link: the system call decides whether to follow this link.
         below: a folder above `path`; the folders between the two may not be links either.
 
     Raises:
@@ -91,7 +91,7 @@ def open_file(path: Path, flags: int, mode: int = 0o666, *, below: Path | None =
 
 
 def make_folders(path: Path, mode: int = 0o777) -> None:
-    """Create a folder, and the missing folders above it. It may exist.
+    """Create a folder, and the missing folders above it. The folder may exist already.
 
     Raises:
         OSError: a folder cannot be created, or something else has its name, such as a link to a folder in

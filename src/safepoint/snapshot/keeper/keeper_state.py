@@ -1,8 +1,8 @@
 """What the threads of a keeper share. A keeper is the process of a node that writes snapshots to disk.
 
-They share the ranks, their memory and snapshots, and the output folder. A thread that changes this state holds the
-lock `KeeperState.changed`, and calls `notify` before it releases the lock. To read a single flag, or to use
-`reporter` or `priority`, a thread does not need the lock.
+The threads share the ranks, the memory and the snapshots of the ranks, and the output folder. A thread that changes
+this state holds the lock `KeeperState.changed`, and calls `notify` before it releases the lock. To read a single
+flag, or to use `reporter` or `priority`, a thread does not need the lock.
 """
 
 import ctypes
@@ -107,12 +107,12 @@ class RankGroup:
         self.is_rescuing = False
         """Whether a thread agrees with the keepers of other nodes on the snapshot to write (`rescue.rescue`)."""
         self.is_rescued = False
-        """Whether that thread has ended, so that `rescued_step` does not change any more."""
+        """Whether the thread of `is_rescuing` has ended, so that `rescued_step` does not change any more."""
         self.rescued_step: int | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether all its ranks have ended."""
+        """Whether all ranks of the group have ended."""
         return not any(rank.is_connected for rank in self.ranks.values())
 
     def has_waited_enough(self, num_bytes: int = 0) -> bool:
@@ -171,7 +171,7 @@ class KeeperState:
         self.folder = HeldFolder(reporter)
         self.priority = Priority()
         self.current: RankGroup | None = None
-        """The ranks that are served."""
+        """The ranks of the newest start or restart."""
         self.earlier: RankGroup | None = None
         """The ranks before the last restart, while their memory may be needed."""
         self.is_writing = False

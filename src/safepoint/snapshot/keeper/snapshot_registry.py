@@ -51,7 +51,7 @@ class Snapshot:
     """False once a rank has begun to overwrite its part in memory, or will not stage it."""
     num_ranks: int = 1
     number: int = 0
-    """The number in `BeginSnapshot`. If the ranks begin the snapshot of this step again, it is higher."""
+    """The number in `BeginSnapshot`. If the ranks begin the snapshot of this step again, the new number is higher."""
 
     @property
     def has_begun(self) -> bool:

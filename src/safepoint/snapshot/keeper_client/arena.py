@@ -60,7 +60,7 @@ class Arena:
 
         Args:
             sizes: bytes.
-            still_to_come: bytes that the training itself is going to take.
+            still_to_come: bytes that the training itself is going to allocate.
             device: the CUDA device that will write to the blocks, if any; their pages are locked for this device.
 
         Raises:

@@ -30,7 +30,7 @@ class KeeperClient:
         rank: the number of this rank in the job.
         num_ranks: how many ranks this node has.
         restart: how often the ranks have been restarted.
-        on_leave: called on the receiving thread when the keeper sends `Leave`. It has to end this rank.
+        on_leave: called on the receiving thread when the keeper sends `Leave`. The function has to end this rank.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class KeeperClient:
         return self.folder_error()
 
     def request_folder(self, folder: str, *, is_committer: bool = True) -> None:
-        """Like `open_folder`, but return before the keeper has answered; it may still be starting."""
+        """Like `open_folder`, but return before the keeper has answered; the keeper may still be starting."""
         self._request(messages.OpenFolder(folder=folder, is_committer=is_committer))
 
     def folder_error(self) -> str:

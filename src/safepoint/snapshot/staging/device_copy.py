@@ -29,13 +29,15 @@ _foreach_copy: Any = torch._foreach_copy_  # pyright: ignore
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _MOST_TARGETS = 16
-"""How many lists of targets a plan holds: a file alternates between the blocks of two snapshots."""
+"""How many lists of targets a plan holds. A few suffice, because a file alternates between the blocks of two
+snapshots."""
 
 
 class DevicePlan:
     """What is copied from devices into one image; valid until the image's pieces or their owners change.
 
-    It holds the tensors that the device copies from and to, since making them takes longer than to start a copy.
+    The plan holds the tensors that the device copies from and to, because making them takes longer than starting a
+    copy.
     """
 
     def __init__(self) -> None:

@@ -63,8 +63,8 @@ class _Plan:
         self.unowned: list[Piece] = []
         """The pieces that no optimizer owns."""
         self.is_lasting = True
-        """Whether the plan is kept after the save. A plan holds its tensors in memory, so one whose tensors may have
-        been made for one save only is dropped."""
+        """Whether the plan is kept after the save. A plan holds its tensors in memory, so it is dropped if they may
+        have been made for one save only."""
         self.at_once: list[tuple[int, int, int]] = []
         self.copies: list[_Copy] = []
         self.guarded: dict[int, list[torch.Tensor]] = {}
@@ -72,8 +72,8 @@ class _Plan:
         small: dict[int, list[tuple[int, int, int]]] = {}
         for piece in pieces:
             self._add(piece, guard, small)
-        # Batches come first: their bytes may be anywhere in the image, and the watermark must not pass one of them
-        # before it is copied.
+        # Batches come first: their bytes may be anywhere in the image, and the watermark must not pass a byte that is
+        # not copied yet.
         self.copies[:0] = [_Copy(0, 0, 0, owner, tuple(batch)) for owner, batch in small.items()]
         self.counts = Counter(copy.owner for copy in self.copies)
 
