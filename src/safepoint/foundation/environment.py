@@ -1,5 +1,4 @@
-"""Where this process runs: its place among its peers, its node, its folders and modules, and who may have written the
-files it uses."""
+"""Where this process runs: its rank, node, folders and modules; and who may have written the files it uses."""
 
 import errno
 import os

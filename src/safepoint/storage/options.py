@@ -77,8 +77,7 @@ class StorageOptions:
         return bool(self.access_key_id and self.secret_access_key)
 
     def authorities(self) -> bytes | None:
-        """The content of `ca_bundle`, which decides which servers get the keys and the checkpoints; None if no file
-        is set.
+        """The content of `ca_bundle`, which decides which servers get keys and checkpoints; None if it is not set.
 
         Raises:
             StorageError: another user may have written the file, or it cannot be read.

@@ -242,8 +242,7 @@ class Store(Protocol):
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Delete the unfinished uploads of all writers, so that they can no longer become visible. Return their
-        number.
+        """Delete the unfinished uploads of all writers, so that they cannot become visible. Return their number.
 
         Args:
             only: called with the key of each upload; the uploads for which it returns True are deleted.

@@ -187,8 +187,7 @@ class _Examiner:
     # ---- names --------------------------------------------------------------------------------------------------
 
     def _check_names(self) -> Strategy | None:
-        """Check the names of the files, and return the strategy that they show; None if the files must not be
-        opened."""
+        """Check the names of the files. Returns the strategy that they show; None if no file may be opened."""
         with self._noting("."):
             self._list()
         if self._faults:

@@ -89,8 +89,10 @@ def missing(paths: Collection[str], strategy: Strategy) -> list[str]:
 
 
 def missing_rng(paths: Collection[str], at_least: int = 1) -> list[str]:
-    """The missing files of random number states. Every rank up to the highest rank that has a file needs one, and
-    every rank below `at_least`."""
+    """The missing files of random number states.
+
+    Each rank up to the highest rank that has a file needs one, and so does each rank below `at_least`.
+    """
     ranks, num_ranks = _rng_ranks(paths)
     num_ranks = max(num_ranks, at_least)
     if num_ranks == 1:

@@ -66,15 +66,13 @@ class FileDigester:
                 self._end_part()
 
     def add_zeros(self) -> None:
-        """Add PART_BYTES zeros, without computing their digest each time. Call this only at the beginning of a
-        part."""
+        """Add PART_BYTES zeros without computing their digest each time. Call it only at the start of a part."""
         assert not self._in_part
         self._parts.append(_digest_of_zeros())
         self._size += PART_BYTES
 
     def differs(self, parts: Sequence[str]) -> bool:
-        """Whether the last complete part has another digest than `parts` states; False if `parts` does not state
-        it."""
+        """Whether the last complete part has another digest than in `parts`; False if `parts` does not have it."""
         number = len(self._parts) - 1
         return 0 <= number < len(parts) and self._parts[number] != parts[number]
 

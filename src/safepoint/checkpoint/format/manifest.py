@@ -425,8 +425,7 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
 
 
 def is_of_newer_release(data: bytes) -> bool:
-    """Whether `data` is a record of a later version of the format. Callers do not replace or delete the files that
-    such a record lists."""
+    """Whether `data` is a record of a later version of the format. Callers do not replace or delete its files."""
     with contextlib.suppress(ManifestError):
         record = parse_json_object(data)
         version = record.get("version")

@@ -70,8 +70,7 @@ class ReadRanges:
         return Comparison(self, key, start)
 
     def checked(self, ranges: Iterable[tuple[str, int, int]], sink: Callable[[memoryview], None]) -> "CheckedSink":
-        """A sink that compares the digests of the bytes that it gets with the noted digests, and passes the bytes on
-        to `sink`.
+        """A sink that compares the digests of its bytes with the noted ones, and passes the bytes on to `sink`.
 
         Args:
             ranges: key, first byte and length of the ranges whose bytes it gets, in order.

@@ -65,8 +65,7 @@ class WorkingCheckpoint(FolderDestination):
         super().__init__(self._root / "merged", target, trash=output.trash)
 
     def rank_root(self, rank: int) -> Path:
-        """Create the folder that the framework of `rank` uses as its output folder: it saves to `checkpoint-<step>/`
-        in it."""
+        """Create the output folder of the framework of `rank`, which saves to `checkpoint-<step>/` in this folder."""
         root = self._root / f"rank-{rank}"
         no_links.make_folders(root / self.name)
         return root

@@ -1,5 +1,4 @@
-"""An unpickler that limits the instructions of a pickle, its keys of dictionaries and sets, and the states of its
-objects.
+"""An unpickler that limits a pickle's instructions, keys of dictionaries and sets, and states of objects.
 
 A pickle of a few hundred bytes can make Python hash a key for hours, or fill the memory. This unpickler is written in
 Python, because Python's unpickler in C cannot check an instruction before the instruction is carried out.

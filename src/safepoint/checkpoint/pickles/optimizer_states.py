@@ -251,8 +251,7 @@ def _copied(state: Any) -> Any:
 
 
 def _with_own(group: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with the optimizer's own settings for `_OWN`. The order is kept, so that saved files have the same
-    bytes."""
+    """A group with the optimizer's own settings for `_OWN`. The order stays, so files have the same bytes."""
     kept = {name: one for name, one in group.items() if name not in _OWN or name in own}
     return {**kept, **{name: own[name] for name in _OWN if name in own}}
 

@@ -169,8 +169,7 @@ class ExtraFiles:
 
 
 def _place_in(root: Path, path: str) -> Path | None:
-    """The regular file at `path`, after links inside the folder `root` are followed; None if it is not in this
-    folder.
+    """The regular file to which `path` leads; None if it is outside of the folder `root`, or in `.safepoint`.
 
     A link may lead out of the folder or into `.safepoint`, to files that are not the program's output.
     """

@@ -36,8 +36,7 @@ class Refusals:
 
     @contextmanager
     def as_fault(self, key: str, *, deadline_s: float | None = None) -> Generator[None]:
-        """For a `with` block that reads the object under `key`: turn the refusal of this one object into an
-        UnreadableError.
+        """For a `with` block that reads the object `key`: turn the refusal of this object into UnreadableError.
 
         Raises:
             UnreadableError: the store refuses this object, but serves others.

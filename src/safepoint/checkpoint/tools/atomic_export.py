@@ -157,10 +157,10 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
 
 
 class _NewFolder(FolderDestination):
-    """The working folder of an export. Safepoint fills and, after an error, empties the folder through an open
-    descriptor, not through its path.
+    """The working folder of an export.
 
-    So a user who may write to the folder above cannot lead the export into another folder, neither with a link nor by
+    Safepoint fills and, after an error, empties the folder through an open descriptor, not through its path. So a
+    user who may write to the folder above cannot lead the export into another folder, neither with a link nor by
     giving another folder the name of the working folder. Until the commit, only the user who runs the export may
     enter the working folder.
 

@@ -311,8 +311,7 @@ class Pruned(Event, cause="reason"):
 
 
 class PruneFailed(Event, is_warning=True, cause="reason"):
-    """A checkpoint that no policy keeps could not be deleted; `step` is None if the checkpoints could not be
-    listed."""
+    """A checkpoint that no policy keeps was not deleted; `step` is None if the checkpoints could not be listed."""
 
     step: int | None
     path: str

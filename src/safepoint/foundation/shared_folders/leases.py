@@ -36,11 +36,10 @@ class Lease(enum.Enum):
 
 @contextlib.contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Hold a lease on the file `path` while the `with` block runs. A process that is about to delete the file calls
-    `lease_on` first.
+    """Hold a lease on the file `path` while the `with` block runs.
 
-    If another process prevents the lock for half a second, or if the file system has no locks, the block runs without
-    a lease.
+    A process that is about to delete the file calls `lease_on` first. If another process prevents the lock for half a
+    second, or if the file system has no locks, the block runs without a lease.
     """
     with _open_to_lock(path) as file:
         close_in_children(file)

@@ -194,8 +194,7 @@ class KeeperState:
             return group, rank
 
     def forget_earlier(self) -> None:
-        """With `changed` held: wait until the snapshots that the earlier ranks requested are written, then release
-        their memory."""
+        """With `changed` held: wait until the earlier ranks' requested snapshots are written. Free their memory."""
         while (earlier := self.earlier) is not None:
             self.changed.wait_for(lambda earlier=earlier: self.earlier is not earlier or self.is_done(earlier))
             if self.earlier is earlier:

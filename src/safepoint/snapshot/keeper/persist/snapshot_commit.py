@@ -124,8 +124,7 @@ class Nodes:
         return max(first.intersection(*others), default=None)
 
     def _wait_for(self, name: str, nodes: range, is_over: Callable[[], bool]) -> dict[int, dict[str, Any]]:
-        """Wait for the file `name-K.json` of each node K, or until one of the files has an error. Returns the files
-        that exist."""
+        """Wait for `name-K.json` of each node K, or until one of them has an error. Returns the files that exist."""
         found: dict[int, dict[str, Any]] = {}
         while True:
             for index in nodes:
