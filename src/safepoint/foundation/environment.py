@@ -310,7 +310,7 @@ def _why_exposed(
             return f"others may write to it, and it is in a folder of user {user_name(stranger)}"
     for status, folder in ((link, named), (now, real)):
         if status.st_nlink > 1 and _has_open_names(folder):
-            return "it has a second name (a hard link), and others may have given it this one"
+            return "it has a second name (a hard link), and another user may have given it this name"
     return None
 
 

@@ -134,7 +134,7 @@ def find_lock(status: os.stat_result) -> tuple[bool, bool]:
     """Whether any process of this machine holds a lock on a file, and whether one of this user's processes does.
 
     The pids in the kernel's list of locks are not used: a process may pass its lock on together with the open file,
-    and end, and another process may get its pid. So the open files of each process are searched.
+    and end, and another process may get its pid. So the open files of this user's processes are searched.
     """
     place, is_listed = _place_of(status), False
     with contextlib.suppress(OSError):

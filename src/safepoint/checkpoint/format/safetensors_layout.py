@@ -62,7 +62,6 @@ class Shape(NamedTuple):
 class Layout(NamedTuple):
     """The layout of a file.
 
-
     Args:
         header: everything before the first tensor.
         places: the tensors in the order of the file, each with the position of its data in the file.
