@@ -177,8 +177,8 @@ class Termination:
 
     def _answer(self, number: int) -> None:
         if self._in_training:
-            # The main thread may be inside a long C call, in which no Python handler runs. So this thread reacts to
-            # the signal.
+            # This thread reacts to the signal, because the main thread may be inside a long C call, during which no
+            # Python handler runs.
             self.stop_signal = self.stop_signal or self._original(number)
             self.begin_stop()
         elif number == signal.SIGTERM and signal.getsignal(number) == self._handle:
