@@ -246,7 +246,7 @@ class SafepointAgent(PatientAgent):
     # ---- the agents of the other nodes ------------------------------------------------------------------------
 
     def _exchange_requests(self) -> None:
-        """Exchange stop requests with the other nodes' agents. If ranks of other nodes restart, restart this node's."""
+        """Exchange stop requests with the other nodes' agents. If their ranks restart, restart this node's ranks."""
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return

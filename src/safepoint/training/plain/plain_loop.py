@@ -1,4 +1,4 @@
-"""Presents a hand-written loop to the engine, as a `TrainingLoop`: the parts of its state, and its position in the data.
+"""Presents a loop that calls `step` to the engine: the parts of its state, and its position in the data.
 
 A part is an object of the loop that has a state, such as the model or the optimizer.
 """

@@ -14,8 +14,9 @@ collator that masks tokens, or in an augmentation. An exact resume has to draw t
   batch whose number is a multiple of the number of workers, and each worker reads the same batches as before. At most
   one batch of each worker is read again.
 
-This module saves only the states of the global generators of Python, numpy and torch. `tracked_data` and the Trainer's
-`DataPosition` save those of the loader's own generators (`training.state.rng.generators_of`).
+This module saves only the states of the global generators of Python, numpy and torch. `TrackedData`, and the
+`DataPosition` of the Trainer, save the states of the generators of the loader and its samplers
+(`training.state.rng.generators_of`). The states of other generators are not saved.
 """
 
 import contextlib
