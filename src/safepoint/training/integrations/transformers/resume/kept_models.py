@@ -181,11 +181,10 @@ def _copy_tensors(kept: Any, saved: Any) -> None:
         raise ValueError(f"{len(kept)} tensors are needed")
     keys: list[Any] = list(kept.keys() if hasattr(kept, "keys") else range(len(kept)))
     for key in keys:
-        if not isinstance(saved[key], torch.Tensor):
-            raise ValueError(f"{key} is not a tensor in the checkpoint")
-        before, now = tuple(saved[key].shape), tuple(kept[key].shape)
+        before = f"of shape {tuple(saved[key].shape)}" if isinstance(saved[key], torch.Tensor) else "not a tensor"
+        now = f"of shape {tuple(kept[key].shape)}"
         if before != now:
-            raise ValueError(f"{key} has shape {before} in the checkpoint and shape {now} in this run")
+            raise ValueError(f"{key} is {before} in the checkpoint, and {now} in this run")
     with torch.no_grad():
         for key in keys:
             kept[key].copy_(saved[key])
