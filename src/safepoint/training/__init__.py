@@ -14,5 +14,5 @@ collective    the ranks' process group and the vote
 context       one rank's settings, signal handlers, connections, progress and end
 state         random numbers, strategies, the base model of adapters
 outcome       how the ranks ended, and the exit code of a node
-compatibility  what differs between the releases of torch and transformers
+compatibility what differs between the releases of torch and transformers
 """

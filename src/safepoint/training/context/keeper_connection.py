@@ -50,7 +50,7 @@ class KeeperConnection:
         return self.client is not None and self.client.is_alive
 
     def disable(self) -> None:
-        """Use no keeper until the next call of `open` or `reopen`; for a keeper that cannot write to the folder."""
+        """Use no keeper until the next call of `open` or `reopen`; called if the keeper cannot use the folder."""
         self.client = None
 
     def open(self, job_secret: bytes | None = None) -> KeeperClient | None:

@@ -49,7 +49,7 @@ class Termination:
         self._is_save_requested = False
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.stop_signal = 0
-        """The signal that asked this process or its launcher to stop, or 0."""
+        """The stop signal that this process or its launcher has received, or 0."""
 
     def install(
         self,
@@ -112,7 +112,7 @@ class Termination:
         self._chained.clear()
 
     def begin_stop(self) -> None:
-        """Set the deadline, unless it is set. Called when this rank or another one was asked to stop."""
+        """Set the deadline, unless it is set. Called when this rank or another rank has received a stop request."""
         if self._deadline_s == _NEVER_S:
             self._deadline_s = clock.monotonic_s() + self._within_s
             with contextlib.suppress(BlockingIOError):

@@ -135,7 +135,7 @@ class Uploads:
         self._final_missing: str | None = None
         self._missing_before: str | None = None
         self.uploader: Uploader | None = None
-        """The uploader of the last training on this rank that had one."""
+        """The uploader of the last training that had an uploader on this rank."""
         self.stop_reason: str | None = None
         """Why uploads fail, if the run stops for this reason; otherwise None."""
 
@@ -144,7 +144,7 @@ class Uploads:
         self.uploader = Uploader(plan)
 
     def close_training(self) -> None:
-        """Before a further training: wait for the previous one's uploader, and record whether files are missing."""
+        """Before a further training: wait for the uploader of the last one, and record whether files are missing."""
         if not self.finish(newest_only=False):
             self._missing_before = self._missing_before or self._unfinished
         self._missing_before = self._missing_before or self._final_missing
@@ -158,7 +158,7 @@ class Uploads:
         """Record that the final model is not in the object store.
 
         Args:
-            reason: why it is not there, and what to do.
+            reason: why the model is not there, and what to do.
         """
         self._final_missing = reason
 

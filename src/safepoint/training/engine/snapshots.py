@@ -63,7 +63,7 @@ class Snapshots:
         self._is_shared = setup.start.folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
-        """The step of the save that the keeper has received and whose outcome this rank has not recorded; or None."""
+        """The step that the keeper has to save, until this rank has recorded the outcome; otherwise None."""
         self.taken_step: int | None = None
         """The newest step with a snapshot in memory."""
         self._costs_s: deque[float] = deque(maxlen=3)
@@ -149,7 +149,10 @@ class Snapshots:
         return int(bound_bytes * mine / here)
 
     def begin_loop(self) -> None:
-        """Begin to watch the optimizers. Call it when the model is loaded and the optimizers exist."""
+        """From now on, make the optimizers wait until their tensors are copied.
+
+        Call this method when the model is loaded and the optimizers exist.
+        """
         self._optimizers = self._loop.optimizers()
         if self._snapshotter is not None:
             self._scratch.capture.prepare()
@@ -233,7 +236,8 @@ class Snapshots:
         try:
             self._scratch.ensure(keeper)
         except OSError as error:
-            # Checked before the ranks agree: if one rank fails afterwards, all ranks have to cancel the snapshot.
+            # This is checked before the ranks agree, because a rank that fails afterwards makes all ranks cancel the
+            # snapshot.
             self._warn_once(
                 f"saves are synchronous: there is no room for their small files: {error}", about="scratch"
             )

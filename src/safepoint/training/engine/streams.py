@@ -104,7 +104,7 @@ def _send(peers: Peers, streams: Streams, requested: WeightRange) -> str:
 class Leader:
     """The first rank's side: runs work, such as an upload, on a thread.
 
-    The leader requests the bytes that the work reads from the other ranks. The other ranks call `follow`.
+    The work reads bytes that other ranks hold: the leader requests these bytes. The other ranks call `follow`.
 
     Args:
         peers: all ranks.

@@ -173,7 +173,7 @@ class SynchronousSave:
         if self._newest is None:
             return
         path, manifest = self._newest
-        # If two nodes have added files with the same name, the manifest lists only the file of the lower node.
+        # If two nodes have added files with the same name, the manifest lists only the file of the first of them.
         whole = extend_manifest(manifest, added)
         replace_record(path, whole, [entry for entry in here if entry in whole.files])
         self._newest = path, whole

@@ -1,7 +1,7 @@
 """The rendezvous of torch elastic (where the nodes of a job find each other), over Safepoint's own store.
 
 The number of nodes is fixed when the job starts. The store is a `TCPStore` of torch, which holds keys with values for
-the ranks, and not an object store. It is not reachable for programs that do not belong to the job.
+the ranks, and not an object store. It refuses programs that do not belong to the job.
 """
 
 import datetime
@@ -33,7 +33,7 @@ class Rendezvous(RendezvousHandler):
 
     Args:
         plan: which nodes there are.
-        settings: the options of the run. The nodes agree on a secret through the output location in them.
+        settings: the options of the run. Through the output location in these options, the nodes agree on a secret.
     """
 
     def __init__(self, plan: LaunchPlan, settings: RunSettings) -> None:

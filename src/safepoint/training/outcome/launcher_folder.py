@@ -101,7 +101,10 @@ def running_launchers() -> list[tuple[Path, int]]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether this user owns `folder`, and no other user may write to it: other users may make folders beside it."""
+    """Whether this user owns `folder`, and no other user may write to it.
+
+    Such a check is needed, because other users may make folders in the same place.
+    """
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid == os.geteuid()

@@ -54,7 +54,7 @@ def reach_verdict(
     Args:
         exit_codes: see `first_failure`.
         records: see `first_failure`.
-        stop_signal: the signal that asked this node to stop, or 0.
+        stop_signal: the signal that stopped this node, or 0.
         killed: whether the launcher killed ranks that outlasted the grace period.
     """
     if exit_codes and not any(exit_codes.values()):

@@ -81,10 +81,10 @@ def _epochs(run: Run, count: int, accelerator: Any, loader: Any) -> Iterator[int
 
 
 def _is_left_on_purpose() -> bool:
-    """Whether the function that has called the calling generator leaves its loop by `break` or `return`.
+    """Whether the loop over the calling generator is left by `break` or `return`.
 
-    Python closes the generator in this case, and also when an error ends the loop. Only in this case does the
-    function execute an instruction that drops an iterator.
+    Python closes the generator after `break` and `return`, and also when an error ends the loop. Only after `break`
+    and `return`, the function with the loop is executing an instruction that drops an iterator.
     """
     frame = inspect.currentframe()
     generator = frame.f_back if frame is not None else None

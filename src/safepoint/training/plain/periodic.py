@@ -8,7 +8,7 @@ from safepoint.training.plain.data.position import DataProgress
 class Periodic:
     """Decides after each step whether to save it; all ranks decide the same.
 
-    This class decides nothing about saves by time (`--save-every`), which the vote of the ranks decides.
+    Saves by time (`--save-every`) are not decided here, but by the vote of the ranks.
 
     Args:
         settings: the options of the run, which override the script's values.

@@ -26,7 +26,7 @@ class RefusedError(Exception):
 
 
 class NoAnswerError(RefusedError):
-    """Node 0 did not answer in time, or closed the connection. It may be busy."""
+    """Node 0 did not answer in time, or closed the connection, for example because it is busy."""
 
 
 class _Proof(IntEnum):

@@ -442,7 +442,7 @@ class CheckpointChooser:
             CheckpointError: a copy cannot be moved.
         """
         for left in self._set_aside(lambda path: is_in_the_way and path.name == candidate.name):
-            raise CheckpointError(f"{left}, which is not complete, has its name and cannot be moved aside")
+            raise CheckpointError(f"the incomplete copy {left} is in its place and cannot be moved aside")
 
     def _set_aside(self, is_chosen: Callable[[Path], bool]) -> list[Path]:
         """Move checkpoints aside in every folder.

@@ -147,7 +147,7 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The number of the attempt that claimed the location last, if it is one of `run_id`; otherwise 0."""
+        """The number of the attempt that claimed the location last, if it belongs to `run_id`; otherwise 0."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     @property

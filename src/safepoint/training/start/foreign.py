@@ -105,7 +105,7 @@ class ForeignCheckpoints:
         return sorted(everywhere, key=lambda place: -place.step)  # the sort is stable
 
     def newest(self) -> ForeignCheckpoint | None:
-        """The newest checkpoint that can be resumed from, or None. Calls `reject` for newer ones."""
+        """The newest checkpoint that can be resumed from, or None. Newer checkpoints are passed to `reject`."""
         for place in self.places():
             found = self.read(place)
             if isinstance(found, ForeignCheckpoint):

@@ -181,7 +181,8 @@ def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
         name: the name of the file: `latest` or `latest_universal`.
 
     Returns:
-        The name of the folder. If it is passed to DeepSpeed, DeepSpeed does not read the file. None without a file.
+        The name of the folder; None if there is no such file. If DeepSpeed receives the name, it does not read the
+        file.
 
     Raises:
         CheckpointError: the file names a folder that is not in the checkpoint.

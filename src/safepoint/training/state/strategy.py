@@ -102,7 +102,8 @@ def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> 
     if stage is not None and not has_same_partitions(manifest, stage, world_size):
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, and this run is "
-            f"{zero_name((stage,))} on {world_size}: DeepSpeed cannot load its partitions; training was not started",
+            f"{zero_name((stage,))} on {plural(world_size, 'rank')}: DeepSpeed cannot load the checkpoint's "
+            "partitions; training was not started",
             hint="use the same number of ranks and the same stage; only Hugging Face's Trainer can change these",
         )
 

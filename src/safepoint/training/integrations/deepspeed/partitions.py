@@ -109,7 +109,7 @@ class Partitions:
         return sum(place.count * part.element_size() for part in parts)
 
     def step(self, name: str) -> Any:
-        """The optimizer's step count for this weight; None if the optimizer keeps none."""
+        """The optimizer's step count for this weight; None if the optimizer keeps no count."""
         return self._state(0, self._places[name].group).get(_STEP)
 
     def steps(self) -> list[Any]:

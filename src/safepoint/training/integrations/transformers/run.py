@@ -271,7 +271,7 @@ class TrainerRun(TrainerCallback):
             raise _GiveUp(rollback)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record that the gradients are complete; the optimizer steps next."""
+        """Record that the gradients are complete; `optimizer.step` comes next."""
         self._boundary.agreement.gradients_complete(self._step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -288,7 +288,7 @@ class TrainerRun(TrainerCallback):
         self._is_between_steps = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Report the metrics that the Trainer has logged as progress."""
+        """Report the metrics of the Trainer's log as progress."""
         metrics: dict[str, Any] = logs or {}
         self._context.progress.measured({name: one for name, one in metrics.items() if name not in _NO_METRICS})
 

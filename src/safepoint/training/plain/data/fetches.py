@@ -6,13 +6,13 @@ collator that masks tokens, or in an augmentation. An exact resume has to draw t
 - Accelerate and Lightning fetch a batch before the previous one is trained on. So at the end of a step, the fetch of
   the next batch has already drawn its random numbers, and a resume has to fetch this batch again. For a loader
   without workers, this module copies the random number states before the samples of each batch are read. A resume
-  restores the copy of that batch, fetches the batch, and only then restores the states that the checkpoint has for
-  the end of the step.
-- Each worker of a loader has random number states of its own. They are saved for map-style data, if the loader has no
-  state of its own. A persistent worker sends its states with each batch; any other worker does so once it has drawn a
-  number. A resume starts the new workers with these states. The workers read batches in turn. So a resume begins at a
-  batch whose number is a multiple of the number of workers, and each worker reads the same batches as before. At most
-  one batch of each worker is read again.
+  restores the copy that was made for this batch, fetches the batch, and only then restores the states that the
+  checkpoint has for the end of the step.
+- Each worker of a loader has random number states of its own. These states are saved for map-style data, if the
+  loader has no state of its own. A persistent worker sends its states with each batch. Any other worker does so once
+  it has drawn a number. A resume starts the new workers with these states. The workers read batches in turn. So a
+  resume begins at a batch whose number is a multiple of the number of workers, and each worker reads the same batches
+  as before. At most one batch of each worker is read again.
 
 This module saves only the states of the global generators of Python, numpy and torch. `TrackedData`, and the
 `DataPosition` of the Trainer, save the states of the generators of the loader and its samplers
@@ -69,7 +69,7 @@ class Fetches:
     """Follows the fetches of one loader.
 
     Args:
-        loader: a DataLoader, one that Accelerate has prepared, or any other object, which is not followed.
+        loader: a DataLoader, or a loader that Accelerate has prepared. Any other object is allowed, but not followed.
     """
 
     def __init__(self, loader: Any) -> None:

@@ -1,4 +1,4 @@
-"""The data of a loop, and the position of the loop in it, which a resume restores.
+"""The data of a loop, and the loop's position in the data, which a resume restores.
 
 - For a loader with its own state (`state_dict`: torchdata's StatefulDataLoader), that state is saved.
 - For map-style data, the sampler draws the indices of batches that were trained on, and these indices are dropped. No
@@ -233,8 +233,8 @@ class TrackedData:
             loader.load_state_dict({})
             batches = iter(())
         else:
-            # With the state of a finished pass, other loaders, too, would start the next pass. So the order of this
-            # epoch is drawn and skipped: the generators then have the states that the next pass needs.
+            # Other loaders, too, would start the next pass if they received the state of a finished pass. So the
+            # order of this epoch is drawn and skipped: the generators then have the states that the next pass needs.
             return self._skip(resumed, rng)
         if rng is not None:
             restore_rng(rng)

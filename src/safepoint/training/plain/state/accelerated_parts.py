@@ -105,8 +105,8 @@ class AcceleratedParts(Parts):
             check_fsdp_files(folder.name, has_shards=has_shards, reads_shards=writes_shards(self._accelerator))
         options: dict[str, Any] = {}
         if self._left_out:
-            # The checkpoint does not contain the base, so Accelerate must not require all weights. The weights that a
-            # checkpoint must have are checked below.
+            # The checkpoint does not contain the base model, so Accelerate must not require all weights. The weights
+            # that a checkpoint must have are checked here.
             for number, model in enumerate(self._accelerator._models):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}

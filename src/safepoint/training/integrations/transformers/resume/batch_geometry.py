@@ -170,10 +170,12 @@ def adapt(
     if reason is not None:
         if allow_change:
             return now, None
+        same_ranks = saved.world_size == now.world_size
+        where = "with the script's settings" if same_ranks else f"on {plural(now.world_size, 'rank')}"
         raise ConflictError(
             f"{saved.global_batch} samples per step, as in the checkpoint of step {manifest.step} "
-            f"({plural(saved.world_size, 'rank')}), are not possible on {plural(now.world_size, 'rank')}: {reason}; "
-            f"the script's settings would give {now.global_batch} samples per step; training was not started",
+            f"({plural(saved.world_size, 'rank')}), are not possible {where}: {reason}; the script's settings would "
+            f"give {now.global_batch} samples per step; training was not started",
             hint=_OPTION,
         )
     if saved.world_size == now.world_size:

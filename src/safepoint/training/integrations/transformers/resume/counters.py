@@ -69,7 +69,7 @@ def restore_callbacks(trainer: Any) -> None:
         if not trainer.args.restore_callback_states_from_checkpoint:
             for callback, record in zip(callbacks, newest, strict=False):
                 for attribute, value in record.get("attributes", {}).items():
-                    if attribute in callback.state().get("attributes", {}):  # never a method, for example
+                    if attribute in callback.state().get("attributes", {}):  # the file must not set others
                         setattr(callback, attribute, value)
 
 
@@ -114,7 +114,7 @@ class TrainerCounters:
         )
 
     def since(self, begin: "TrainerCounters") -> "TrainerCounters":
-        """A copy without the numbers that have not changed since `begin`: those are settings of the script."""
+        """A copy without the numbers that have not changed since `begin`, which are settings of the script."""
         return replace(self, numbers=changed(self.numbers, begin.numbers))
 
     def restore(self, trainer: Any) -> None:

@@ -27,7 +27,7 @@ _REFERENCE = "safepoint_reference.pt"
 _KEPT = "safepoint_kept_{name}.pt"
 _log = logging.getLogger("safepoint")
 _NUM_SAMPLES = 64
-"""About how many tensors of a model, and elements of each of them, are compared to see whether it has changed."""
+"""About how many tensors of a model, and elements of each tensor, are compared to find out if the model changed."""
 
 
 class KeptModels:

@@ -50,7 +50,8 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     lost = lost_weights(model, missing)
     if not lost:
         return
-    if is_converted(model) and not (folder / "adapter_config.json").exists():  # it would load the adapters, too
+    # If there are adapters, do not use from_pretrained, which would load the adapters, too.
+    if is_converted(model) and not (folder / "adapter_config.json").exists():
         try:
             lost = lost_weights(model, _load_converted(model, folder))
         except Exception as error:  # noqa: BLE001  the error below names what is missing
@@ -104,7 +105,7 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
 
 
 def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
-    """Compare the adapters' settings in a checkpoint with the script's. A setting that one of them lacks is ignored.
+    """Compare the adapters' settings in a checkpoint with the script's. Settings that only one has are ignored.
 
     Args:
         model: the model to train, not yet wrapped for training.

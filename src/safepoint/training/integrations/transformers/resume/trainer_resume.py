@@ -195,7 +195,9 @@ class TrainerResume:
             )
 
     def _drop_other_best(self, folder: Path) -> None:
-        """Drop a best checkpoint that is outside this run's folders: the training would end with its weights.
+        """Drop a best checkpoint that is outside this run's folders.
+
+        If it were kept, the training would end with the weights of another run.
 
         Args:
             folder: the folder of the checkpoint that the run resumes from.
