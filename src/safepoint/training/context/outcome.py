@@ -91,7 +91,7 @@ class Outcome:
     def training_begins(self, step: int, *, is_saved: bool) -> None:
         """Record that a training begins.
 
-        Saves of an earlier training of this process do not count as saves of this one.
+        Saves of an earlier training of this process do not count as saves of the new training.
 
         Args:
             step: optimizer steps done before the training begins.

@@ -112,7 +112,8 @@ def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
         *([f"--shutdown-timeout={math.ceil(settings.grace_s)}"] if HAS_SHUTDOWN_TIMEOUT else []),
     ]
     if plan.nnodes == 1 and Path("/sys/class/net/lo").exists():
-        for library in ("GLOO", "NCCL", "TP"):  # without authentication, so only on loopback
+        # These libraries do not authenticate peers, so they listen on loopback only.
+        for library in ("GLOO", "NCCL", "TP"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # set here, because torchrun's code sets it with a long warning

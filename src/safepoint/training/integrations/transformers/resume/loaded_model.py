@@ -36,7 +36,7 @@ checkpoint's folder, not in a subfolder."""
 
 
 def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int) -> None:
-    """Load the weights that the Trainer did not find, if transformers knows the names of these weights in the files.
+    """Load the weights that the Trainer did not find, if transformers can derive their names in the files.
 
     Args:
         model: as the Trainer has loaded it, not yet wrapped for training.
