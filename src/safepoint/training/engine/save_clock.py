@@ -4,9 +4,9 @@ Only the first rank's clock decides. The vote carries the decision to the other 
 
 With `auto`, the interval is the exact optimum of `safepoint.estimates.interval` for saves that stall training for δ
 seconds, where work is lost about every M seconds. δ is measured. M is estimated from the run's own history and an
-assumed loss after four hours: M = (4 h + time trained) / (1 + losses). A stop with a checkpoint of the last step loses
-nothing, and is not counted as a loss. For how long a save is written does not change the optimum; it only sets the
-least interval.
+assumed loss after four hours: M = (4 h + time trained) / (1 + losses). A stop with a checkpoint of the last step
+loses nothing, and is not counted as a loss. For how long a save is written does not change the optimum; it only sets
+the least interval.
 """
 
 from collections.abc import Callable
