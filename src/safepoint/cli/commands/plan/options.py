@@ -66,7 +66,7 @@ def check_shares(announced: float, ranks_only: float) -> None:
     """
     if share("--announced", announced) + share("--ranks-only", ranks_only) > 1 + 1e-9:
         raise UsageError(
-            f"--announced {announced:g} and --ranks-only {ranks_only:g} are more than 1 together, and they are shares "
+            f"--announced {announced:g} and --ranks-only {ranks_only:g} are more than 1 together, and are shares "
             "of the same interruptions",
             hint="reduce one of them",
         )

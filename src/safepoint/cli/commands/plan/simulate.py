@@ -29,9 +29,9 @@ from safepoint.planning.simulation import simulate as simulate_plan
 
 _RANKS = "8,64,512,4096,16384,65536,131072"
 _MOST_RANKS = 10_000_000
+_MOST_COUNTS = 64
 _MOST_INTERRUPTIONS = 30_000_000
 """About two minutes on one core."""
-_YEAR_S = 365.25 * DAY_S
 
 
 def simulate(
@@ -148,7 +148,7 @@ def simulate(
         state_bytes=size("--state", state),
         machine_bytes_per_s=size("--machine-rate", machine_rate),
         store_bytes_per_s=size("--store-rate", store_rate),
-        store_requests_per_s=None if store_requests is None else _above_0("--store-requests", store_requests),
+        store_requests_per_s=None if store_requests is None else _requests(store_requests),
         step_s=duration("--step", step, least_s=0.001),
         ranks_restart_s=duration("--restart", restart),
         machine_restart_s=duration("--replace", replace_machine),
@@ -159,8 +159,10 @@ def simulate(
         raise UsageError(f"--days {days:g} is not a number of days from 0 to 36525", hint="for example --days 30")
     _count("--trials", trials, 100_000)
     duration_s = days * DAY_S
+    # A trial takes as long as some interruptions, even if it has none.
     expected = sum(
-        trials * len(chosen) * duration_s / between_s(model.hazards(platform.machines(count))) for count in counts
+        trials * len(chosen) * (50 + duration_s / between_s(model.hazards(platform.machines(count))))
+        for count in counts
     )
     if expected > _MOST_INTERRUPTIONS:
         raise UsageError(
@@ -244,6 +246,11 @@ def _counts(text: str) -> list[int]:
                 hint="for example --ranks 8,1024,16384",
             )
         counts.append(int(word))
+    if len(set(counts)) > _MOST_COUNTS:
+        raise UsageError(
+            f"--ranks has {len(set(counts))} numbers, and at most {_MOST_COUNTS} are compared",
+            hint="for example --ranks 8,1024,16384",
+        )
     return sorted(set(counts))
 
 
@@ -253,9 +260,12 @@ def _count(option: str, value: int, most: int) -> int:
     return value
 
 
-def _above_0(option: str, value: float) -> float:
-    if amount(option, value) == 0:
-        raise UsageError(f"{option} is 0: nothing could be saved", hint=f"for example {option} 3500")
+def _requests(value: float) -> float:
+    if amount("--store-requests", value) < 1:
+        raise UsageError(
+            f"--store-requests {value:g} is less than one request in a second",
+            hint="for example --store-requests 3500",
+        )
     return value
 
 
