@@ -1,5 +1,6 @@
 """Pictures: valid SVG with words for everything, whose labels do not cover each other."""
 
+import itertools
 from pathlib import Path
 from xml.etree import ElementTree
 
