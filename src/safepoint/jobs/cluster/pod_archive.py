@@ -17,8 +17,10 @@ from typing import Any
 from safepoint._version import __version__
 
 NAME = "safepoint.pyz"
-_CONTROL_SIDE = frozenset({"doctor", "jobs", "sdk"})
-"""The packages and modules of `safepoint` that a pod never imports."""
+_CONTROL_SIDE = frozenset(
+    {"safepoint/doctor", "safepoint/jobs", "safepoint/planning", "safepoint/sdk", "safepoint/cli/commands/plan"}
+)
+"""The packages that a pod never imports."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 # `safepoint run` starts further Python processes. PYTHONPATH lets them import Safepoint from the same file.
 _MAIN = """\
@@ -207,7 +209,7 @@ def digest_of(data: bytes) -> str:
 def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
         path = f"{name}/{item.name}"
-        if name == "safepoint" and item.name in _CONTROL_SIDE:
+        if path in _CONTROL_SIDE:
             continue
         if item.is_dir() and item.name != "__pycache__":
             yield from _modules(item, path)
