@@ -73,6 +73,7 @@ def test_every_value_has_an_answer_or_a_message_that_names_the_option(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} in JSON")

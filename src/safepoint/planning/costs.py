@@ -220,7 +220,8 @@ class PastInterruption:
             from memory, and `machine` otherwise.
         trained_s: for how long the ranks had trained since their start.
         lost_s: how much of that had to be done again.
-        down_s: until they trained again.
+        down_s: until they trained again, without `waiting_s`.
+        waiting_s: after a stop that was saved, until a launcher started: the job did not have its machines.
     """
 
     time_s: float
@@ -228,6 +229,7 @@ class PastInterruption:
     trained_s: float
     lost_s: float
     down_s: float
+    waiting_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +251,7 @@ class JobHistory:
 
     @property
     def down_s(self) -> float:
-        """Time between interruptions and the starts after them."""
+        """Time between interruptions and the training after them, in which the job had its machines."""
         return sum(past.down_s for past in self.interruptions)
 
     def lost_without_saves_s(self) -> float:
@@ -281,6 +283,7 @@ def read_history(events: Iterable[Happened]) -> JobHistory:
     trained_s = 0.0
     began_s: float | None = None
     stopped_s: float | None = None
+    launched_s: float | None = None
     alive_s = 0.0
     is_saved = has_finished = is_starting = False
     resumed: tuple[int, bool] = (0, False)
@@ -292,6 +295,9 @@ def read_history(events: Iterable[Happened]) -> JobHistory:
                 ended_s = max(began_s, alive_s if stopped_s is None else stopped_s)
                 step, is_of_memory = resumed
                 held_s = ended_s if is_saved else min(ended_s, max(began_s, taken.get(step, began_s)))
+                again_s = (
+                    ended_s if launched_s is None or not is_saved else min(event.time_s, max(ended_s, launched_s))
+                )
                 # If that state is older than this start of the ranks, all that they have done since is lost.
                 interruptions.append(
                     PastInterruption(
@@ -299,12 +305,14 @@ def read_history(events: Iterable[Happened]) -> JobHistory:
                         cause=Cause.PREEMPTION if is_saved else Cause.RANKS if is_of_memory else Cause.MACHINE,
                         trained_s=ended_s - began_s,
                         lost_s=ended_s - held_s,
-                        down_s=max(0.0, event.time_s - ended_s),
+                        down_s=max(0.0, event.time_s - again_s),
+                        waiting_s=again_s - ended_s,
                     )
                 )
                 trained_s += ended_s - began_s
             began_s = alive_s = event.time_s
-            stopped_s, is_saved, has_finished, is_starting, resumed = None, False, False, False, (0, False)
+            stopped_s, launched_s, is_saved, has_finished, is_starting = None, None, False, False, False
+            resumed = (0, False)
         elif event.name in {"resumed", "resumed_from_memory"}:
             resumed, is_starting = (event.step or 0, event.name == "resumed_from_memory"), True
         elif event.name in {"snapshot_taken", "saved"} and event.step is not None:
@@ -316,6 +324,8 @@ def read_history(events: Iterable[Happened]) -> JobHistory:
             stopped_s = event.time_s
         if event.name == "finished":
             has_finished = True
+        if event.name == "started" and launched_s is None:
+            launched_s = event.time_s
         is_starting |= event.name in _STARTS
         if not is_starting and stopped_s is None:
             alive_s = event.time_s

@@ -142,14 +142,14 @@ def test_the_history_of_a_job() -> None:
             (200, "finished", {}),
         )
     )
-    kinds = [(past.cause, past.trained_s, past.lost_s, past.down_s) for past in history.interruptions]
+    kinds = [(past.cause, past.trained_s, past.lost_s, past.down_s, past.waiting_s) for past in history.interruptions]
     assert kinds == [
-        (Cause.RANKS, 33, 3, 12),
-        (Cause.PREEMPTION, 43, 0, 13),
-        (Cause.MACHINE, 40, 21, 21),
+        (Cause.RANKS, 33, 3, 12, 0),
+        (Cause.PREEMPTION, 43, 0, 11, 2),
+        (Cause.MACHINE, 40, 21, 21, 0),
     ]
     assert history.trained_s == 33 + 43 + 40 + 28
-    assert (history.lost_s, history.down_s) == (24, 46)
+    assert (history.lost_s, history.down_s) == (24, 44)
     assert history.lost_without_saves_s() == 116
     assert history.lost_with_interval_s(20) == 13 + 3 + 0
     with pytest.raises(ValueError, match="interval_s"):
@@ -178,7 +178,7 @@ def test_any_events_give_times_that_are_possible(events: list[Happened]) -> None
     assert history.trained_s >= 0
     for past in history.interruptions:
         assert 0 <= past.lost_s <= past.trained_s
-        assert past.down_s >= 0
+        assert min(past.down_s, past.waiting_s) >= 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])

@@ -10,10 +10,17 @@ from safepoint.estimates.interval import blocking_optimum_s, daly_s, young_s
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.spec import JobSpec
+from safepoint.jobs.model.states import JobState
 from tests.support.commands import safepoint
 
 INTERVAL = ("plan", "interval", "--mtbf", "4h", "--stall", "2s")
 SIMULATE = ("plan", "simulate", "--ranks", "8,64", "--days", "3", "--trials", "3")
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of these tests are not those of the user who runs them."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def test_an_interval() -> None:
@@ -32,6 +39,15 @@ def test_an_interval() -> None:
 def test_intervals_are_not_shorter_than_a_save() -> None:
     document = safepoint(*INTERVAL, "--durable", "3m", "--json").document
     assert min(row["interval_s"] for row in document["intervals"]) >= 178
+
+
+def test_snapshots_in_memory_let_saves_be_rarer() -> None:
+    """They protect from the end of the ranks; saves are only needed for the loss of a machine."""
+    words = (*INTERVAL, "--ranks-only", "0.9", "--restart", "5m", "--ranks-restart", "10s")
+    alone = safepoint(*words, "--json").document
+    both = safepoint(*words, "--snapshot-every", "30s", "--snapshot-stall", "0.01s", "--json").document
+    assert both["best_interval_s"] > 2 * alone["best_interval_s"]
+    assert both["productive"] > alone["productive"]
 
 
 def test_no_interval_if_everything_is_announced() -> None:
@@ -66,6 +82,7 @@ def _job(name: str, *events: tuple[str, str, dict[str, object]]) -> None:
     """A job of this machine that is only in the history, with these events of its run."""
     with History() as history:
         history.add(JobSpec(name=name, program=("train.py",), python="python", working_dir="/"), actor="me")
+        history.become(name, JobState.COMPLETE, actor="me", exit_code=0, attempt=1)  # needs no supervisor
     folder = job_folder(name)
     folder.mkdir(parents=True, exist_ok=True)
     lines = [

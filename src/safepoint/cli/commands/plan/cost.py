@@ -192,6 +192,7 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
                 "trained_s": past.trained_s,
                 "lost_s": past.lost_s,
                 "down_s": past.down_s,
+                "waiting_s": past.waiting_s,
             }
             for past in history.interruptions
         ],

@@ -57,6 +57,23 @@ def interval(
             show_default="as --restart",
         ),
     ] = None,
+    ranks_restart: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="The same after an interruption of the ranks only.", show_default="as --restart"
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Work between two snapshots in memory that do not become checkpoints.",
+            show_default="only saves take snapshots",
+        ),
+    ] = None,
+    snapshot_stall: Annotated[
+        str, typer.Option(metavar="TIME", help="For how long such a snapshot delays training.")
+    ] = "0s",
     announced: Annotated[
         float,
         typer.Option(
@@ -97,6 +114,11 @@ def interval(
         copied_s=after_stall["copied"],
         restart_s=duration("--restart", restart),
         announced_restart_s=None if notice_restart is None else duration("--notice-restart", notice_restart),
+        ranks_restart_s=None if ranks_restart is None else duration("--ranks-restart", ranks_restart),
+        snapshot_every_s=None
+        if snapshot_every is None
+        else duration("--snapshot-every", snapshot_every, least_s=0.001),
+        snapshot_stall_s=duration("--snapshot-stall", snapshot_stall),
     )
     interruptions = Interruptions(
         between_s=duration("--mtbf", mtbf, least_s=1.0), announced=announced, ranks_only=ranks_only

@@ -401,7 +401,11 @@ def picture(model: FailureModel, results: dict[int, dict[str, tuple[Simulated, f
     return curves(
         f"Effective training time, failures as in {model.name}",
         f"The effective training time ratio of each policy for {counts[0]:,} to {counts[-1]:,} ranks: {at_ends}.",
-        Axis(label=f"ranks{note}", ticks=ticks, texts=[f"{tick:,}" for tick in ticks], is_log=True),
+        Axis(label=f"ranks{note}", ticks=ticks, texts=[_short(tick) for tick in ticks], is_log=True),
         Axis(label="% of the time that is productive", ticks=[0, 20, 40, 60, 80, 100]),
         series,
     )
+
+
+def _short(count: int) -> str:
+    return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else f"{count:,}"
