@@ -185,18 +185,20 @@ def _run(  # noqa: PLR0912, PLR0915  one loop over local variables: a call for e
         for hazard in hazards
     ]
     now_s = down_s = waiting_s = repeated_s = ran_s = restart_s = 0.0
+    # Work at the start of this run of the ranks; the part of it that is durable; the time when all of it will be.
     start_s = durable_s = commit_s = 0.0
-    """Work at the start of this run of the ranks; the part of it that is durable; when all of it will be."""
     num_interruptions = num_saves = 0
     is_endless = math.isinf(cycle_s)
 
     while True:
         gap_s, number = following()
+        if now_s + min(gap_s, restart_s) >= duration_s:
+            down_s += duration_s - now_s
+            break
         if gap_s < restart_s:
+            # The restart was interrupted, and another one begins. What the ranks were about to resume from is lost if
+            # only memory had it.
             num_interruptions += 1
-            if now_s + gap_s >= duration_s:
-                down_s += duration_s - now_s
-                break
             now_s += gap_s
             down_s += gap_s
             kept, restart_s, wait_s, is_of_ranks = kinds[number]
@@ -209,9 +211,6 @@ def _run(  # noqa: PLR0912, PLR0915  one loop over local variables: a call for e
                 waiting_s += wait_s
                 commit_s -= wait_s
             continue
-        if now_s + restart_s >= duration_s:
-            down_s += duration_s - now_s
-            break
         now_s += restart_s
         down_s += restart_s
         run_s = gap_s - restart_s
@@ -233,6 +232,7 @@ def _run(  # noqa: PLR0912, PLR0915  one loop over local variables: a call for e
         num_interruptions += 1
         kept, restart_s, wait_s, _ = kinds[number]
         done_s = start_s + work_s
+        # The newest durable state: what the ranks resumed from, if it is durable by now, or the newest durable save.
         if now_s >= commit_s:
             durable_s = start_s
         if not is_endless and run_s > late_s:
@@ -245,16 +245,16 @@ def _run(  # noqa: PLR0912, PLR0915  one loop over local variables: a call for e
         elif kept is Kept.SNAPSHOT:
             held_s = 0.0
             if run_s > copied_s:
+                seen_s = run_s - copied_s
                 if not is_endless:
-                    held_s = (run_s - copied_s) // cycle_s * interval_s
+                    held_s = seen_s // cycle_s * interval_s
                 if apart_s is not None:
-                    at_s = (run_s - copied_s) // apart_s * apart_s
+                    # The work at the time of the newest snapshot between saves, which may be newer than that of a save.
+                    at_s = seen_s // apart_s * apart_s
                     cycles = 0.0 if is_endless else at_s // cycle_s
                     rest_s = at_s - cycles * cycle_s if cycles else at_s
-                    taken_s = (cycles * interval_s if cycles else 0.0) + (
-                        rest_s if rest_s < busy_s else busy_s
-                    ) * pace
-                    held_s = max(held_s, taken_s)
+                    before_s = cycles * interval_s if cycles else 0.0
+                    held_s = max(held_s, before_s + (rest_s if rest_s < busy_s else busy_s) * pace)
             start_s += held_s
             commit_s = now_s + plan.durable_s if start_s > durable_s else now_s
         else:
