@@ -249,7 +249,7 @@ def _run(  # noqa: PLR0912, PLR0915  one loop over local variables: a call for e
                 if not is_endless:
                     held_s = seen_s // cycle_s * interval_s
                 if apart_s is not None:
-                    # The work at the time of the newest snapshot between saves, which may be newer than that of a save.
+                    # The work at the newest snapshot between saves, which may be newer than the newest save.
                     at_s = seen_s // apart_s * apart_s
                     cycles = 0.0 if is_endless else at_s // cycle_s
                     rest_s = at_s - cycles * cycle_s if cycles else at_s
