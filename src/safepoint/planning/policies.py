@@ -80,6 +80,14 @@ class Policy:
     exists: bool = True
 
 
+class Kept(enum.Enum):
+    """What is left of the work after an interruption."""
+
+    ALL = 0
+    SNAPSHOT = 1
+    DURABLE = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A policy on a number of ranks, in seconds: all that a simulation has to know of it.
@@ -126,7 +134,7 @@ class Plan:
             if isinstance(value, float | int) and not value >= 0:
                 raise ValueError(f"{name} is {value!r}, and must not be below 0")
 
-    def keeps(self, hazard: Hazard) -> "Kept":
+    def keeps(self, hazard: Hazard) -> Kept:
         """What is left of the work after an interruption of this kind."""
         announced = hazard.notice_s > 0 and hazard.notice_s >= self.notice_needed_s
         if announced and self.on_notice is OnNotice.SAVE:
@@ -148,14 +156,6 @@ class Plan:
         again_s = self.ranks_restart_s if hazard.cause is Cause.RANKS else self.machine_restart_s
         from_memory = kept is Kept.SNAPSHOT and hazard.cause not in {Cause.PREEMPTION, Cause.MAINTENANCE}
         return saving_s + again_s + (self.load_memory_s if from_memory else self.load_s)
-
-
-class Kept(enum.Enum):
-    """What is left of the work after an interruption."""
-
-    ALL = 0
-    SNAPSHOT = 1
-    DURABLE = 2
 
 
 def plan_of(policy: Policy, platform: Platform, num_ranks: int, hazards: tuple[Hazard, ...]) -> Plan:

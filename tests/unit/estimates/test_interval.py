@@ -125,9 +125,12 @@ def test_the_optimum_is_a_maximum_of_the_share(case: tuple[float, SaveTimes, Int
 def test_more_interruptions_never_raise_the_share(
     case: tuple[float, SaveTimes, Interruptions], factor: float
 ) -> None:
+    """If a restart takes at least as long as the stall of a save. Otherwise an interruption may cost less than the
+    next periodic save, which it postpones: the interval begins again."""
     interval_s, times, interruptions = case
+    times = dataclasses.replace(times, restart_s=times.stall_s + times.restart_s)
     more = dataclasses.replace(interruptions, between_s=interruptions.between_s / factor)
-    assert productive_share(interval_s, times, more) <= productive_share(interval_s, times, interruptions) + 1e-12
+    assert productive_share(interval_s, times, more) <= productive_share(interval_s, times, interruptions) + 1e-9
 
 
 @given(cases(), st.floats(0, 1000))

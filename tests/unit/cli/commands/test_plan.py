@@ -104,12 +104,21 @@ def test_the_costs_of_a_job() -> None:
     words = ("plan", "cost", "--for", "tiny", "--price", "60")
     document = safepoint(*words, "--json").document
     assert document["trained_s"] == 3 * 3600
-    assert document["seconds"] == {"lost": 1800, "down": 720, "without_checkpoints": 7200, "with_interval": 0}
+    assert document["seconds"] == {
+        "lost": 1800,
+        "down": 720,
+        "without_checkpoints": 7200,
+        "saved": 5400,
+        "with_interval": 0,
+        "saved_against_interval": -1800,
+    }
     assert document["money"]["lost"] == pytest.approx(30)
     (past,) = document["interruptions"]
     assert (past["cause"], past["lost_s"]) == ("machine", 1800)
     text = safepoint(*words).stdout
     assert text.startswith("tiny trained for 3 h 00 m, with 1 interruption:")
+    assert "saved, against that" in text
+    assert "-30 m 00 s" in text, "a save every hour had lost less, as the interruption came right after one"
     assert safepoint(*words, "--interval", "45m", "--json").document["seconds"]["with_interval"] == 1800
 
 

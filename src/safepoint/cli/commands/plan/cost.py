@@ -173,11 +173,14 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
             hint="without --for, the command computes a month under each policy",
         )
     hourly = price / 3600
+    without_s, with_interval_s = history.lost_without_saves_s(), history.lost_with_interval_s(interval_s)
     kinds = {
         "lost": history.lost_s,
         "down": history.down_s,
-        "without_checkpoints": history.lost_without_saves_s(),
-        "with_interval": history.lost_with_interval_s(interval_s),
+        "without_checkpoints": without_s,
+        "saved": without_s - history.lost_s,
+        "with_interval": with_interval_s,
+        "saved_against_interval": with_interval_s - history.lost_s,
     }
     document: dict[str, Any] = {
         "job": name,
@@ -197,15 +200,16 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
             for past in history.interruptions
         ],
     }
+    every = format_duration(interval_s)
     texts = (
         ("work that was lost", "lost"),
         ("until the ranks trained again", "down"),
         ("lost work without checkpoints, at least", "without_checkpoints"),
-        (f"lost work with a save every {format_duration(interval_s)} and no JIT", "with_interval"),
+        ("  saved, against that", "saved"),
+        (f"lost work with a save every {every} and no JIT", "with_interval"),
+        ("  saved, against that", "saved_against_interval"),
     )
-    rows = [
-        [text, format_duration(kinds[kind]), f"{kinds[kind] * hourly:,.2f}" if price else "-"] for text, kind in texts
-    ]
+    rows = [[text, _signed(kinds[kind]), f"{kinds[kind] * hourly:,.2f}" if price else "-"] for text, kind in texts]
     count = plural(len(history.interruptions), "interruption")
     lines = [
         f"{name} trained for {format_duration(history.trained_s)}, with {count}:",
@@ -224,3 +228,8 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
         ]
         lines += ["", *table(("INTERRUPTED", "CAUSE", "HAD TRAINED", "LOST", "DOWN"), past_rows)]
     print_answer(as_json, document, lines)
+
+
+def _signed(seconds: float) -> str:
+    """The duration; a negative one, if another policy had lost less, has its sign."""
+    return f"-{format_duration(-seconds)}" if seconds < 0 else format_duration(seconds)
