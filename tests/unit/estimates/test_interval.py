@@ -102,7 +102,8 @@ def _simulated(interval_s: float, times: SaveTimes, interruptions: Interruptions
 
 
 @pytest.mark.parametrize(
-    ("announced", "ranks_only", "interval_s"), [(0, 0, 300), (0.5, 0.2, 300), (0.2, 0.7, 900), (0, 1, 60)]
+    ("announced", "ranks_only", "interval_s"),
+    [(0, 0, 300), (0.5, 0.2, 300), (0.2, 0.7, 900), (0, 1, 60), (0.9, 0, 20)],
 )
 def test_the_share_is_that_of_a_simulation(announced: float, ranks_only: float, interval_s: float) -> None:
     times = SaveTimes(stall_s=4, durable_s=40, copied_s=6, restart_s=120, announced_restart_s=60, ranks_restart_s=20)

@@ -77,6 +77,8 @@ def test_a_job_without_checkpoints() -> None:
     """Rare interruptions lose half of the job each; frequent ones let it never end."""
     rare = dataclasses.replace(ARTICLE, interruptions=Interruptions(between_s=1e9))
     assert 1 - unsaved_share(rare) == pytest.approx(rare.job_s / 2 / 1e9, rel=0.01)
+    slow = dataclasses.replace(ARTICLE, restart_s=ARTICLE.interruptions.between_s)
+    assert unsaved_share(slow) == pytest.approx(unsaved_share(ARTICLE) / math.e), "e^(R/M) tries until a restart ends"
     never = dataclasses.replace(ARTICLE, interruptions=Interruptions(between_s=100))
     assert unsaved_share(never) == 0
 

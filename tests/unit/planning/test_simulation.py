@@ -177,6 +177,9 @@ def test_a_replay_by_hand() -> None:
     # Announced: nothing is lost, and the save takes 4 s of the time.
     trial = replay(plan, hazards, [(26, 2)], duration_s=50)
     assert (trial.productive_s, trial.repeated_s, trial.down_s) == (22, 0, 24)
+    # Announced at 11 s, in the stall of the first save: there is no work of the eleventh second.
+    trial = replay(plan, hazards, [(11, 2)], duration_s=35)
+    assert (trial.productive_s, trial.stalled_s, trial.down_s) == (10, 1, 24)
     # Announced too late for the save: as the loss of a machine.
     late = (hazards[0], hazards[1], dataclasses.replace(hazards[2], notice_s=3))
     assert replay(plan, late, [(26, 2)], duration_s=46).productive_s == 10
