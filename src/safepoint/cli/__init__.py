@@ -1,1 +1,1 @@
-"""The commands that a person types. Nothing heavy is imported here: `safepoint --help` must not wait for torch."""
+"""The commands that a person types. Only functions import torch, so that `safepoint --help` starts fast."""

@@ -29,7 +29,7 @@ OURS = (Kind.CHECKPOINT, Kind.PART)
 
 
 def state_of(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
-    """The state of a checkpoint, as a list shows it."""
+    """The state of a checkpoint, such as `complete` or `damaged`. Any other folder has its kind as its state."""
     if item.kind is not Kind.CHECKPOINT and (item.kind not in OURS or not faults):
         return item.kind
     if faults:
@@ -137,7 +137,7 @@ def check_removed(found: Removal, location: str) -> None:
             hint = "delete its objects with the tools of the store, if they are of no use"
         raise StorageError(
             f"{plural(len(found.failed), 'checkpoint')} in {location} could not be removed, such as {item.name} "
-            f"({printable(reason)}); the others were",
+            f"({printable(reason)}); the others were removed",
             hint=hint,
         )
 
@@ -162,7 +162,7 @@ def fault_documents(faults: Sequence[Fault]) -> list[dict[str, str]]:
 
 
 def sentence_of(change: Change) -> str:
-    """A change as a line."""
+    """A difference between two checkpoints, as a line."""
     name, before, after = printable(change.name), printable(change.before), printable(change.after)
     if not before:
         return f"+ {name}: {after}"

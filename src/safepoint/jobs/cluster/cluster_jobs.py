@@ -101,7 +101,7 @@ class ClusterJobs:
             found = self._api.find("trainjobs", spec.name)
             if (
                 found is not None or known is None or spec.name in known
-            ):  # a job that is being scaled has a config map
+            ):  # a job that is being scaled may have a config map, but no TrainJob
                 self._carry_on(spec.name)
                 found = self._api.find("trainjobs", spec.name)
             if found is not None:
@@ -189,7 +189,7 @@ class ClusterJobs:
 
         Raises:
             NotFoundError: there is no such job.
-            ConflictError: another person has changed what says this.
+            ConflictError: this is not certain, for example because another person has changed the job.
         """
         return storage_of(self._api, self.observe(name).trainjob)
 

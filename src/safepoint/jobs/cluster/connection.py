@@ -52,7 +52,7 @@ class Connection:
 
     Args:
         name: the cluster's name in messages: the context, `in-cluster`, or the address.
-        config: address, certificates and identity. It is in no `repr`.
+        config: address, certificates and identity. It is excluded from `repr`.
         namespace: the namespace of the jobs.
     """
 

@@ -55,7 +55,7 @@ CREATE INDEX event_by_job ON event (job, id);
 _SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
 """For each version of the schema, the statements that make it from the previous version.
 
-A new file needs all of them.
+For a new file, the statements of all versions are executed.
 """
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
@@ -122,7 +122,7 @@ class History:
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _use_write_ahead_log(self) -> None:
-        """Make it possible that processes read while another process writes.
+        """Let processes read while another process writes.
 
         When several processes request this for a new file at the same time, SQLite reports at once to all but one
         process that the file is locked. So this method tries again.

@@ -50,7 +50,7 @@ def conclude(
     """Decide the state of a job whose launchers have all ended.
 
     Args:
-        exit_codes: of the launchers, by node; None for one that was killed.
+        exit_codes: the exit codes of the launchers, by node; None for a launcher that was killed.
         wanted: the requested action when the launchers ended.
         safe_step: the newest step that is committed.
         missing_in: the object store, if the checkpoint of `safe_step` was not uploaded to it; otherwise empty.

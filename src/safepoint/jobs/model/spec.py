@@ -170,7 +170,7 @@ def check_name(name: str) -> None:
 def name_from(text: str, unique: str) -> str:
     """A name for a job whose user gave no name: the name of the program in valid characters, and a unique ending.
 
-    It is short enough, and begins with a letter, so that Kubernetes can derive the names of pods from it.
+    The name is short enough, and begins with a letter, so that Kubernetes can derive the names of pods from it.
     """
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not plain[:1].isalpha():

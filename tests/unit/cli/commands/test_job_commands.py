@@ -639,4 +639,4 @@ def test_a_job_that_is_scaled_beyond_the_machine_says_so(monkeypatch: pytest.Mon
     monkeypatch.setenv("SAFEPOINT_CPU_SLOTS", "2")
     add("a", JobState.FAILED)
     outcome = safepoint("scale", "a", "--nnodes", "3")
-    assert (outcome.code, "its ranks share them" in outcome.stderr) == (0, True)
+    assert (outcome.code, "its ranks share the" in outcome.stderr) == (0, True)

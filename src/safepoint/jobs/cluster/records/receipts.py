@@ -1,4 +1,7 @@
-"""The receipt of a suspension: which checkpoint was saved, where, and what was checked. Pure; no requests."""
+"""The receipt of a suspension: which checkpoint was saved, where, and what was checked.
+
+This module sends no requests.
+"""
 
 import contextlib
 import dataclasses
@@ -39,9 +42,10 @@ class Receipt:
     @property
     def text(self) -> str:
         """The receipt in a few words, for a person."""
-        how = "saved before the pods ended" if self.was_requested else f"saved at SIGTERM because {self.reason}"
-        checked = "every file was read and matches its digest" if self.is_read else "names and sizes were compared"
-        return f"step {self.step} is in {self.checkpoint} (digest {self.digest}), {how}; {checked}"
+        how = "before the pods ended" if self.was_requested else f"at SIGTERM because {self.reason}"
+        only = "only the names and sizes of its files were compared"
+        checked = "every file was read and matches its digest" if self.is_read else only
+        return f"step {self.step} was saved in {self.checkpoint} (digest {self.digest}) {how}; {checked}"
 
     def to_document(self) -> dict[str, Any]:
         """The receipt as JSON values."""

@@ -59,8 +59,8 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
 
     Raises:
         TransientError: the connection broke, or the server was silent or took too long.
-        StorageError: a message is too large, there are too many frames, or a server may not send a frame of this
-            kind.
+        StorageError: a message is too large, there are too many frames, or the server has sent a frame that a server
+            may not send.
     """
     protocol, message, num_frames = FrameProtocol(client=True, extensions=[]), bytearray(), 0
     deadline_s = clock.monotonic_s() + limit_s

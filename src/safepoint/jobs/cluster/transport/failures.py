@@ -46,7 +46,7 @@ class BusyError(TransientError):
 
 
 class NotAdmittedError(BusyError):
-    """A webhook that the cluster asks before it changes an object did not answer: nothing was changed."""
+    """A webhook that the cluster calls before it changes an object did not answer: nothing was changed."""
 
 
 _WEBHOOK = "failed calling webhook"

@@ -46,7 +46,7 @@ class Kept:
         self._num_bytes += num_bytes
 
     def drop(self, item: Object) -> None:
-        """Forget the object with the name of `item`."""
+        """Remove the object with the name of `item`."""
         _, num_bytes = self._objects.pop(name_of(item), (None, 0))
         self._num_bytes -= num_bytes
 

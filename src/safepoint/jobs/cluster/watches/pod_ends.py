@@ -49,7 +49,7 @@ class PodEnds:
         self._is_over.set()
 
     def wait_for_last(self) -> None:
-        """Wait, at most three seconds, until the watch has reported an end, and the end of each pod that has run."""
+        """Wait until the watch has reported at least one end, and the end of each pod that has run; at most 3 s."""
         deadline_s = clock.monotonic_s() + _LAST_EVENTS_S
         while (self._running or not self._codes) and clock.monotonic_s() < deadline_s:
             clock.sleep(0.1)

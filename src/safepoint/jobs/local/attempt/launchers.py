@@ -123,7 +123,7 @@ class Launchers:
         """Whether any launcher is alive."""
         alive = any(node.process.is_alive for node in self._nodes)
         for process in self._children.values():
-            process.poll()  # after the check above, so that each child that it found dead is reaped
+            process.poll()  # after the check above, so that each child that the check found dead is reaped
         return alive
 
     def ask_to_stop(self) -> None:
@@ -180,7 +180,7 @@ class Launchers:
         child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
         if code is not None or child is None or child.poll() is None or child.returncode < 0:
             return code
-        return child.returncode or ExitCode.FAILED  # 0 is wrong: a launcher that succeeds writes its exit code
+        return child.returncode or ExitCode.FAILED  # it wrote no exit code, so it failed even if its process has 0
 
     def tidy(self) -> None:
         """Remove the files of this attempt."""
