@@ -64,8 +64,8 @@ def open_jobs(
 ) -> Generator[JobPlace[Any]]:
     """The jobs of the place that `on` names.
 
-    If `on` is None, the jobs are those of this machine, unless there is a default place. If there is a default place,
-    a `namespace` selects the jobs of the default place, and a `name` selects the place that has this job.
+    If `on` is None, the jobs are those of this machine, with two exceptions: if there is a default place, a
+    `namespace` selects its jobs, and a `name` selects the place that has this job.
 
     Args:
         on: the place, as the option `--on` names it.
@@ -96,8 +96,8 @@ def open_jobs(
 def places_to_list(on: str | None, namespace: str | None) -> list[str | None]:
     """The values of `--on` for the places whose jobs `safepoint list` shows.
 
-    If one of the options is given, there is only the place that they name. Otherwise the places are this machine and,
-    if the settings have one, the default place.
+    If an option is given, the only place is the one that the options name. Without options, the places are this
+    machine and, if the settings have one, the default place.
     """
     default = Configuration.of_user().default_place
     if on is not None or namespace is not None or default is None:

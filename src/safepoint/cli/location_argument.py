@@ -75,7 +75,7 @@ def location_of(text: str) -> Location:
     """The location that a person has typed; a claim becomes the folder where it is mounted.
 
     Raises:
-        UsageError: `text` is no location.
+        UsageError: `text` is not a location.
     """
     try:
         return resolve_claim(parse_location(text))

@@ -282,7 +282,7 @@ class TransformersTrainer(types.CustomTrainer):
         """The settings of the run.
 
         Args:
-            base: has the values of the settings that this trainer does not set; None for the defaults.
+            base: the values of the settings that this trainer does not set; None for the defaults.
 
         Raises:
             UsageError: an option is invalid.

@@ -83,7 +83,8 @@ class RunSettings:
     launcher_pid: int | None = None
     """The pid of the launcher; set by the launcher. If the launcher dies, the rank ends."""
     keeper: str | None = field(default=None, repr=False)
-    """The key of the node's keeper, the process that writes snapshots to disk; set by the launcher."""
+    """The key by which ranks find the node's keeper (the process that writes snapshots to disk); set by the
+    launcher."""
     has_begun: bool = False
     """Whether an earlier launcher of the job has started training. If so, `resume` and `from_scratch` have been
     applied already, and are not applied again."""

@@ -88,7 +88,7 @@ class _Given:
 
 
 def with_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--on`, `--namespace`, `--image` and `--memory`, so that it works for claims of a cluster."""
+    """Give a command `--on`, `--namespace`, `--image` and `--memory`. It then works for claims of a cluster too."""
     own = inspect.signature(command).parameters
 
     @functools.wraps(command)
@@ -137,7 +137,7 @@ def with_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _storage_of(context: typer.Context, given: _Given, values: Mapping[str, Any]) -> ClusterStorage | None:
-    """The cluster that the command names, by `--on` or by `job:NAME`; None if it names none."""
+    """The cluster that the command names, by `--on` or by `job:NAME`; None if it names no cluster."""
     found: ClusterStorage | None = context.meta.get(CLUSTER_JOB)
     if found is not None:
         return found if values["connection"] is None else replace(found, connection=values["connection"])
@@ -267,7 +267,7 @@ def words_of(context: typer.Context, values: Mapping[str, Any]) -> tuple[str, ..
 
 
 def print_part(part: Part, text: str) -> None:
-    """Print what the pod has sent. On a terminal, only colours and progress lines of the pod take effect."""
+    """Print output of the pod. On a terminal, escape control characters, except in colours and progress lines."""
     stream = sys.stdout if part is Part.STDOUT else sys.stderr
     if stream.isatty():
         pieces = _COLOUR.split(text)
@@ -280,10 +280,10 @@ def print_part(part: Part, text: str) -> None:
 
 
 def _plain(text: str, part: Part) -> str:
-    """The text without control characters.
+    """The text with its control characters escaped, except in progress lines.
 
-    A progress line on stderr begins with a carriage return, which makes the terminal write over the previous text. So
-    the previous text is erased first: otherwise its end could remain beside the new text.
+    A progress line on stderr begins with a carriage return, which makes the terminal write over the previous text.
+    The result also erases the previous text, because its end could remain beside the new text.
     """
     progress = _FROM_THE_BEGINNING if part is Part.STDERR else None
     kept = {"\n": "\n", "\r": progress or "\\r"}

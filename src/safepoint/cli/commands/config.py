@@ -35,7 +35,7 @@ def show(
 ) -> None:
     """Print the settings that are in effect, as a settings file.
 
-    If several places set the same setting, the first place in this list is used: environment variables,
+    If several sources set the same setting, the first source in this list is used: environment variables,
     ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, ~/.config/safepoint/config.toml. Settings that have their
     defaults are left out, unless --all is given.
     """

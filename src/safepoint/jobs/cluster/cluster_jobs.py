@@ -249,7 +249,7 @@ class ClusterJobs:
                 if name is None:
                     found = [job for job in found if job.state.is_active or job.name in before]
                     before = {job.name for job in found if job.state.is_active}
-                else:  # while `scale` replaces a TrainJob, none of this name exists for a moment
+                else:  # while `scale` replaces a TrainJob, there is no TrainJob of this name for a moment
                     found = [job for job in found if job.name == name] or [self.job(name)]
                 yield found
                 if name is not None and not found[0].state.is_active:
@@ -342,7 +342,7 @@ class ClusterJobs:
         Raises:
             UsageError: the pods would not share the output location, or the new TrainJob would be too large.
             ConflictError: Safepoint did not submit the job, the job has ended, or the claim is not ReadWriteMany.
-            WaitTimeoutError: the change is not complete; the next command that looks at the job continues it.
+            WaitTimeoutError: the change is not complete; the next command that reads the job continues it.
         """
         self._carry_on(name, timeout_s=timeout_s)
         seen = self.observe(name)

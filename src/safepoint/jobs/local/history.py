@@ -124,8 +124,8 @@ class History:
     def _use_write_ahead_log(self) -> None:
         """Let processes read while another process writes.
 
-        When several processes request this for a new file at the same time, SQLite reports at once to all but one
-        process that the file is locked. So this method tries again.
+        If several processes request this for a new file at the same time, SQLite accepts one request. For the others,
+        it reports at once that the file is locked. So this method tries again.
         """
         deadline_s = clock.monotonic_s() + _BUSY_S
         while True:
@@ -165,7 +165,7 @@ class History:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None]:
-        """Make all changes in the block, or no change.
+        """Make all changes in the block or, if the block fails, no change.
 
         While the block runs, no other process can write. May be nested.
         """

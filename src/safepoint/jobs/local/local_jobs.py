@@ -310,7 +310,7 @@ class LocalJobs:
         if with_checkpoints:
             return self._delete_all(job, timeout_s)
         if not self._remove(name):
-            with contextlib.suppress(NotFoundError):  # the supervisor has deleted it
+            with contextlib.suppress(NotFoundError):  # raised when the supervisor has deleted the job
                 self._until(name, lambda _: False, "deleted", timeout_s)
         return 0
 

@@ -3,9 +3,9 @@
 A slot is a CPU core or a GPU. To preempt a job is to save and stop it in favour of a job with a higher priority.
 
 A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job may start when its slots are free,
-and no earlier job goes first. An earlier job goes first if it can start now, or could start after other
-jobs have been preempted for it. Slots that other jobs are about to free are kept for an earlier job that needs them.
-Without this rule, the jobs that were preempted for a large job would restart, and the large job would never start.
+and no earlier job goes first. An earlier job goes first if it can start now, or could start after other jobs have
+been preempted for it. Slots that other jobs are about to free are kept for an earlier job that needs them. Without
+this rule, the jobs that were preempted for a large job would restart, and the large job would never start.
 
 A job that does not fit preempts jobs of lower priority, but only as many as necessary: those of the lowest priority
 first, and among jobs of the same priority the youngest first.
@@ -73,8 +73,8 @@ class Admission:
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
     """The slots of this machine.
 
-    The numbers come from SAFEPOINT_CPU_SLOTS and SAFEPOINT_GPU_SLOTS. Without these, they come from `[local]` of the
-    user's settings, and otherwise they are the numbers of the machine's cores and devices.
+    Each number comes from the first of these that sets it: the variable SAFEPOINT_CPU_SLOTS or SAFEPOINT_GPU_SLOTS,
+    `[local]` of the user's settings, the number of cores or devices of the machine (see `devices`).
 
     Raises:
         UsageError: a variable is not a number, or the settings cannot be read.

@@ -48,7 +48,7 @@ class Shipment:
     arguments: str
 
     def script(self, *, look_in: str | None = None, arguments: str | None = None) -> str:
-        """The script. In a rank it calls the function; data loader workers that import the script do not call it.
+        """The script. In a rank, it calls the function. In data loader workers that import it, it does not.
 
         Args:
             look_in: a folder to import modules from when they are found nowhere else.

@@ -1,8 +1,9 @@
 """The plan for a change of a job's number of nodes, as a TrainJob keeps it. This module sends no requests.
 
-The plan is a text in an annotation, and the name of the TrainJob has the digest of this text. A plan is carried out
-only if its digest is in the name. So a person who may change TrainJobs, but may not create them, cannot change a
-plan: that person cannot change the name.
+For the change, a new TrainJob, the *successor*, replaces the old TrainJob; see `successor`. The plan is a text in an
+annotation, and the name of the TrainJob has the digest of this text. A plan is carried out only if its digest is in
+the name. So a person who may change TrainJobs, but may not create them, cannot change a plan, because that person
+cannot change the name.
 """
 
 import json
@@ -15,8 +16,8 @@ from safepoint.jobs.cluster.spec import DOMAIN, PLAN, PLAN_LABEL, is_plan, plan_
 from safepoint.jobs.cluster.state import HISTORY, SAFE_STEP
 
 ENDED = f"{DOMAIN}/ended"
-"""An annotation of the TrainJob that keeps a plan: how the old TrainJob has ended, as notes in JSON, which the
-successor gets as annotations. Without this annotation, the old TrainJob may still run."""
+"""An annotation of the TrainJob that keeps a plan: notes, as JSON, on how the old TrainJob has ended. The successor
+gets these notes as annotations. Without this annotation, the old TrainJob may still run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ def document_of(old: Object, content: str) -> Object:
 
 
 def read_plan(item: Object) -> Plan | None:
-    """The plan that a TrainJob keeps; None if it keeps none, or one that is not carried out."""
+    """The plan that a TrainJob keeps; None if it keeps no plan, or a plan that is not carried out."""
     if not is_plan(item) or at(item, "metadata", "deletionTimestamp"):
         return None
     try:

@@ -28,8 +28,8 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         AlreadyExistsError: there is a TrainJob of this name.
         AccessDeniedError: you may not create one of the objects, or may not make the TrainJob their owner.
         TransientError: the cluster did not answer: the TrainJob may exist, or the cluster may create it later.
-        KeyboardInterrupt: the user has interrupted this process. The objects that were created are deleted. They stay
-            if the cluster may still carry out a request that got no answer.
+        KeyboardInterrupt: the user has interrupted this process. The objects that were created are deleted,
+            unless the cluster may still carry out a request that got no answer.
     """
     made: list[tuple[str, Object]] = []
     requested: tuple[str, Object] | None = None

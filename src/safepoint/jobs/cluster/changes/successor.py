@@ -3,7 +3,7 @@
 The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
 the cluster keeps a plan for it (`plans`) in a further TrainJob. This further TrainJob is suspended and does nothing.
 The plan is kept in a TrainJob so that only people who may create TrainJobs can create a plan. Every command that
-looks at the job carries out the next step of the plan. A step may be done twice without harm:
+reads the job carries out the next step of the plan. Each step may be carried out twice without harm. The steps are:
 
 1. Write the plan: the uid of the old TrainJob, and the whole successor, which is made from the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.

@@ -70,7 +70,7 @@ class HelperRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodBasis:
-    """What a helper's pod takes from a job or a runtime: an image with Python, a user who may read checkpoints.
+    """What a helper's pod takes from a job or a runtime: an image with Python, and a user with access to files.
 
     Args:
         pod: the specification of a pod of a job or a runtime; empty if only the image is known.

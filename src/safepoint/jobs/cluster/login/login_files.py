@@ -58,7 +58,7 @@ def add_certificate(context: ssl.SSLContext, config: SingleConfig) -> None:
 
     Raises:
         ConfigError: the key is missing or encrypted, or a file is too large.
-        OSError: a file cannot be read, or is no certificate.
+        OSError: a file cannot be read, or is not a certificate.
     """
     user = config.user
     if user is None or not (user.client_cert or user.client_cert_data):

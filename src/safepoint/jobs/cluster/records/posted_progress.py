@@ -15,8 +15,8 @@ from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS
 def progress_of(job: Object, state: JobState) -> Progress | None:
     """The progress of a job; None if the cluster has none.
 
-    The pods have posted it to the status server of Kubeflow Trainer. Or OpenShift AI's controller has read it from
-    the pods, and written it into an annotation of the job.
+    Either the pods have posted the progress to the status server of Kubeflow Trainer, or OpenShift AI's controller
+    has read it from the pods, and has written it into an annotation of the job.
     """
     status = at(job, "status", "trainerStatus")
     if status is not None:
@@ -76,7 +76,7 @@ def _progress(
 
 
 def number_in(value: object) -> float | None:
-    """`value` as a number; None if it is infinite or no number. Anyone who may change the job can write any value."""
+    """`value` as a finite number, or None. Anyone who may change the job can write any value."""
     with contextlib.suppress(ValueError):
         return found if math.isfinite(found := float(str(value))) else None
     return None

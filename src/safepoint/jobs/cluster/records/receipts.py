@@ -25,8 +25,8 @@ class Receipt:
         step: the step of the checkpoint.
         checkpoint: its location.
         digest: the digest of its manifest, which has the digests of all its files.
-        is_read: whether all its files were read and compared with their digests; otherwise only their sizes were
-            compared.
+        is_read: whether all its files were read and compared with their digests; otherwise only their names and
+            sizes were compared.
         was_requested: whether the save was requested before the job was suspended; otherwise the pods saved when they
             received SIGTERM.
         reason: why the pods saved at SIGTERM; empty if the save was requested before.

@@ -26,8 +26,8 @@ def run_in_pod(
         pod: the pod.
         container: the container.
         command: the program and its arguments; no shell changes them.
-        idle_s: how long it may print nothing.
-        limit_s: how long it may run.
+        idle_s: how long the program may print nothing.
+        limit_s: how long the program may run.
 
     Raises:
         AccessDeniedError: you may not run programs in pods.

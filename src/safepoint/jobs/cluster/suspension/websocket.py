@@ -86,7 +86,7 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
                         yield bytes(message)
                         message.clear()
     except ParseFailed as error:
-        raise StorageError(f"the cluster sent what no WebSocket server may send: {error}") from error
+        raise StorageError(f"the cluster sent data that a WebSocket server may not send: {error}") from error
     except (httpcore2.TimeoutException, httpcore2.NetworkError, OSError) as error:
         raise TransientError(f"the connection broke: {str(error) or type(error).__name__}") from error
     raise TransientError("the connection ended too early")

@@ -57,7 +57,7 @@ class Kept:
 
 
 class JobWatch:
-    """The jobs of a namespace as they are now. Threads watch the objects until the context is left.
+    """The jobs of a namespace as they are now. Threads watch the objects until the `with` block ends.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.

@@ -73,9 +73,7 @@ def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
 
 
 def _no_pods(state: JobState) -> NotFoundError:
-    return NotFoundError(
-        f"the job is {state} and has no pods now; if it had some, they were deleted, and their output with them"
-    )
+    return NotFoundError(f"the job is {state} and has no pods now; the output of earlier pods was deleted with them")
 
 
 def _container(pod: Object) -> tuple[str, int]:
