@@ -89,8 +89,8 @@ class RunSettings:
     """Whether an earlier launcher of the job has started training. If so, `resume` and `from_scratch` have been
     applied already, and are not applied again."""
     first_start: str | None = None
-    """For a job whose starts all have the same options: the name of the mark that its first start leaves in the
-    output location. Starts that find the mark do not apply `resume` and `from_scratch`."""
+    """For a job whose starts all have the same options: the name of a mark, a small file or object that the job's
+    first start leaves in the output location. Starts that find the mark do not apply `resume` and `from_scratch`."""
     job_dir: str | None = None
     """A folder of the job for its progress and its events; set by the process that starts the launcher."""
 

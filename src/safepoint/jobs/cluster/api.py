@@ -93,14 +93,14 @@ class ClusterApi:
             name: its name.
 
         Raises:
-            NotFoundError: there is no such object, or the cluster does not know the kind.
+            NotFoundError: there is no such object, or the cluster does not have this kind.
             AccessDeniedError: you may not read the object.
             TransientError: the cluster did not answer in time.
         """
         return self._client.request("GET", self._path(kind, name))
 
     def find(self, kind: str, name: str) -> Object | None:
-        """One object; None if it does not exist, or if the cluster does not know the kind."""
+        """One object; None if it does not exist, or if the cluster does not have this kind."""
         asked = self._asked.pop((kind, name), None)
         if asked is not None and asked.is_done(_ASKED_S):
             return asked.result(0)
@@ -128,7 +128,7 @@ class ClusterApi:
             self._asked = {}
 
     def objects(self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True) -> list[Object]:
-        """All objects of a kind, or those that the selectors choose. Empty if the cluster does not know the kind.
+        """All objects of a kind, or those that the selectors choose. Empty if the cluster does not have this kind.
 
         Args:
             kind: the plural of the kind.
@@ -184,7 +184,7 @@ class ClusterApi:
 
         Raises:
             AlreadyExistsError: an object of this name exists, perhaps from an earlier try whose answer was lost.
-            UnknownFieldError: the cluster does not know one of the fields of `body`. Nothing was created.
+            UnknownFieldError: `body` has a field that the cluster does not support. Nothing was created.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
         headers = _WITHOUT_CONTENT.get(kind)
@@ -258,7 +258,7 @@ class ClusterApi:
         return is_allowed
 
     def serves(self, kind: str) -> bool:
-        """Whether the cluster knows a kind of an API group, such as TrainJobs; True if you may not read this."""
+        """Whether the cluster has a kind of an API group, such as TrainJobs; True if you may not read this."""
         try:
             self.read(f"/{_GROUPS[kind]}")
         except NotFoundError:

@@ -352,8 +352,7 @@ class ClusterJobs:
             raise ConflictError(f"job {name} is {job.state}", hint=hint)
         if not job.is_ours:
             raise ConflictError(
-                f"Safepoint did not submit job {name}, and cannot know whether it resumes from a checkpoint; "
-                "nothing was done",
+                f"Safepoint did not submit job {name}, so the job may not resume from a checkpoint; nothing was done",
                 hint="suspend it, and submit it again with another number of nodes",
             )
         check_claim(self._api, job.output, num_nodes)
@@ -446,7 +445,7 @@ class ClusterJobs:
         return num_deleted
 
     def _check_trainer(self) -> None:
-        """Raise NotFoundError if the cluster does not know the kind TrainJob."""
+        """Raise NotFoundError if the cluster does not have the kind TrainJob."""
         if not self._api.serves("trainjobs"):
             raise NotFoundError(
                 f"cluster {self.place} has no Kubeflow Trainer; nothing was done",

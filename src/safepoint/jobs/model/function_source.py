@@ -1,9 +1,9 @@
 """Turns a training function and its arguments into a script that another process runs.
 
-Promises: the script contains the source of the function unchanged, and arguments that are equal to those given. No
-shell and no pickle is used. A function that uses names from outside the function is refused, and so are arguments
-that are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and lists, tuples,
-sets, frozensets and dicts of these.
+Promises: the script contains the source of the function unchanged, and arguments that are equal to those given.
+Neither a shell nor a pickle is used. A function that uses names from outside the function is refused, and so are
+arguments that are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and
+lists, tuples, sets, frozensets and dicts of these.
 """
 
 import __future__

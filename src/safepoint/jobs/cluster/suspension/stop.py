@@ -161,7 +161,7 @@ def _by(seen: Observed) -> str:
 
 
 def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str = "") -> str:
-    """What a person has to know about the suspension.
+    """What the suspension has saved, in words.
 
     Args:
         job: the suspended job.
@@ -172,7 +172,7 @@ def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str 
     if job.receipt is not None:
         return job.receipt.text
     if not job.is_ours:
-        return "without a receipt: Safepoint did not submit it, and does not know whether it has saved"
+        return "without a receipt: Safepoint did not submit it, and has no record of its saves"
     if before is None:
         return newest
     if before.is_waiting:

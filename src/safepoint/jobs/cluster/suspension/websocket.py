@@ -38,7 +38,7 @@ def upgrade_headers(protocols: str) -> dict[str, str]:
     """The headers of the request that opens a WebSocket.
 
     Args:
-        protocols: the protocols that the client knows, the preferred one first.
+        protocols: the protocols that the client supports, the preferred one first.
     """
     return {
         "connection": "Upgrade",
