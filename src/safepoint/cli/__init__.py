@@ -1,1 +1,1 @@
-"""The commands that a person types. Only functions import torch, so that `safepoint --help` starts fast."""
+"""The commands that a person types. Torch is imported only inside functions, so that `safepoint --help` is fast."""

@@ -103,7 +103,7 @@ def _place_values(root: LazyGroup, configuration: Configuration, name: str) -> d
 
 
 def check_places(configuration: Configuration, root: LazyGroup) -> None:
-    """Check the options that places set. With a mistyped option, a command could be sent to another cluster.
+    """Check the options that places set. With a mistyped option, a command could use the wrong cluster.
 
     Raises:
         UsageError: `submit` does not have the option, or the value is invalid.

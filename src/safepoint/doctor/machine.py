@@ -97,7 +97,7 @@ def judge_open_files() -> Finding:
 def judge_clock(ahead_s: float | None) -> Finding:
     """Compare the clock of this machine with that of the output location; a difference is a warning.
 
-    The result also says whether a time service sets the clock, but the absence of one is not a warning.
+    The result also says whether a time service sets the clock. A missing time service is not a warning.
 
     Args:
         ahead_s: the clock of the output location minus the clock of this machine; None if unknown.

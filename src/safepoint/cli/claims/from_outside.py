@@ -88,7 +88,7 @@ class _Given:
 
 
 def with_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--on`, `--namespace`, `--image` and `--memory`. It then works for claims of a cluster too."""
+    """Give a command `--on`, `--namespace`, `--image` and `--memory`. The command then works for claims too."""
     own = inspect.signature(command).parameters
 
     @functools.wraps(command)
@@ -283,7 +283,7 @@ def _plain(text: str, part: Part) -> str:
     """The text with its control characters escaped, except in progress lines.
 
     A progress line on stderr begins with a carriage return, which makes the terminal write over the previous text.
-    The result also erases the previous text, because its end could remain beside the new text.
+    The returned text also erases the previous text, because its end could remain beside the new text.
     """
     progress = _FROM_THE_BEGINNING if part is Part.STDERR else None
     kept = {"\n": "\n", "\r": progress or "\\r"}

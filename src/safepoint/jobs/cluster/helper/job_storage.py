@@ -131,7 +131,7 @@ def location_of(output: str, job: str) -> Location:
         raise ConflictError(f"the output location of job {job} is not valid: {error}; nothing was done") from error
     if location.is_folder:
         raise ConflictError(
-            f"job {job} saves to {output}, a folder inside its pods, which ends with the pods; nothing was done"
+            f"job {job} saves to {output}, a folder inside its pods, which is deleted with them; nothing was done"
         )
     return location
 
