@@ -87,12 +87,13 @@ main()
 
 
 # Every command that a pod runs contains this program and the digest. The program reads each file of the config map
-# once, compares what it has read with the digest, and writes that into a private folder. All later processes of the
+# once, compares the contents with the digest, and writes them into a private folder. All later processes of the
 # pod use only this folder. So the right to replace the config map is not enough to make the pods run other code,
 # neither when they start nor when their ranks restart. Arguments and variables that name a file of the config map are
 # changed to the path of the copy: the script, the zip of the code, the certificates.
 #
-# The name of the folder does not begin with `safepoint-`: a launcher removes such folders if it finds a lock in them.
+# The name of the folder does not begin with `safepoint-`, because a launcher removes folders with such names if they
+# contain a lock.
 _CHECK = """\
 import atexit
 import hashlib
