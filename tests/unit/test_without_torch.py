@@ -94,6 +94,18 @@ def test_commands_about_jobs(client: Client) -> None:
         assert done.returncode == 0, (words, done.stderr)
 
 
+def test_plans(client: Client) -> None:
+    """A plan is made before anything that trains is installed."""
+    for words in (
+        ("interval", "--mtbf", "4h", "--stall", "2s", "--svg", "interval.svg"),
+        ("cost", "--price", "55"),
+        ("simulate", "--ranks", "8", "--days", "1", "--trials", "2"),
+    ):
+        done = client.run("plan", *words)
+        assert done.returncode == 0, (words, done.stderr)
+    assert (client.folder / "interval.svg").read_text().startswith("<svg")
+
+
 def test_the_sdk(client: Client) -> None:
     code = (
         "from safepoint import KubernetesBackendConfig, TrainerClient, TransformersTrainer\n"

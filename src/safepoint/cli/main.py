@@ -26,6 +26,7 @@ _COMMANDS = (
     ("delete", "jobs:delete", "Stop a job and remove it from the list; its checkpoints stay."),
     ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
     ("config", "config:app", "Show which settings are in effect and where they are set."),
+    ("plan", "plan:app", "Compute storage, cost and checkpoint interval before a run."),
     ("pack", "pack:pack", "Write the modules of Safepoint that a pod needs into one file."),
     ("doctor", "doctor:doctor", "Check that this machine and an output location are ready for a run."),
 )

@@ -1,1 +1,1 @@
-"""Estimates for a run: the pace of its steps, and how often to take snapshots. Pure arithmetic."""
+"""Estimates for a run: its pace, how often to take snapshots and checkpoints, and what they cost. Pure arithmetic."""
