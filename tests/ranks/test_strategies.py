@@ -36,6 +36,7 @@ CASES = ("periodic", "signal", "rank killed", "everything killed", "object store
 _CUT = {
     ("fsdp", "lora", "signal"),
     ("fsdp-full", "full", "rank killed"),
+    ("fsdp1", "lora", "signal"),
     ("zero3", "full", "signal"),
 }
 _MATRIX = [

@@ -71,9 +71,9 @@ class _OptimizerLoading:
 
 
 def _load_shards(optimizer: Any, model: Any, folder: Path) -> None:
-    from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
+    checkpoint: Any = importlib.import_module("torch.distributed.checkpoint")
     while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper
         optimizer = optimizer.optimizer
     state: dict[str, Any] = {"optimizer": get_optimizer_state_dict(model, optimizer)}
@@ -116,8 +116,8 @@ class _AdapterState:
 def _names(function: Any, name: str) -> bool:
     """Whether the code of a function contains this name: as a variable, an attribute, or a keyword of a call."""
     code = function.__code__
-    keywords = [one for constant in code.co_consts if isinstance(constant, tuple) for one in constant]
-    return name in {*code.co_names, *code.co_varnames, *keywords}
+    keywords: list[Any] = [constant for constant in code.co_consts if isinstance(constant, tuple)]
+    return name in {*code.co_names, *code.co_varnames} or any(name in names for names in keywords)
 
 
 __all__ = ["complete_fsdp"]
