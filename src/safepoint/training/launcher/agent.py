@@ -71,7 +71,8 @@ def run_agent(
     orphans: Orphans,
 ) -> AgentOutcome:
     """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
-    config = _config(plan, settings)
+    rendezvous = Rendezvous(plan, settings)
+    config = _config(plan, settings, is_on_one_machine=rendezvous.is_on_one_machine)
     # torch elastic must not handle the signals that `relay` handles.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     module = ["-m"] if plan.is_module else []
@@ -80,7 +81,7 @@ def run_agent(
         local_world_size=config.nproc_per_node,
         entrypoint=sys.executable,
         args=("-P", "-u", "-m", "safepoint.training", *module, *plan.program),
-        rdzv_handler=Rendezvous(plan, settings),
+        rdzv_handler=rendezvous,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         local_addr=config.local_addr,
@@ -94,11 +95,11 @@ def run_agent(
         result: Any = agent.run()
         agent.notify_others()
     finally:
-        spec.rdzv_handler.shutdown()
+        rendezvous.shutdown()
     return agent.outcome(result)
 
 
-def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
+def _config(plan: LaunchPlan, settings: RunSettings, *, is_on_one_machine: bool) -> LaunchConfig:
     """The configuration that torchrun derives from the same options."""
     options = [
         f"--nnodes={plan.nnodes}",
@@ -108,7 +109,7 @@ def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
         "--monitor-interval=0.1",
         *([f"--shutdown-timeout={math.ceil(settings.grace_s)}"] if HAS_SHUTDOWN_TIMEOUT else []),
     ]
-    if plan.nnodes == 1 and Path("/sys/class/net/lo").exists():
+    if is_on_one_machine and Path("/sys/class/net/lo").exists():
         for library in ("GLOO", "NCCL", "TP"):  # these do not authenticate peers, so they listen on loopback only
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
