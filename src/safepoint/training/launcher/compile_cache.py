@@ -18,7 +18,7 @@ import re
 import stat
 from pathlib import Path
 
-from safepoint.errors import printable
+from safepoint.errors import UsageError, printable
 from safepoint.foundation.environment import home_folder, is_planted_folder, temporary_folder, user_name
 from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders.temporary import may_be_replaced
@@ -104,9 +104,9 @@ def _is_private_group(number: int) -> bool:
 
 def _private_folder(scratch: Path, name: str) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(cache if os.path.isabs(cache) else f"{home_folder()}/.cache")
-    folder = home / "safepoint" / name
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UsageError):
+        home = Path(cache if os.path.isabs(cache) else f"{home_folder()}/.cache")
+        folder = home / "safepoint" / name
         for missing in (home.parent, home, folder.parent, folder):
             missing.mkdir(exist_ok=True, mode=0o700)
         is_own = folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o022
