@@ -75,6 +75,7 @@ def test_a_folder_of_another_user(shared: Path, memory: Path) -> None:
     shared.chmod(0o1777)
     os.chown(shared, _STRANGER, _STRANGER)
     assert private_parent() == memory
+    assert not may_be_replaced(shared, by_everyone=True), "the user may have chosen it"
 
 
 def test_a_rank_without_a_launcher(shared: Path, memory: Path) -> None:

@@ -51,14 +51,16 @@ def possible_parents() -> set[Path]:
     return {usual} if "TMPDIR" in os.environ and not may_be_replaced(usual) else {usual, _IN_MEMORY}
 
 
-def may_be_replaced(folder: Path, *, by_group: bool = True) -> bool:
+def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
     """Whether another user can put something else in the place of what this user creates in `folder`.
 
     Args:
         folder: the folder; it or a folder above it may be the one that others may write to.
-        by_group: whether the members of a group count that this user or root has chosen.
+        by_everyone: whether only folders count to which everyone may write. The user may have chosen a folder that
+            belongs to another user, or to which a group may write.
     """
-    others = stat.S_IWOTH | (stat.S_IWGRP if by_group else 0)
+    others = stat.S_IWOTH if by_everyone else stat.S_IWOTH | stat.S_IWGRP
+    owners = None if by_everyone else {os.geteuid(), 0}
     real = Path(os.path.realpath(folder))
     for one in (real, *real.parents):
         try:
@@ -66,7 +68,7 @@ def may_be_replaced(folder: Path, *, by_group: bool = True) -> bool:
         except OSError:
             return True
         is_open = status.st_mode & others and not status.st_mode & stat.S_ISVTX
-        if is_open or status.st_uid not in {os.geteuid(), 0}:
+        if is_open or (owners is not None and status.st_uid not in owners):
             return True
     return False
 

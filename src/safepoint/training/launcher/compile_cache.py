@@ -71,7 +71,8 @@ def _take(folder: Path) -> str:
     Returns:
         Why others may have written there, or may do so later, as the end of a sentence; empty if they cannot.
     """
-    if may_be_replaced(folder.parent, by_group=False) and is_seeing_all():  # a container's processes trust each other
+    # The processes of a container trust each other.
+    if may_be_replaced(folder.parent, by_everyone=True) and is_seeing_all():
         return "is in a folder in which other users can replace it"
     with contextlib.suppress(OSError):  # it exists; or no user can make it now, as on a full disk
         folder.mkdir(mode=0o700)
