@@ -22,6 +22,7 @@ from safepoint.jobs.cluster.changes.plans import plans_among
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
 from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.connection import connect_to
+from safepoint.jobs.cluster.helper import helper
 from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
 from safepoint.jobs.cluster.objects import Object, name_of, texts
 from safepoint.jobs.cluster.spec import ClusterSpec
@@ -310,3 +311,14 @@ class TestPods:
         ]
         assert own_pods("a.b", own) == own
         assert own_pods("axb", own) == []
+
+    def test_the_log_of_the_other_pod_is_no_answer_of_a_helper(self, namespace: Namespace, api: ClusterApi) -> None:
+        """Otherwise another pod would say which checkpoints are in a claim, and whether they are valid."""
+        job = {"metadata": {"name": "safepoint-helper-0123456789", "uid": "of-helper"}}
+        labels = {helper.HELPER_LABEL: "safepoint-helper-0123456789"}
+        for name in ("debug", "safepoint-helper-0123456789-abcde"):
+            pod = {"metadata": {"name": name, "labels": labels, "ownerReferences": [{"uid": "of-helper"}]}}
+            namespace.objects.setdefault("pods", []).append(pod)
+        assert name_of(helper._pod_of(api, job)) == "safepoint-helper-0123456789-abcde"
+        namespace.objects["pods"].pop()
+        assert helper._pod_of(api, job) is None

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -79,13 +81,8 @@ def test_a_folder_of_another_user(shared: Path, memory: Path) -> None:
 
 
 def test_a_rank_without_a_launcher(shared: Path, memory: Path) -> None:
-    class Keeper(KeeperClient):
-        def __init__(self) -> None: ...
-
-        def send(self, *_: object) -> None: ...
-
     scratch = Scratch(None)
-    scratch.ensure(Keeper())
+    scratch.ensure(cast("KeeperClient", SimpleNamespace(send=lambda message: None)))
     assert not list(shared.iterdir())
     assert len(list(memory.iterdir())) == 1
     scratch.remove()
