@@ -240,12 +240,10 @@ def test_a_workload_that_another_job_owns(namespace: Namespace, api: ClusterApi)
     assert seen.workload is workload
 
 
-def pod_of(job: str, name: str, state: Object, *, index: int = 0, part: str = "node") -> Object:
-    labels = {
-        JOBSET_LABEL: job,
-        "jobset.sigs.k8s.io/replicatedjob-name": part,
-        "batch.kubernetes.io/job-completion-index": str(index),
-    }
+def pod_of(job: str, name: str, state: Object, *, index: int | None = 0, part: str = "node") -> Object:
+    labels = {JOBSET_LABEL: job, "jobset.sigs.k8s.io/replicatedjob-name": part}
+    if index is not None:
+        labels["batch.kubernetes.io/job-completion-index"] = str(index)
     status = {"phase": "Running", "containerStatuses": [{"name": "node", "state": state}]}
     return {"metadata": {"name": name, "labels": labels}, "spec": {"containers": []}, "status": status}
 
@@ -307,7 +305,7 @@ class TestPods:
         own = [
             pod_of("a.b", "a.b-node-0-12-x2345", self.RUNNING, index=12),
             pod_of("a.b", "a.b-model-initializer-0-0-x2345", self.RUNNING, part="model-initializer"),
-            pod_of("a.b", "a.b-model-initializer-0-x2345", self.RUNNING, part="model-initializer"),
+            pod_of("a.b", "a.b-model-initializer-0-x2345", self.RUNNING, index=None, part="model-initializer"),
         ]
         assert own_pods("a.b", own) == own
         assert own_pods("axb", own) == []

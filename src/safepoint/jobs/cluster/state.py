@@ -34,6 +34,7 @@ JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 """The label of a job's pods, with the name of the job. Pods that only have the label are ignored, see `own_pods`."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
 """The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
+_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _PART_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NODE = "node"
@@ -350,7 +351,7 @@ def is_training_pod(pod: Object) -> bool:
 
 def node_of(pod: Object) -> int:
     """The pod's index in the job (torchrun's node rank)."""
-    number = texts(pod, "metadata", "labels").get("batch.kubernetes.io/job-completion-index", "0")
+    number = texts(pod, "metadata", "labels").get(_INDEX_LABEL, "0")
     return int(number) if number.isdecimal() else 0
 
 
@@ -366,8 +367,9 @@ def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:
 def _is_own(name: str, pod: Object) -> bool:
     labels = texts(pod, "metadata", "labels")
     part = re.escape(labels.get(_PART_LABEL, _NODE))
-    # The job controller writes the index into the name of each pod of an indexed job. Initializers may have none.
-    index = f"-{node_of(pod)}" if is_training_pod(pod) else "(-[0-9]+)?"
+    # The job controller writes the index into the name of each pod of an indexed job. Initializers may have none, and
+    # clusters before Kubernetes 1.28 have no label with the index.
+    index = f"-{node_of(pod)}" if _INDEX_LABEL in labels else "(-[0-9]+)?"
     pattern = rf"{re.escape(name)}-{part}-[0-9]+{index}-[a-z0-9]{{5}}"
     return re.fullmatch(pattern, name_of(pod)) is not None
 
