@@ -58,7 +58,7 @@ def test_the_interface(num_nodes: int, address: str | None, interface: str | Non
     script = tmp_path / "a.py"
     script.touch()
     plan = LaunchPlan(program=(str(script),), nnodes=num_nodes, master_addr=address)
-    settings = RunSettings()
+    settings = RunSettings(record_folder=str(tmp_path))
     with mock.patch.dict(os.environ):
         for name in _VARIABLES:
             os.environ.pop(name, None)

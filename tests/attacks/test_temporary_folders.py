@@ -107,8 +107,11 @@ def test_folders_that_are_safe(tmp_path: Path, memory: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_a_run_writes_no_file_that_another_user_names(shared: Path, tmp_path: Path) -> None:
+def test_a_run_writes_no_file_that_another_user_names(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the program runs, another user exchanges the launcher's folder. Then the program fails."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     precious = tmp_path / "profile"
     precious.write_text("mine\n")
     script = tmp_path / "train.py"
@@ -123,5 +126,6 @@ def test_a_run_writes_no_file_that_another_user_names(shared: Path, tmp_path: Pa
         subprocess.run(
             [sys.executable, "-c", _REPLACE, str(precious)], cwd=shared, check=False, stderr=subprocess.DEVNULL
         )
+        assert not list(shared.iterdir()), "neither a folder of the launcher nor one of torch elastic"
         run.communicate(b"\n", timeout=120)
     assert precious.read_text() == "mine\n"

@@ -100,13 +100,16 @@ def run_agent(
 
 
 def _config(plan: LaunchPlan, settings: RunSettings, *, is_on_one_machine: bool) -> LaunchConfig:
-    """The configuration that torchrun derives from the same options."""
+    """The configuration that torchrun derives from the same options. `settings` has the launcher's folder."""
     options = [
         f"--nnodes={plan.nnodes}",
         f"--node-rank={plan.node_rank}",
         f"--nproc-per-node={plan.nproc_per_node}",
         f"--max-restarts={plan.max_restarts}",
         "--monitor-interval=0.1",
+        # Otherwise torch elastic makes a folder in the temporary folder, where others may be able to replace it, and
+        # leaves it there.
+        *([] if "PET_LOG_DIR" in os.environ else [f"--log-dir={settings.record_folder}/elastic"]),
         *([f"--shutdown-timeout={math.ceil(settings.grace_s)}"] if HAS_SHUTDOWN_TIMEOUT else []),
     ]
     if is_on_one_machine and Path("/sys/class/net/lo").exists():
