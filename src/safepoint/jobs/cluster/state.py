@@ -6,7 +6,8 @@ either Kueue or a person may have suspended the job.
 
 import contextlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,9 +31,11 @@ CREATED, HISTORY, SAFE_STEP = f"{DOMAIN}/created", f"{DOMAIN}/history", f"{DOMAI
 """The annotations of a TrainJob that replaced another one: when the job's first TrainJob was created, the attempts
 before this TrainJob, and the step of the newest checkpoint."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-"""The label of a job's pods, with the name of the job."""
+"""The label of a job's pods, with the name of the job. Pods that only have the label are ignored, see `own_pods`."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
 """The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
+_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_PART_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NODE = "node"
 _STUCK = {
@@ -343,13 +346,32 @@ def _training(pods: Sequence[Object]) -> list[Object]:
 
 def is_training_pod(pod: Object) -> bool:
     """Whether a pod of a job trains; the other pods of a job are those of initializers."""
-    return texts(pod, "metadata", "labels").get("jobset.sigs.k8s.io/replicatedjob-name", _NODE) == _NODE
+    return texts(pod, "metadata", "labels").get(_PART_LABEL, _NODE) == _NODE
 
 
 def node_of(pod: Object) -> int:
     """The pod's index in the job (torchrun's node rank)."""
-    number = texts(pod, "metadata", "labels").get("batch.kubernetes.io/job-completion-index", "0")
+    number = texts(pod, "metadata", "labels").get(_INDEX_LABEL, "0")
     return int(number) if number.isdecimal() else 0
+
+
+def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:
+    """Those of `pods`, which have the label of the job `name`, that also have the name of a pod of this job.
+
+    Everyone who may change the metadata of pods can give any pod the labels of a job. No one can change the name of a
+    pod, which JobSet and the job controller derive from that of the job: `NAME-node-0-INDEX-abcde`.
+    """
+    return [pod for pod in pods if _is_own(name, pod)]
+
+
+def _is_own(name: str, pod: Object) -> bool:
+    labels = texts(pod, "metadata", "labels")
+    part = re.escape(labels.get(_PART_LABEL, _NODE))
+    # The job controller writes the index into the name of each pod of an indexed job. Initializers may have none, and
+    # clusters before Kubernetes 1.28 have no label with the index.
+    index = f"-{node_of(pod)}" if _INDEX_LABEL in labels else "(-[0-9]+)?"
+    pattern = rf"{re.escape(name)}-{part}-[0-9]+{index}-[a-z0-9]{{5}}"
+    return re.fullmatch(pattern, name_of(pod)) is not None
 
 
 def container_status(pod: Object) -> Any:

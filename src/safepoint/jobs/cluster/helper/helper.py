@@ -7,6 +7,7 @@ deletes all of them soon afterwards.
 """
 
 import contextlib
+import re
 import secrets
 import threading
 from collections import deque
@@ -190,10 +191,12 @@ def _trouble(api: ClusterApi, job: Object, pod: Object | None, image: str, *, wi
 
 
 def _pod_of(api: ClusterApi, job: Object) -> Object | None:
-    found = [
-        pod for pod in api.objects("pods", labels=f"{HELPER_LABEL}={name_of(job)}") if uid_of(job) in owners_of(pod)
-    ]
-    return found[0] if found else None
+    """The pod of the helper's job. Its name cannot be changed; its label and its owner can, by others."""
+    pattern = re.compile(rf"{re.escape(name_of(job))}-[a-z0-9]{{5}}")
+    for pod in api.objects("pods", labels=f"{HELPER_LABEL}={name_of(job)}"):
+        if uid_of(job) in owners_of(pod) and pattern.fullmatch(name_of(pod)):
+            return pod
+    return None
 
 
 # ---- answer ----------------------------------------------------------------------------------------------------
