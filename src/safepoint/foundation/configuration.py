@@ -300,9 +300,9 @@ def _is_trusted(folder: Path, environ: Mapping[str, str] | None) -> bool:
 def _warning(path: Path, why: str) -> str:
     folder = printable(os.path.realpath(path.parent))
     return (
-        f"the settings in {printable(str(path))} were ignored: {why}, and settings can run programs as you; "
-        "use a copy that belongs to you and that only you can write to, or, if you trust everyone who may write "
-        f"there, set {TRUSTED_FOLDERS}={folder}"
+        f"the settings in {printable(str(path))} were ignored: {why}. A user who can write this file could run "
+        "programs as you. Use a copy that belongs to you and that only you can write to. Or, if you trust everyone "
+        f"who may write there, set {TRUSTED_FOLDERS}={folder}"
     )
 
 

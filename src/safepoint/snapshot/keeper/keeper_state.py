@@ -144,7 +144,10 @@ class RankGroup:
             if part.is_staged and snapshot.is_intact:
                 return STAGED
             if not snapshot.is_intact or not rank.is_connected or snapshot.parts.get(number) is not part:
-                raise GivenUpError(f"rank {number} has not staged its part of step {snapshot.step}")
+                raise GivenUpError(
+                    f"the part of rank {number} of the snapshot of step {snapshot.step} was not copied to memory "
+                    "completely"
+                )
             return rank.num_copied(file.block)
 
         return Source(

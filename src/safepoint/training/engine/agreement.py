@@ -29,7 +29,8 @@ class Agreement:
     Args:
         termination: the signals of this rank.
         peers: all ranks.
-        hold: says whether the ranks are to wait after a requested save. Only the `hold` of the first rank is used.
+        hold: says whether the ranks wait after a requested save for a suspension that may follow, so that no step is
+            lost. Only the `hold` of the first rank is used.
     """
 
     def __init__(self, termination: Termination, peers: Peers, hold: Hold | None = None) -> None:
@@ -70,7 +71,7 @@ class Agreement:
         self.receive()
 
     def holds_on(self, step: int) -> bool:
-        """Vote whether the ranks continue to wait after a requested save.
+        """Vote whether the ranks, after a requested save, continue to wait for a suspension that may follow.
 
         Args:
             step: optimizer steps done.

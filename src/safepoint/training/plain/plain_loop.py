@@ -1,4 +1,5 @@
-"""Presents a loop that calls `step` to the engine: the parts of its state, and its position in the data.
+"""Gives the engine access to a loop that calls `step`: to the parts of the loop's state, and to its position in the
+data.
 
 A part is an object of the loop that has a state, such as the model or the optimizer.
 """
@@ -83,7 +84,7 @@ class PlainLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """The option `--save-total-limit`."""
+        """How many checkpoints to keep (`--save-total-limit`; None keeps all), and an empty set: no step is protected."""
         return self._keep_newest, set()
 
     def write(self, parent: Path, folder: Path) -> None:

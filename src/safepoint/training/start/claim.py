@@ -80,7 +80,8 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
     """
     if place.local_rank != 0:
         return ""
-    # The keeper of node 0 commits. It holds the folder's lock even after the ranks have ended.
+    # The keeper of node 0 commits the checkpoints, also if several nodes share the folder. It holds the lock of the
+    # folder even after the ranks have ended.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
@@ -205,7 +206,8 @@ def start_uploader(
         output: the folder.
         location: the object store.
         attempt: the attempt that has claimed the folder and the store.
-        folders: which folder this is. With several folders, each uploader uploads one part of a checkpoint.
+        folders: how many output folders the run has, and which of them this uploader uploads from. With several
+            folders, each uploader uploads one part of a checkpoint.
     """
     settings = context.settings
     plan = UploaderPlan(

@@ -36,7 +36,8 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
 
     Raises:
         NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.
-        UsageError: a value is invalid, the pods would not share the output location, or the code is too large.
+        UsageError: a value is invalid, the pods would not share the output location, or the script and the code of the
+            job are too large to store on the cluster.
         ConflictError: the claim cannot be used, see `check_claim`.
         AccessDeniedError: the Secret has no keys.
     """

@@ -3,6 +3,8 @@
 If the user may run programs in pods, a save is requested first. After the save the ranks wait, and the checkpoint is
 checked before the job is stopped. If the user may not, the pods save when they receive SIGTERM. When the pods end,
 they report which checkpoint they have found complete.
+
+A receipt states which checkpoint a suspension has saved, and whether the files of the checkpoint were verified.
 """
 
 import json
@@ -137,7 +139,8 @@ def _text(receipt: Receipt) -> str:
 def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
     """The receipt for the newer of the two checkpoints.
 
-    If the stop came too late, the ranks continued and saved again.
+    After the requested save, the ranks wait only for a limited time. If the stop arrives later, they have trained on,
+    and save again when they are stopped.
     """
     if requested is None or at_end is None:
         return requested or at_end

@@ -91,7 +91,7 @@ class BatchGeometry:
 
         Args:
             step: optimizer steps done.
-            epoch: epochs done, with the fraction of the running one.
+            epoch: epochs done, with the fraction that is done of the running epoch.
             regular: whether every step so far had this geometry. If not, the result is computed from `epoch`, as the
                 number of samples that come before the present position in the data.
         """
@@ -108,7 +108,7 @@ class BatchGeometry:
         return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
 
     def position(self, samples_seen: int, *, epoch: float, before: "BatchGeometry") -> tuple[int, int]:
-        """The position of a checkpoint: whole epochs, and micro-batches per rank to skip in the running one.
+        """The position of a checkpoint: whole epochs, and micro-batches per rank to skip in the running epoch.
 
         Call it only for a data set with a length.
 
