@@ -147,7 +147,7 @@ class Configuration:
 
     @property
     def default_place(self) -> ClusterPlace | None:
-        """The place where commands look for jobs besides this machine."""
+        """The place where commands look for jobs besides this machine; None if no place is the default."""
         return next((place for place in self.places.values() if place.is_default), None)
 
     def settings(self, *table: str) -> dict[str, Setting]:

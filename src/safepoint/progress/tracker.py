@@ -155,7 +155,7 @@ class ProgressTracker:
         self._pace.step_ends(clock.monotonic_s())
 
     def boundary_ends(self) -> None:
-        """Report that the boundary after a step is over, with its votes, saves and evaluations."""
+        """Report that the boundary after a step (votes, saves and evaluations before the next step) is over."""
         self._pace.boundary_ends(clock.monotonic_s())
 
     def reached(

@@ -393,7 +393,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Load the files of a verified checkpoint into `state`.
 
     Args:
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         state: name → an object with `load_state_dict`, or a dictionary, which is updated.
 
     Raises:

@@ -17,7 +17,7 @@ from torch import _weights_only_unpickler as restricted
 from safepoint.checkpoint.pickles.bounded_pickle import InstructionLimits, KeyLimits
 
 _LENGTH = -1
-"""Stands in `_ARGUMENTS` for a size that the pickle states: the argument before this one is the size in bytes."""
+"""In `_ARGUMENTS`: the size of this argument, in bytes, is the value of the argument before it."""
 _ARGUMENTS: dict[int, tuple[int, ...]] = {
     pickle.BININT[0]: (4,),
     pickle.BININT1[0]: (1,),

@@ -1,12 +1,14 @@
 """Publishes a committed checkpoint of a folder: uploads its files, and commits it in the object store.
 
-Several nodes may each hold a part (docs/adr/0008). Then the node that finds all parts in the store commits the whole
-checkpoint. After a failure the next try uploads only the missing files.
+Several nodes may each hold a part: some of the files, in an output folder of their own (docs/adr/0008). Then the node
+that finds all parts in the store commits the whole checkpoint. After a failure the next try uploads only the missing
+files.
 
-Nodes communicate only through marks in the store, in `.safepoint/parts/<name>/<manifest's digest>/`. A node writes
-`begun-<node>` while it uploads its files, and `<node>-of-<nodes>`, which contains the manifest, when all its files
-are uploaded. A checkpoint that another node has begun is uploaded first, because it needs this node's part. A node
-begins the next checkpoint only when its last one is complete or superseded, so that all nodes upload the same one.
+Nodes communicate only through marks: small objects in the store, in `.safepoint/parts/<name>/<manifest's digest>/`. A
+node writes the mark `begun-<node>` while it uploads its files, and the mark `<node>-of-<nodes>`, which contains the
+manifest, when all its files are uploaded. A checkpoint that another node has begun is uploaded first, because it
+needs this node's part. A node begins the next checkpoint only when its last one is complete or superseded, so that
+all nodes upload the same one.
 """
 
 import contextlib
@@ -101,7 +103,7 @@ def publish(
 
 
 def finish_parts(remote: RemoteFolder) -> list[str]:
-    """Commit the checkpoints that all nodes of an ended attempt have uploaded and no node has committed.
+    """Commit the checkpoints of ended attempts that all nodes have uploaded, but that no node has committed.
 
     A committed checkpoint is replaced only if the new manifest adds files to it, because a stranger may have written
     the marks.

@@ -2,8 +2,8 @@
 
 Promises: a checkpoint counts as being in the store exactly while its manifest is there. The manifest is written last
 and deleted first. A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is
-never deleted. While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists and lists its
-files.
+never deleted. While a checkpoint is being written or deleted, the object `.safepoint/unfinished/<name>`, its mark,
+exists and lists its files.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class Claim:
     """The attempt that may write to the location.
 
     Args:
-        run_id: the run.
+        run_id: the identifier of the run.
         attempt: the number of the attempt in its run.
         attempt_id: a unique name of the attempt.
         since: when the attempt claimed the location, RFC 3339 UTC.
@@ -452,7 +452,7 @@ class RemoteFolder:
         self.fence(deadline_s=deadline_s)
         for path in sorted(doomed):
             self.store.delete(f"{name}/{path}", deadline_s=deadline_s)
-        # Listed again: if another node has written files meanwhile, the mark stays, and the next start deletes them.
+        # The files are listed again. If another node has just written some, the mark stays for the next start.
         if not keep_mark and (but or not self.files_of(name, deadline_s=deadline_s)):
             self.forget(name, deadline_s)
         return len(doomed)

@@ -150,7 +150,7 @@ def manifests_for(
     """The objects of a job.
 
     Args:
-        spec: the job.
+        spec: the specification of the job.
         runtime: its runtime.
         secret_keys: the names of the keys in the connection's Secret; None if you may not read them.
         with_secret: if the job has several pods, make a Secret by which they recognize each other. If False, the pods

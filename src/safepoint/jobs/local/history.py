@@ -362,7 +362,7 @@ class History:
         """Change the state of a job.
 
         Args:
-            name: the job.
+            name: the name of the job.
             state: the new state.
             actor: the user or the process that changes it.
             cause: why.

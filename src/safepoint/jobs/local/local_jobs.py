@@ -96,7 +96,7 @@ class LocalJobs:
         """The output of a job.
 
         Args:
-            name: the job.
+            name: the name of the job.
             rank: return only the output of this rank.
             node: return only the output of this node: of its launcher and its ranks.
             follow: wait for new lines until the job has stopped.
@@ -418,7 +418,7 @@ class LocalJobs:
         """Wait until a job is in one of the states. The wait continues while a job is suspended.
 
         Args:
-            name: the job.
+            name: the name of the job.
             states: the states to wait for.
             timeout_s: how long to wait; None for no limit.
             poll_s: time between two checks.

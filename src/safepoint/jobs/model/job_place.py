@@ -38,22 +38,22 @@ class Summary(Protocol):
 
     @property
     def message(self) -> str:
-        """Why it is in this state; may be empty."""
+        """Why the job is in this state; may be empty."""
         ...
 
     @property
     def created(self) -> str:
-        """RFC 3339 UTC."""
+        """When the job was created, RFC 3339 UTC."""
         ...
 
     @property
     def safe_step(self) -> int | None:
-        """The newest step known to be committed."""
+        """The newest step known to be committed; None if no step is."""
         ...
 
     @property
     def command(self) -> str:
-        """Its program, as a command line."""
+        """The program of the job, as a command line."""
         ...
 
 
@@ -125,7 +125,7 @@ class JobPlace(Protocol[J]):
         ...
 
     def progress_of(self, job: J) -> Progress | None:
-        """The last progress report of a job."""
+        """The last progress report of a job; None before the first one."""
         ...
 
     def output_of(self, job: J) -> str | None:

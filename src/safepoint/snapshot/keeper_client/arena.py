@@ -1,4 +1,7 @@
-"""The memory into which snapshots are staged (copied from the tensors): blocks that are allocated once and reused."""
+"""The memory into which snapshots are staged (copied from the tensors).
+
+It consists of blocks: pieces of shared memory, which are allocated once and reused.
+"""
 
 import operator
 import threading

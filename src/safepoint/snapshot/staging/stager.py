@@ -1,8 +1,9 @@
 """Copies images into shared memory on a thread of its own, while training continues.
 
 A thread that waits for the copy helps to copy. Each copy is one `memmove`, during which other threads run Python
-code. The watermark of a block is the number of bytes, from the start of the block, that have been copied. The keeper
-(the process that writes snapshots to disk) may write these bytes already.
+code. A block is a piece of shared memory that holds images. The watermark of a block is the number of bytes, from the
+start of the block, that have been copied. The keeper (the process that writes snapshots to disk) may write these
+bytes already.
 """
 
 import contextlib
@@ -267,7 +268,7 @@ class Stager:
             self._is_waited_for = False
 
     def _verify(self, work: Work, optimizers: Sequence[int]) -> None:
-        """Compare the versions of the copied tensors with those at the boundary."""
+        """Compare the versions of the copied tensors with those at the time of the snapshot."""
         with self._changed:
             for optimizer in optimizers:
                 versions = work.versions.pop(optimizer, [])  # each optimizer's tensors are compared once

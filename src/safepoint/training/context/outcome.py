@@ -34,7 +34,7 @@ class Outcome:
 
     Args:
         settings: the options of the run.
-        place: this rank.
+        place: the position of this rank among the ranks.
         reporter: writes the events of the end.
         progress: publishes the progress and the end to `safepoint list` and other readers.
         record: reports the end to the launcher.

@@ -46,7 +46,7 @@ class Boundary:
     function `release`.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         peers: all ranks.
         loop: the training loop; its state is saved, and its `step` counts the optimizer steps done.
         output: the folder for checkpoints.
@@ -314,7 +314,7 @@ def release(
     """Release the snapshots and the output folder of a training that is over, or could not start.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         output: the folder.
         start: where the training started; None if the ranks did not agree on a start.
         boundary: the training's `Boundary`; None if the training ended before this object was created.

@@ -23,7 +23,8 @@ class Deadline:
         self._agreement = agreement
         self._snapshots = snapshots
         self.is_last_boundary_reached = False
-        """Whether the loop has reached its last boundary. If so, no step is running that could be given up."""
+        """Whether the loop has reached its last boundary: its last step has ended. If so, no step is running that
+        could be given up."""
         self._reported = ""
 
     def check(self) -> float | None:

@@ -162,7 +162,8 @@ class FinalModelSave:
             clock.sleep(_LOOK_EVERY_S)
 
     def _source(self, step: int | None) -> str | None:
-        """The path of the checkpoint with the same weights: in the folder, or else in the store."""
+        """The path of the checkpoint of `step`, which has the same weights: in the folder, or else in the store. None
+        if `step` is None."""
         if step is None:
             return None
         name = checkpoint_name(step)

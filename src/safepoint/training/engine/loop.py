@@ -60,7 +60,7 @@ class TrainingLoop(Protocol):
         ...
 
     def write(self, parent: Path, folder: Path) -> None:
-        """Write the state at this boundary; see `Write`."""
+        """Write the state at this boundary (the point between two steps); see `Write`."""
         ...
 
     def write_final(self, folder: Path) -> Streams | None:

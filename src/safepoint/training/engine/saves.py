@@ -20,7 +20,7 @@ class Saves:
     """Chooses how to save, and tracks which step is saved or being saved. All ranks make the same choice.
 
     Args:
-        setup: the training.
+        setup: the facts of the training.
         agreement: receives how long a save takes, and has the clock for periodic saves.
         snapshots: saves through the keeper.
         saver: saves without the keeper.

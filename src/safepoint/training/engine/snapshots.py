@@ -48,7 +48,7 @@ class Snapshots:
     """The snapshots of one training.
 
     Args:
-        setup: the training.
+        setup: the facts of the training.
     """
 
     def __init__(self, setup: TrainingSetup) -> None:

@@ -51,7 +51,7 @@ def _parent() -> Path:
     Ranks also write the small files of each save to this folder. On a disk, creating a file would have to wait while
     the keeper flushes the files of a checkpoint to that disk.
     """
-    temporary = temporary_folder()  # raises an error if there is none: torch elastic needs one in any case
+    temporary = temporary_folder()  # an error if there is none: torch elastic needs a temporary folder in any case
     with contextlib.suppress(OSError):
         status = os.statvfs(_IN_MEMORY)
         has_room = status.f_bavail * status.f_frsize >= _ROOM_BYTES
@@ -118,7 +118,7 @@ def share_event_stream(folder: str | None, stream: Path) -> None:
 
 
 def shared_event_stream(folder: Path) -> Path | None:
-    """The stream that the run's events go to, once a rank has shared it."""
+    """The stream that the run's events go to; None before a rank has shared it."""
     with contextlib.suppress(OSError, ValueError):
         return Path((folder / _STREAM).read_text(encoding="utf-8"))
     return None

@@ -45,7 +45,7 @@ class RankRecordWriter:
 
     Args:
         folder: the launcher's folder, or None without a launcher. Each start of the ranks has a subfolder there.
-        place: this rank.
+        place: the position of this rank among the ranks.
     """
 
     def __init__(self, folder: str | None, place: Place) -> None:

@@ -29,9 +29,9 @@ class PlainLoop:
     """See `engine.loop.TrainingLoop`.
 
     Args:
-        parts: the state.
+        parts: the parts of the state.
         data: the data that the loop trains on.
-        place: this rank.
+        place: the position of this rank among the ranks.
         keep_newest: number of checkpoints to keep; None keeps all.
     """
 
@@ -84,7 +84,7 @@ class PlainLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """How many checkpoints to keep (`--save-total-limit`; None keeps all), and an empty set: no step is protected."""
+        """How many checkpoints to keep (None for all), and the protected steps: always an empty set."""
         return self._keep_newest, set()
 
     def write(self, parent: Path, folder: Path) -> None:

@@ -119,7 +119,7 @@ class StoreClaim:
     adds or deletes a checkpoint meanwhile. The second claim comes when the run and the attempt are known.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         remote: the checkpoints at the location.
     """
 
@@ -160,7 +160,7 @@ class StoreClaim:
         """Claim the location for the attempt, and delete unfinished objects of earlier attempts.
 
         Args:
-            run_id: the run.
+            run_id: the identifier of the run.
             attempt: the number of the attempt.
             attempt_id: the text that identifies the attempt.
             keep: names of checkpoints that nodes will upload, or have begun to upload. Their objects are kept.
@@ -202,7 +202,7 @@ def start_uploader(
     """Start this folder's uploader.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         output: the folder.
         location: the object store.
         attempt: the attempt that has claimed the folder and the store.

@@ -61,7 +61,7 @@ class Place:
 
 
 class ForeignCheckpoints:
-    """The checkpoints of other programs that a start can find.
+    """The checkpoints of other programs that a start of a run can find.
 
     Args:
         peers: all ranks.

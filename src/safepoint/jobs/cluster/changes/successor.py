@@ -82,9 +82,9 @@ class Successions:
             if name not in self._reported:
                 self._reported.add(name)
                 _log.warning(
-                    "someone changed the plan to scale job %s after Safepoint wrote the plan, so the job is not scaled; "
-                    "the plan is stored in TrainJob %s, and `kubectl delete trainjob %s` deletes only the plan; if "
-                    "job %s no longer exists, submit it again with the same --output-dir",
+                    "someone changed the plan to scale job %s after Safepoint wrote the plan, so the job is not "
+                    "scaled; the plan is stored in TrainJob %s, and `kubectl delete trainjob %s` deletes only the "
+                    "plan; if job %s no longer exists, submit it again with the same --output-dir",
                     job,
                     name,
                     name,

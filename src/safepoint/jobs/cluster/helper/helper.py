@@ -74,7 +74,7 @@ def run_helper(
     """Run a command of Safepoint in a pod.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the helper.
         request: the command, and what the pod mounts.
         receive: called with each part of the command's stdout and stderr, as soon as it arrives.
         say: called with a sentence if the pod has not started after a while.

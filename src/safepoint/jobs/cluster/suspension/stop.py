@@ -92,7 +92,7 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
 
 
 def _look(look: Callable[[], Observed], place: str) -> tuple[Observed, ClusterJob]:
-    """The job as it is now.
+    """The objects of the job as they are now, and the job.
 
     Raises:
         ConflictError: the job has ended or is being deleted, so it cannot be suspended.
@@ -137,7 +137,7 @@ def _text(receipt: Receipt) -> str:
 
 
 def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
-    """The receipt for the newer of the two checkpoints.
+    """The receipt for the newer of the two checkpoints; None if there is no receipt.
 
     After the requested save, the ranks wait only for a limited time. If the stop arrives later, they have trained on,
     and save again when they are stopped.

@@ -69,7 +69,7 @@ def with_checked_tag(engine: Any, folder: Path, name: str = "latest") -> Generat
 
     Args:
         engine: a DeepSpeedEngine that loads `folder` without a tag.
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         name: the file of the checkpoint that contains the name of the folder.
 
     Raises:
@@ -98,7 +98,8 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     inner: torch.optim.Optimizer = engine.optimizer.optimizer
     steps = {id(weight): state.get(_STEP) for weight, state in inner.state.items()}
     devices = {key: step.device for key, step in steps.items() if isinstance(step, torch.Tensor)}
-    # Pipelined loading would deadlock: each rank waits for a message that its neighbour does not send in this case.
+    # Pipelined loading is switched off. It would deadlock here: each rank would wait for a message that its neighbour
+    # does not send when the universal layout is loaded.
     with (
         only_data(folder, inner),
         with_checked_tag(engine, folder, "latest_universal"),

@@ -32,7 +32,7 @@ class Universal:
     """Writes the universal layout of a checkpoint.
 
     Args:
-        partitions: the checkpoint.
+        partitions: the partitions in the checkpoint.
         folder: the folder to write into.
         stage: the stage of ZeRO that will load the layout.
 

@@ -11,11 +11,11 @@ The order of an epoch is drawn from the random number states at the start of the
 states, lets the loader draw the order, and afterwards restores the states of the checkpoint's step. The generators of
 the loader and of its samplers are also set to their states at the start of the epoch, and continue from there.
 
-A loader that Accelerate has prepared counts its epochs by itself, and after a resume would count from 0. So this module
-sets the count at the start of each epoch.
+A loader that Accelerate has prepared counts its epochs by itself, and after a resume would count from 0. So this
+module sets the count at the start of each epoch.
 
-Reading a sample may also draw random numbers, for example in an augmentation. The module `fetches` restores the states
-for these.
+Reading a sample may also draw random numbers, for example in an augmentation. The module `fetches` restores the
+states for these.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -176,12 +176,14 @@ class TrackedData:
         if resumed is not None and resumed.epoch_rng is not None:
             restore_rng(resumed.epoch_rng)
         elif rng is not None:
-            # The epoch starts with these states. They must not be restored again when its order has been drawn.
+            # The epoch starts with these states. They must not be restored again after the order of the epoch has
+            # been drawn.
             restore_rng(rng)
             rng = None
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
-        # Persistent workers keep their first sampler. If it left out batches, the loader's own count stays wrong.
+        # Persistent workers keep their first sampler. If this sampler left out batches, the loader's own count stays
+        # wrong.
         self._is_by_count = self._is_by_count and bool(getattr(self.loader, "persistent_workers", False))
         batches = self._batches_after(resumed, rng)
         for batch in batches:

@@ -40,7 +40,7 @@ class Parts(ABC):
     it.
 
     Args:
-        place: this rank.
+        place: the position of this rank among the ranks.
     """
 
     def __init__(self, place: Place) -> None:
@@ -113,7 +113,7 @@ class NamedParts(Parts):
 
     Args:
         parts: by name.
-        place: this rank.
+        place: the position of this rank among the ranks.
 
     Raises:
         UsageError: a session cannot save one of the parts.

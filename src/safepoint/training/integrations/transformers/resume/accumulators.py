@@ -18,8 +18,8 @@ _FLAT = set(_NUMBERS)
 _LONGEST = 10_000
 """A container with more values is treated as data, not as counts or totals."""
 _LEFT_OUT = {"_last_loaded_step"}
-"""In TRL, the step whose weights were last sent to vLLM. It must not be restored: after a restart, vLLM has the weights
-of the original model."""
+"""In TRL, the step whose weights were last sent to vLLM. It must not be restored: after a restart, vLLM has the
+weights of the original model."""
 _MISSING = object()
 
 

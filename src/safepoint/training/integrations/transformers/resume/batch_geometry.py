@@ -124,10 +124,10 @@ class BatchGeometry:
         return epochs, rest // self.global_batch * self.accumulation
 
     def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
-        """Like `position`, for a data set without a length, which may have been read several times.
+        """The position of a checkpoint in a data set without a length, which may have been read several times: whole
+        passes, and micro-batches per rank to skip in the running pass.
 
-        For a data set without a length, the Trainer adds 1 / `max_steps` to the epoch in each step, however long a
-        pass is.
+        For such a data set, the Trainer adds 1 / `max_steps` to the epoch in each step, however long a pass is.
 
         Args:
             epoch: the epoch in a checkpoint: the number of passes that have ended, plus the steps of the present pass

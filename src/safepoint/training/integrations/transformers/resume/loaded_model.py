@@ -41,7 +41,7 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     Args:
         model: as the Trainer has loaded it, not yet wrapped for training.
         missing: names that the Trainer did not find.
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         step: of the checkpoint.
 
     Raises:
@@ -109,7 +109,7 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
 
     Args:
         model: the model to train, not yet wrapped for training.
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         step: of the checkpoint.
 
     Raises:
@@ -159,7 +159,7 @@ def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, st
     Args:
         model: the model to train.
         loaded: the names of the adapters that the Trainer has loaded.
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         step: of the checkpoint.
 
     Raises:

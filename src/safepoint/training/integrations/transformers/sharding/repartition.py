@@ -61,7 +61,7 @@ class Repartition:
     All ranks call each of the methods.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         peers: all ranks.
         trainer: a Trainer that uses DeepSpeed.
         output: the output folder that this rank uses.
