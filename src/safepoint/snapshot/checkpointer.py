@@ -201,8 +201,8 @@ class Checkpointer:
         """Allocate the memory for snapshots of `state`, in the background.
 
         Args:
-            state: as for `save`. For an optimizer, two moments are counted for each parameter, even if its first step
-                has not created them yet.
+            state: as for `save`. For an optimizer, two tensors of the parameter's size are counted for each
+                parameter, even if the optimizer's first step has not created them yet.
             is_waiting: whether to wait until the memory is allocated.
 
         Raises:

@@ -68,7 +68,8 @@ def publish(
 
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
-        folder: the checkpoint. The caller must hold a lease on it (`files.reading`), so that it is not deleted.
+        folder: the folder of the checkpoint. The caller must hold a lease on the checkpoint (a lock, see
+            `shared_folders.leases.reading`), so that no run deletes it.
         record: the manifest of the checkpoint; or, if each node has an output folder of its own, the record of the
             files that this folder holds.
         name: its name in the store.

@@ -28,7 +28,7 @@ TERMINAL = "SAFEPOINT_HELPER_TERMINAL"
 
 
 def main() -> None:
-    """Entry point of the archive in a helper pod."""
+    """Entry point of the archive in the pod of a helper (a Kubernetes Job that runs one command of Safepoint)."""
     # This is the first process of a container: without a handler, the kernel would not deliver SIGTERM to it.
     signal.signal(signal.SIGTERM, _interrupt)
     forget_service_links()

@@ -1,6 +1,6 @@
 """Makes the objects of a job: its TrainJob, its config map, its Secrets and its runtime.
 
-This module sends no requests.
+A runtime is a template of a job's pods, with their image and their volumes. This module sends no requests.
 """
 
 import base64

@@ -1,5 +1,7 @@
 """The history of all jobs: one SQLite file, which commands and supervisors share.
 
+A supervisor is the process that starts the launchers of one job, and watches them.
+
 Promises: changes are atomic and survive a power cut. Several processes can read and write at once. A file of a newer
 release is refused, and stays unchanged.
 """

@@ -1,4 +1,8 @@
-"""Jobs on this machine."""
+"""Jobs on this machine.
+
+Commands store their requests in the history of the jobs. The supervisor of a job, a process that starts the job's
+launchers and watches them, reads the requests there.
+"""
 
 import contextlib
 import os

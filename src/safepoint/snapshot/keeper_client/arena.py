@@ -1,6 +1,7 @@
 """The memory into which snapshots are staged (copied from the tensors).
 
-It consists of blocks: pieces of shared memory, which are allocated once and reused.
+It consists of blocks: pieces of shared memory, which are allocated once and reused. A block holds the images (the
+future bytes) of one or several files.
 """
 
 import operator

@@ -1,7 +1,7 @@
 """One rank's snapshots: reserves memory for images, starts the copy of their tensors, announces them to the keeper.
 
 The keeper is the process of each node that writes snapshots to disk. A snapshot is taken at a boundary: the point
-between two optimizer steps. The images of its files lie in blocks, which are pieces of shared memory.
+between two optimizer steps. The images (future bytes) of its files lie in blocks, which are pieces of shared memory.
 """
 
 import functools

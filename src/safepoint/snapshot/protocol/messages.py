@@ -32,7 +32,7 @@ def _check_folder(folder: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedFile:
-    """A file of a snapshot, and where its image lies in a rank's memory.
+    """A file of a snapshot, and where its image (its future bytes) lies in a rank's memory.
 
     Args:
         path: relative to the checkpoint.

@@ -76,9 +76,10 @@ class Boundary:
         self.agreement = Agreement(context.termination, peers, self._hold)
         """The votes of the ranks."""
         self.saver = SynchronousSave(setup)
-        """Saves without the keeper: the ranks write the files themselves."""
+        """Saves without the keeper (the process on each node that writes snapshots to disk): the ranks write the
+        files themselves."""
         self.snapshots = Snapshots(setup)
-        """Saves through the keeper, the process on each node that writes snapshots to disk."""
+        """Saves through the keeper."""
         self.saves = Saves(setup, self.agreement, self.snapshots, self.saver)
         """Chooses between `saver` and `snapshots`."""
         if start.point is not None and not start.point.is_durable:

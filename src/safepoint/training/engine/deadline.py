@@ -28,7 +28,8 @@ class Deadline:
         self._reported = ""
 
     def check(self) -> float | None:
-        """If the running step cannot be finished in time, have the keeper commit the newest snapshot instead.
+        """If the running step cannot be finished in time, have the keeper (the process that writes snapshots to disk)
+        commit the newest snapshot instead.
 
         Returns:
             Seconds until the next check; None for no further check.

@@ -73,7 +73,8 @@ def run_agent(
     reporter: LauncherReporter,
     orphans: Orphans,
 ) -> AgentOutcome:
-    """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
+    """Start the ranks of this node. Monitor them and their keeper, the process that writes snapshots to disk, until
+    the ranks have ended."""
     config = _config(plan, settings)
     # torch elastic must not handle the signals that `relay` handles.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"

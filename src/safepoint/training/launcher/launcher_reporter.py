@@ -209,7 +209,8 @@ class LauncherReporter:
 
 
 def _with_newest(progress: Progress) -> Progress:
-    """The progress, with the step of a checkpoint that the keeper has committed after the ranks had ended."""
+    """The progress, with the step of a checkpoint that the keeper (the process that writes snapshots to disk) has
+    committed after the ranks had ended."""
     with contextlib.suppress(OSError, SafepointError, ValueError):
         for path in OutputFolder(Path(progress.output_dir)).checkpoints()[:1] if progress.output_dir else []:
             manifest = read_manifest_of_any(path)

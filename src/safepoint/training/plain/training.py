@@ -1,6 +1,7 @@
 """A training whose loop reports the end of each step: `safepoint.session`, and Lightning's Trainer.
 
-From these reports, Safepoint derives when the ranks vote, take snapshots, save, and end the training early.
+From these reports, Safepoint derives when the ranks vote (agree, by a small all-reduce, whether to save or stop),
+take snapshots, save, and end the training early.
 """
 
 import contextlib

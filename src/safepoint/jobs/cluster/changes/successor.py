@@ -133,8 +133,8 @@ class Successions:
             written = read_plan(self._api.get("trainjobs", name_of(document)))
         if written is None:
             raise ConflictError(
-                f"job {job.name} was not scaled: TrainJob {name_of(document)}, which keeps the plan for this, was "
-                "changed at once",
+                f"job {job.name} was not scaled: someone changed TrainJob {name_of(document)}, which stores the plan "
+                "for this, as soon as it was created",
                 hint=f"`kubectl delete trainjob {name_of(document)}` removes it; then scale the job once more",
             )
         return written

@@ -1,4 +1,7 @@
-"""Checks, before a job is created, that its runtime, its claim (volume), its queue and its Secret exist."""
+"""Checks, before a job is created, that its runtime, its claim (volume), its queue and its Secret exist.
+
+A runtime is a template of a job's pods, with their image and their volumes.
+"""
 
 import contextlib
 

@@ -117,7 +117,8 @@ def _try_to_save(
 
 
 def request_stop(api: ClusterApi, seen: Observed, *, receipt: Receipt | None = None) -> None:
-    """Set the field that stops the job: `active` of its Workload or, without a Workload, its own `suspend`."""
+    """Set the field that stops the job: `active` of its Workload (Kueue's object for a job in a queue) or, without a
+    Workload, `suspend` of its TrainJob."""
     name = name_of(seen.trainjob)
     notes = {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}
     by: Object = {"metadata": {"annotations": notes}}
