@@ -1,8 +1,8 @@
 """The pace of an attempt: arithmetic on the times of its steps.
 
 Between two steps lies a boundary, in which evaluations and saves happen. The time of a step begins when the boundary
-before the step ends, so it includes no evaluations and saves. They are measured separately, as pauses. The first
-pause is left out: `pause_s` is the mean over the steps after the first pause.
+before the step ends, so this time includes neither evaluations nor saves. Evaluations and saves are measured
+separately, as pauses. The first pause is left out: `pause_s` is the mean over the steps after the first pause.
 """
 
 from collections import deque

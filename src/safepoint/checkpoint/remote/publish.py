@@ -120,7 +120,7 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
         try:
             with remote.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
                 present = remote.bytes_of_manifest(name)
-        except UnreadableError:  # it may be that of another checkpoint, which is not replaced
+        except UnreadableError:  # the manifest may be that of another checkpoint, which is not replaced
             continue
         if present is not None and not extends(manifest, present):
             continue
@@ -185,7 +185,7 @@ def _hex_of(data: bytes) -> str:
 
 
 class NodeUploaders:
-    """Coordinates this node's uploader with those of the other nodes. With one node it never waits.
+    """Coordinates this node's uploader with those of the other nodes. With one node, no method waits.
 
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
@@ -235,7 +235,7 @@ class NodeUploaders:
         """Stop waiting for the checkpoint `name` if it is committed with this node's manifest.
 
         Returns:
-            Whether this node no longer waits for it, or never did.
+            Whether this node no longer waits for the checkpoint, or never did.
         """
         manifest = self.awaited.get(name)
         if manifest and self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == manifest.to_bytes():

@@ -76,7 +76,7 @@ class RemoteFolder:
     """The checkpoints of a run in an object store.
 
     Args:
-        store: at the run's location.
+        store: the store at the run's location.
         attempt_id: the attempt that has claimed the location, and for which this object writes. None for reading, and
             for writing to a location without a claim.
         passed_over: steps whose checkpoints this start found damaged; policies do not count them.
@@ -437,7 +437,7 @@ class RemoteFolder:
         Raises:
             ConflictError: another attempt has claimed the location.
         """
-        # Listed before the fence, so that the list has no objects that a later attempt has written.
+        # The objects are listed before `fence`, so that none of them can be an object of a later attempt.
         found = {path: item for path, item in self._objects(name, deadline_s).items() if path not in but}
         mark = self._read_mark(name, deadline_s)[0]
         doomed = {path for path, item in found.items() if path in own or mark.names(path, item)}

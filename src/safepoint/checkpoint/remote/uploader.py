@@ -88,7 +88,7 @@ class Uploader:
         """Whether the remaining time is for the newest checkpoint only."""
         self.takes_open = False
         """Whether to upload open parts too (`NodePart.is_open`). It is set at the end of the training or of its
-        processes: then no callback can add files to the parts."""
+        processes, when callbacks can no longer add files to the parts."""
         self.deadline_s: float | None = None
         """When to give up, by the monotonic clock; None for never."""
 

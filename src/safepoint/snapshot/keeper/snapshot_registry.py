@@ -71,7 +71,7 @@ class Snapshot:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rank has staged its part, and none has overwritten it."""
+        """Whether every rank has staged its part, and no rank has overwritten its part since."""
         return self.has_begun and self.is_intact and all(part.is_staged for part in self.parts.values())
 
 

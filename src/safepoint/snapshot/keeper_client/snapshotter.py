@@ -26,7 +26,7 @@ class Snapshotter:
     """Takes snapshots on this rank.
 
     Args:
-        keeper: of this node.
+        keeper: the connection to the keeper of this node.
         optimizers: their tensors change only when these optimizers step, so the tensors are copied during the next
             forward and backward. None: all tensors are copied at the boundary.
         slots: see `Arena`.

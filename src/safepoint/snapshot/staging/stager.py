@@ -33,10 +33,10 @@ _CHUNK_BYTES = 32 << 20
 _OPERATION_S = 1.0
 _LOOK_EVERY_S = 0.002
 SMALL_PIECE_BYTES = 64 << 10
-"""Smaller tensors are copied in batches, because the bookkeeping for one takes longer than its copy."""
+"""Smaller tensors are copied in batches, because the bookkeeping for a small tensor takes longer than its copy."""
 _PASSING_BYTES = 1 << 20
 """A plan is dropped after the save if tensors of at least this total size may have been made for that save only.
-If they are smaller, the plan is kept, and they stay in memory."""
+If these tensors are smaller in total, the plan is kept, and the tensors stay in memory."""
 
 
 class _Copy(NamedTuple):

@@ -20,7 +20,8 @@ _SAVE_GUESS_S = 1.0
 """The assumed time of a save before the first one was measured."""
 _SHORT_STEP_MS = 250
 """If steps are shorter than this, the vote starts with the step. If they are longer, the vote starts just before
-`optimizer.step`. That costs 1.3 ms on two ranks of one machine (docs/benchmarks.md): half a percent of 250 ms."""
+`optimizer.step`. Such a late vote costs 1.3 ms on two ranks of one machine (docs/benchmarks.md): half a percent of
+250 ms."""
 
 
 class Agreement:

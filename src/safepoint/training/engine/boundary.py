@@ -148,7 +148,7 @@ class Boundary:
         return decision.stop or decision.save or decision.is_due or self.saves.requested is not None
 
     def save_if_due(self, *, is_periodic: bool) -> None:
-        """Save this boundary if a save is due; otherwise take a snapshot if a snapshot is due.
+        """Save the state at this boundary if a save is due; otherwise take a snapshot if a snapshot is due.
 
         Args:
             is_periodic: whether the script or the settings schedule a save at this step.
@@ -165,7 +165,7 @@ class Boundary:
     def save(
         self, write: Write, *, is_last: bool = False, on_started: Callable[[Trigger], None] | None = None
     ) -> None:
-        """Save this boundary unless it is saved already, and leave if the ranks have agreed to stop.
+        """Save the state at this boundary, unless it is saved already. Leave if the ranks have agreed to stop.
 
         Args:
             write: writes this rank's files.
@@ -267,7 +267,7 @@ class Boundary:
             FinalModelSave(self._setup, self._setup.location).save()
 
     def leave_unfinished(self, step: int, go_back: Callable[[], None]) -> Interrupted:
-        """Leave a step or an evaluation unfinished, and save the boundary before it.
+        """Leave a step or an evaluation unfinished, and save the state at the boundary before it.
 
         Args:
             step: the step of that boundary.

@@ -86,7 +86,7 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
 
 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
-    """Record in the folder which object store it belongs to, before any checkpoint in it is used.
+    """Record in the folder to which object store the folder belongs, before any checkpoint in it is used.
 
     This ends the uploads of the previous training in this process. It also deletes the final model that an earlier
     training left in the folder.
