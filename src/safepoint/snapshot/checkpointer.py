@@ -435,7 +435,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
         parameters: list[torch.Tensor] = [one for group in value.param_groups for one in group["params"]]
         for parameter in parameters:
             if parameter.requires_grad:
-                yield from (parameter, parameter)  # two moments
+                yield from (parameter, parameter)  # the optimizer's two tensors for the parameter
     elif isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -148,12 +148,12 @@ class ClusterJob:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue it: it is suspended. A job that has failed must be submitted again."""
+        """Whether `resume` can continue the job: only a suspended job. A failed job must be submitted again."""
         return self.state is JobState.SUSPENDED
 
     @property
     def settings(self) -> RunSettings:
-        """The options of its run. Only `grace_s` is that of the job; the others have their defaults."""
+        """The options of the run. Only `grace_s` has the value of the job; the other options have their defaults."""
         return RunSettings(grace_s=self.grace_s)
 
     @property

@@ -92,7 +92,7 @@ class Job(Summary, Protocol):
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue it."""
+        """Whether `resume` can continue the job."""
         ...
 
     @property

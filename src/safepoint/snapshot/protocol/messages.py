@@ -99,7 +99,7 @@ class Outcome:
 
     Args:
         step: of the snapshot.
-        error: why it is not durable; empty if it is.
+        error: why the snapshot is not durable; empty if it is durable.
         path: the checkpoint's folder.
         size_bytes: of its files.
         write_s: seconds that writing and committing took.

@@ -244,8 +244,8 @@ def pin(block: Block, index: int) -> bool:
             with _cuda.device(index):
                 cudart.cudaHostUnregister(address)
 
-    # On another thread: CUDA stores an error in the thread that made the call, and the next kernel launch on that
-    # thread would raise it.
+    # This runs on another thread, because CUDA stores an error in the thread that made the call, and the next kernel
+    # launch on that thread would raise the error.
     thread = threading.Thread(target=register, name="safepoint-pin")
     thread.start()
     thread.join()

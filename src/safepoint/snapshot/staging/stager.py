@@ -129,7 +129,8 @@ class Work:
     began_s: float = field(default_factory=clock.monotonic_s)
     head: int = 0
     tail: int = 0
-    """The copies from `head` to `tail` have not begun. The copying thread takes the first, helpers the last."""
+    """The copies from `head` to `tail` have not begun. The copying thread takes the first of them next. A thread that
+    helps takes the last."""
     pending: Counter[int | None] = field(default_factory=Counter[int | None])
     is_ended: bool = False
 

@@ -42,7 +42,7 @@ class FinalModelSave:
     """The save of one training's finished model.
 
     Args:
-        setup: the training; its loop has the model.
+        setup: the facts of the training; the training loop has the model.
         location: the object store.
     """
 

@@ -41,7 +41,7 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
 
     Raises:
         ConflictError: the job has ended or is being deleted.
-        WaitTimeoutError: its pods are not gone yet; the request stays in effect.
+        WaitTimeoutError: the pods of the job are not gone yet; the request stays in effect.
     """
     began_s = clock.monotonic_s()
     seen, job = _look(look, place)

@@ -198,7 +198,8 @@ class TrainerRun(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is loaded: restore the state that the Trainer does not save, and do the deferred work."""
-        # The script's arguments and the options decide when to log, evaluate and save, not the checkpoint's values.
+        # When to log, evaluate and save follows from the script's arguments and the options, not from the values in
+        # the checkpoint.
         state.compute_steps(args, int(state.max_steps))
         self._callbacks.loop_begins()
         self._boundary.loop_begins()

@@ -1,4 +1,4 @@
-"""Presents the Trainer to the engine as a `TrainingLoop`.
+"""Gives the engine access to the Trainer, as a `TrainingLoop`.
 
 The Trainer's own `_save_checkpoint` decides which files are saved.
 """

@@ -15,7 +15,7 @@ A loader that Accelerate has prepared counts its epochs by itself, and after a r
 module sets the count at the start of each epoch.
 
 Reading a sample may also draw random numbers, for example in an augmentation. The module `fetches` restores the
-states for these.
+states from which they are drawn.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -222,7 +222,7 @@ class TrackedData:
             self.loader.set_epoch(self.epoch)  # pyright: ignore
 
     def _batches_after(self, resumed: Position | None, rng: dict[str, Any] | None) -> Iterator[Any]:
-        """The batches of the epoch after the position `resumed`; all batches if it is None.
+        """The batches of the epoch after the position `resumed`; all batches if `resumed` is None.
 
         Args:
             resumed: the position that the run resumes from.

@@ -105,7 +105,8 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
 
 
 def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
-    """Compare the adapters' settings in a checkpoint with the script's. Settings that only one has are ignored.
+    """Compare the adapters' settings in a checkpoint with the script's. Settings that only one of the two has are
+    ignored.
 
     Args:
         model: the model to train, not yet wrapped for training.
