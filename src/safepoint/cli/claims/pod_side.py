@@ -1,6 +1,6 @@
 """Runs one command in a pod. A command outside of the cluster has started the pod, and reads the pod's log.
 
-This process writes frames to the log (`foundation.events.answer_frames`). They contain stdout, stderr, and how the
+This process writes frames to the log (`foundation.events.answer_frames`). The frames contain stdout, stderr, and how the
 command ended. This process does not print failures; the command outside prints them.
 """
 

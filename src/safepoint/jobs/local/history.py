@@ -332,7 +332,7 @@ class History:
         self._query("DELETE FROM job WHERE name = ?", name)
 
     def remove(self, name: str) -> None:
-        """Remove a job that has no processes: first its folder, then its entry in the history. Its checkpoints stay.
+        """Remove a job that has no processes: first its folder, then its entry in the history. Checkpoints stay.
 
         Raises:
             StorageError: the folder cannot be removed; the entry stays.

@@ -221,7 +221,7 @@ class LocalJobs:
 
         Raises:
             ConflictError: the job has ended.
-            WaitTimeoutError: it has not stopped yet; the request stays in effect.
+            WaitTimeoutError: the job has not stopped yet; the request stays in effect.
         """
         with self._history.transaction():
             job = self.job(name)

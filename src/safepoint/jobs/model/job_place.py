@@ -28,7 +28,7 @@ class Summary(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique in its place."""
+        """The name of the job, unique in its place."""
         ...
 
     @property
@@ -62,12 +62,12 @@ class Job(Summary, Protocol):
 
     @property
     def where(self) -> str:
-        """The folder, or the cluster and the namespace, in which it runs."""
+        """The folder, or the cluster and the namespace, in which the job runs."""
         ...
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes it has."""
+        """How many nodes the job has."""
         ...
 
     @property

@@ -54,7 +54,7 @@ class KeeperConnection:
         self.client = None
 
     def open(self, job_secret: bytes | None = None) -> KeeperClient | None:
-        """Connect to the keeper. If no launcher has started one, the first rank of the node starts it.
+        """Connect to the keeper. If no launcher has started a keeper, the first rank of the node starts one.
 
         Args:
             job_secret: bytes that only the ranks of this job know; None for a single rank.

@@ -122,7 +122,7 @@ class Outcome:
 
         Args:
             is_saved: whether the state of the last step is committed.
-            reason: why that state is not committed; ignored if it is.
+            reason: why that state is not committed; ignored if it is committed.
             uploads_failed: whether the run ends because uploads fail.
             limit_s: how long the last write of the progress may take; None derives it from the deadline.
         """

@@ -53,12 +53,12 @@ class PlainLoop:
         """Batches of this rank in one optimizer step."""
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The parameters of all modules; with adapters only the trainable ones: the base model is not saved."""
+        """The parameters of all modules; with adapters only the trainable ones, because no base model is saved."""
         every = parameters_of(self._parts.modules())
         return every if self._base is None else [one for one in every if one.requires_grad]
 
     def moments_per_parameter(self) -> int:
-        """Always two, the number for Adam: the actual optimizer is not examined."""
+        """Two, the number for Adam. The actual optimizer is not examined."""
         return 2
 
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -23,7 +23,7 @@ class Run(Training):
     Args:
         context: the context of this rank.
         parts: the model, the optimizer and everything else that is saved.
-        data: iterated once in each epoch.
+        data: the data of the loop, which is iterated once in each epoch.
         output_dir: see `Training`.
         save_steps: see `Training`.
     """

@@ -112,7 +112,7 @@ class NamedParts(Parts):
     (torch.distributed.checkpoint).
 
     Args:
-        parts: by name.
+        parts: the parts, by name.
         place: the position of this rank among the ranks.
 
     Raises:
@@ -241,7 +241,7 @@ def bases_of(
     """The base models of the adapters among a session's modules; all ranks call this function.
 
     Args:
-        modules: by name.
+        modules: the modules, by name.
         peers: all ranks.
         is_split: whether one of the modules is sharded (`fully_shard`).
 
