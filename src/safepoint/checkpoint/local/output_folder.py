@@ -150,7 +150,8 @@ class OutputFolder:
         Args:
             wait_s: how long to wait for another run.
             waiting: called once, when the wait begins, with a description of the process that holds the folder.
-            keeper: the identity of this run's keeper. It may still hold the folder from an earlier start of this run.
+            keeper: the identity of this run's keeper, which may still hold the folder from an earlier start of this
+                run.
 
         Returns:
             Whether the file system supports locks. Without locks, `clean` must not be called: another run may be

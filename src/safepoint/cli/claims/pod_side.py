@@ -1,7 +1,7 @@
 """Runs one command in a pod. A command outside of the cluster has started the pod, and reads the pod's log.
 
-This process writes frames to the log (`foundation.events.answer_frames`). The frames contain stdout, stderr, and how the
-command ended. This process does not print failures; the command outside prints them.
+This process writes frames to the log (`foundation.events.answer_frames`). The frames contain stdout, stderr, and how
+the command ended. This process does not print failures; the command outside prints them.
 """
 
 import json
