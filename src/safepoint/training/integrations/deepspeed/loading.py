@@ -1,7 +1,8 @@
 """Loads the universal layout through DeepSpeed, and then corrects what DeepSpeed leaves out or sets wrongly.
 
-From this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 it gives every group of the
-optimizer the settings of the first group. All weights then also share one step counter, which each group increments.
+From this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 DeepSpeed gives every group of
+the optimizer the settings of the first group. All weights then also share one step counter, which each group
+increments.
 """
 
 import contextlib

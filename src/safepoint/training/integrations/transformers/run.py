@@ -326,7 +326,7 @@ class TrainerRun(TrainerCallback):
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         is_due = not kwargs.get("skip_scheduler", False)
         if not is_due and self._start.point is not None:
-            return {}  # an evaluation by `eval_on_start`: the first start of the run has logged it already
+            return {}  # an evaluation by `eval_on_start`: an earlier start of the run has logged it already
         is_save_due = is_due and bool(self._trainer.control.should_save)
         pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
         self._evaluating = self._rollback_point(pending, with_buffers=False)

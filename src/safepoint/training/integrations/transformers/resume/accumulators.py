@@ -2,7 +2,7 @@
 
 A trainer of a library, or a subclass in the script, may keep running averages or totals, and log them every few
 steps. This module finds such attributes by their values: numbers, or dictionaries and lists of numbers, that training
-has changed. It leaves out
+has changed. The module leaves out
 
 - attributes that the Trainer of transformers uses itself, because it restores them or sets them again;
 - True and False, which often say that something was prepared in this process.

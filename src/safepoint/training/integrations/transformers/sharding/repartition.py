@@ -229,7 +229,7 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     """Refuse a change of the number of ranks, or of the stage, that DeepSpeed does not support.
 
     Args:
-        trainer: about to train.
+        trainer: the Trainer, which is about to train.
         manifest: of a checkpoint that was written under this run's strategy.
 
     Raises:
