@@ -314,9 +314,9 @@ def _why_exposed(
 
     Args:
         path: the file.
-        link: its status, or that of the link at `path`.
-        now: its status. Both come from `path`, not from a descriptor, so that the names are counted while the file
-            has the name `path`.
+        link: the status of the file, or that of the link at `path`.
+        now: the status of the file. Both come from `path`, not from a descriptor, so that the names are counted
+            while the file has the name `path`.
         is_named: whether the user has chosen the path. Then the mode of a file whose mode cannot be changed, as in a
             volume of Kubernetes, does not count.
     """

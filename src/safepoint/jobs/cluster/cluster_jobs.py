@@ -94,7 +94,7 @@ class ClusterJobs:
         """Create a job.
 
         Raises:
-            ConflictError: a job of this name exists already, or the claim or a quota does not allow the job.
+            ConflictError: a job of this name exists already, or the claim (volume) or a quota does not allow the job.
             AccessDeniedError: you may not create the objects of the job.
         """
         with self._api.asked_ahead([("trainjobs", spec.name), *needs_of(spec)]):

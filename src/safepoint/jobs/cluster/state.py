@@ -92,7 +92,7 @@ class ClusterJob:
     Args:
         name: the name of the TrainJob.
         place: the name of the cluster in messages.
-        namespace: the namespace.
+        namespace: the namespace of the job.
         state: its state.
         message: why it is in this state; may be empty.
         created: when the job was created (RFC 3339 UTC).
@@ -151,12 +151,12 @@ class ClusterJob:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue it: it is suspended. A job that has failed must be submitted again."""
+        """Whether `resume` can continue the job: only a suspended job. A failed job must be submitted again."""
         return self.state is JobState.SUSPENDED
 
     @property
     def settings(self) -> RunSettings:
-        """The options of its run. Only `grace_s` is that of the job; the others have their defaults."""
+        """The options of the run. Only `grace_s` has the value of the job; the other options have their defaults."""
         return RunSettings(grace_s=self.grace_s)
 
     @property
@@ -262,14 +262,14 @@ def _state_of(seen: Observed) -> tuple[JobState, str]:
 
 
 def _ending(seen: Observed) -> tuple[JobState, str]:
-    """The state of a job that is being deleted, or whose TrainJob is being replaced by a new one."""
+    """The state, and a message, of a job that is being deleted, or whose TrainJob is being replaced by a new one."""
     if seen.target_nodes is None:
         return JobState.DELETING, ""
     return JobState.RESTARTING, f"its number of nodes changes to {seen.target_nodes}"
 
 
 def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
-    """The state of a job that may not run, because a person or a queue has stopped it."""
+    """The state, and a message, of a job that may not run, because a person or a queue has stopped it."""
     job, workload = seen.trainjob, seen.workload
     by = texts(job, "metadata", "annotations").get(SUSPENDED_BY, "")
     queue = texts(job, "metadata", "labels").get(_QUEUE)
@@ -291,7 +291,7 @@ def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
 
 
 def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
-    """The state of a job that may run."""
+    """The state, and a message, of a job that may run."""
     has_run = _has_run(seen)
     waiting = JobState.RESUMING if has_run else JobState.STARTING
     if not pods:
@@ -305,7 +305,7 @@ def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
 
 
 def _before_training(seen: Observed, waiting: JobState) -> tuple[JobState, str]:
-    """The state of a job without pods that train: it may wait for its dataset or its model."""
+    """The state, and a message, of a job without pods that train: it may wait for its dataset or its model."""
     found = [pod for pod in seen.pods if not is_training_pod(pod) and at(pod, "status", "phase") != "Succeeded"]
     if not found:
         return waiting, "its pods are being created"
@@ -316,7 +316,7 @@ def _before_training(seen: Observed, waiting: JobState) -> tuple[JobState, str]:
 def _not_all_running(
     pods: Sequence[Object], not_running: Sequence[Object], waiting: JobState
 ) -> tuple[JobState, str]:
-    """The state of a job with pods of which at least one does not run, or is being deleted."""
+    """The state, and a message, of a job with pods of which at least one does not run, or is being deleted."""
     leaving = next(filter(_is_leaving, pods), None)
     if leaving is not None:
         return JobState.RESTARTING, _why_leaving(leaving)

@@ -1,4 +1,7 @@
-"""The newest snapshot from before a restart of the ranks, as a folder of links that the restarted ranks load."""
+"""The newest snapshot from before a restart of the ranks, as a folder of links that the restarted ranks load.
+
+The keeper, the process of each node that writes snapshots to disk, makes this folder.
+"""
 
 import os
 import shutil

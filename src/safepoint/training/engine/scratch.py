@@ -30,7 +30,7 @@ class Scratch:
         self._parent = parent
         self._path: Path | None = None
         self.capture = Capture()
-        """Turns what a save routine writes into images."""
+        """Turns what a save routine writes into images: the bytes of the files, in memory."""
 
     def ensure(self, keeper: KeeperClient) -> None:
         """Create the folder if needed, and check its free space.

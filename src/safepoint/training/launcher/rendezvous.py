@@ -1,7 +1,7 @@
 """The rendezvous of torch elastic (where the nodes of a job find each other), over Safepoint's own store.
 
 The number of nodes is fixed when the job starts. The store is a `TCPStore` of torch, which holds keys with values for
-the ranks, and not an object store. It refuses programs that do not belong to the job.
+the ranks, and not an object store. The store refuses programs that do not belong to the job.
 """
 
 import datetime

@@ -100,7 +100,7 @@ def share_event_stream(folder: str | None, stream: Path) -> None:
 
 
 def shared_event_stream(folder: Path) -> Path | None:
-    """The stream that the run's events go to, once a rank has shared it."""
+    """The stream that the run's events go to; None before a rank has shared it."""
     with contextlib.suppress(OSError, ValueError):
         return Path((folder / _STREAM).read_text(encoding="utf-8"))
     return None

@@ -51,8 +51,8 @@ class RankRecordWriter:
     """Writes the record of this rank.
 
     Args:
-        folder: the launcher's folder, or None without a launcher.
-        place: this rank.
+        folder: the launcher's folder, or None without a launcher. Each start of the ranks has a subfolder there.
+        place: the position of this rank among the ranks.
     """
 
     def __init__(self, folder: str | None, place: Place) -> None:

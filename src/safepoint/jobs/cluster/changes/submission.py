@@ -1,4 +1,7 @@
-"""Creates the objects of a job. Attaches or deletes objects that a killed `submit` has left without an owner."""
+"""Creates the objects of a job. Attaches or deletes objects that a killed `submit` has left without an owner.
+
+The owner of an object is the TrainJob with which the cluster deletes the object.
+"""
 
 import base64
 import contextlib

@@ -2,8 +2,8 @@
 
 A helper is a Kubernetes Job with config maps. The answer is what its command prints and how the command ends, written
 to the pod's log as frames. The Job is created before its config maps, and owns them from the start. So if this
-process is killed, only the Job and objects that it owns are left. The cluster ends the Job at its deadline, and
-deletes all of them soon afterwards.
+process is killed, only the Job and objects that the Job owns are left. The cluster ends the Job at its deadline, and
+deletes the Job and these objects soon afterwards.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def run_helper(
     """Run a command of Safepoint in a pod.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the helper.
         request: the command, and what the pod mounts.
         receive: called with each part of the command's stdout and stderr, as soon as it arrives.
         say: called with a sentence if the pod has not started after a while.

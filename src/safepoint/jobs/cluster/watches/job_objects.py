@@ -52,7 +52,7 @@ def events_of_job(seen: Observed, events: Iterable[Object], *, since: str) -> li
     name.
 
     Args:
-        seen: the job.
+        seen: the objects of the job.
         events: all events of the namespace.
         since: when the job was created (RFC 3339 UTC): earlier events are those of another job of the same name.
     """
