@@ -5,6 +5,7 @@
 | below 5.3 | the loop of the Trainer is one method | `split_loop` |
 | below 5.0 | no `conversion_mapping`; `save_pretrained` renames weights by a table in the model | `is_converted` |
 | below 5.0 | `save_safetensors=False` writes pickles | `writes_safetensors` |
+| below 5.0 | ranks on CPUs load the optimizer's state to a device such as `cpu:0`, which torch refuses | `loadable` |
 | below 5.1 | no `enable_jit_checkpoint` | `arguments.py` reads it with a default |
 """
 
@@ -14,6 +15,8 @@ import inspect
 import textwrap
 from types import ModuleType
 from typing import Any, cast
+
+import torch
 
 from safepoint.errors import SafepointError
 
@@ -164,3 +167,9 @@ def is_converted(model: Any) -> bool:
 def writes_safetensors(args: Any) -> bool:
     """Whether the Trainer writes weights as safetensors, which releases from 5.0 on always do."""
     return bool(getattr(args, "save_safetensors", True))
+
+
+def loadable(map_location: Any) -> Any:
+    """The argument `map_location` of `torch.load`, without the index of a CPU."""
+    is_cpu = isinstance(map_location, torch.device) and map_location.type == "cpu"
+    return "cpu" if is_cpu else map_location

@@ -35,6 +35,7 @@ from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restric
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.training.compatibility.transformers_releases import loadable
 from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import set_numpy_state
 from safepoint.training.state.scheduler_states import checked_schedulers
@@ -109,7 +110,7 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
         if threading.current_thread() is this_thread:
             place.path = named
         try:
-            return _load(original, f, named, map_location=map_location, **{**options, "weights_only": True})
+            return _load(original, f, named, map_location=loadable(map_location), **{**options, "weights_only": True})
         except CheckpointError as error:
             if not _is_in(folder, f):
                 error.hint = _ELSEWHERE

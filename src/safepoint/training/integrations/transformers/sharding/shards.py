@@ -1,6 +1,9 @@
 """Which rank has which bytes of each weight, for every strategy."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import sys
+import warnings
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -67,10 +70,12 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
     Raises:
         ValueError: a weight is split among the ranks in an unknown way.
     """
-    split = dict(model.named_parameters(remove_duplicate=False))
+    split = {_without_wrappers(name): one for name, one in model.named_parameters(remove_duplicate=False)}
     found: dict[str, Weight] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if trained_only and not getattr(tensor, "requires_grad", False):
+    with _in_shards(model):
+        state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        if trained_only and not getattr(split.get(name, tensor), "requires_grad", False):
             continue
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} is not a tensor")  # noqa: TRY004  a property of the model, not of the call
@@ -78,10 +83,46 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
             found[name] = _of_deepspeed(split[name])
         elif hasattr(tensor, "_local_tensor"):
             found[name] = _of_dtensor(name, tensor)
+        elif hasattr(tensor, "local_shards"):
+            found[name] = _of_fsdp1(name, tensor)
         else:
             span = Span(0, tensor.nbytes)
             found[name] = Weight(tensor.dtype, tuple(tensor.shape), span, tensor.detach(), id(tensor))
     return found
+
+
+def _without_wrappers(name: str) -> str:
+    """The name of a parameter in the state dict, to which FSDP1 and its checkpoints of activations add nothing."""
+    return name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")
+
+
+@contextlib.contextmanager
+def _in_shards(model: Any) -> Generator[None]:
+    """While the block runs, the state dict of a model under FSDP1 has the shards of each rank, and not whole weights."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        yield
+        return
+    with warnings.catch_warnings():
+        # torch announces that these functions, and the type of the shards, will be replaced.
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        with fsdp.FullyShardedDataParallel.state_dict_type(model, fsdp.StateDictType.SHARDED_STATE_DICT):
+            yield
+
+
+def _of_fsdp1(name: str, tensor: Any) -> Weight:
+    """A weight under FSDP1: a `ShardedTensor`, split along its first dimension."""
+    shape = tuple(tensor.metadata().size)
+    dtype = tensor.metadata().tensor_properties.dtype
+    shards = tensor.local_shards()
+    if not shards:
+        return Weight(dtype, shape, None, None, id(tensor))
+    (shard,) = shards
+    if any(shard.metadata.shard_offsets[1:]) or tuple(shard.metadata.shard_sizes[1:]) != shape[1:]:
+        raise ValueError(f"{name} is not split along its first dimension")
+    local = shard.tensor
+    per_row = local.element_size() * torch.Size(shape[1:]).numel()
+    return Weight(dtype, shape, Span(shard.metadata.shard_offsets[0] * per_row, local.nbytes), local, id(tensor))
 
 
 def _of_dtensor(name: str, tensor: Any) -> Weight:
