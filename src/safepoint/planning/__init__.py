@@ -1,0 +1,1 @@
+"""What a run will need, computed before it starts: storage, memory, time. Pure arithmetic; it needs no PyTorch."""
