@@ -354,9 +354,7 @@ def _falcon(fields: Fields) -> Iterator[Tensor]:
 
 def _bert(fields: Fields) -> Iterator[Tensor]:
     """The encoder with its head for masked words, or with a classifier of two labels."""
-    hidden, vocabulary, between = (
-        fields.count(name) for name in ("hidden_size", "vocab_size", "intermediate_size")
-    )
+    hidden, vocabulary, between = (fields.count(name) for name in ("hidden_size", "vocab_size", "intermediate_size"))
     for name, rows in (
         ("word", vocabulary),
         ("position", fields.count("max_position_embeddings")),
@@ -450,9 +448,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(_like_llama(_Style(has_four_norms=True)), _GEMMA, _QV),
     "gemma3_text": Family(_like_llama(_Style(has_four_norms=True, has_qk_norms=True)), _GEMMA3, _QV),
     "phi3": Family(_like_llama(_Style(is_fused=True)), _UNTIED, ()),
-    "mixtral": Family(
-        _like_llama(_Style(experts="num_local_experts")), {**_UNTIED, "num_key_value_heads": 8}, _QV
-    ),
+    "mixtral": Family(_like_llama(_Style(experts="num_local_experts")), {**_UNTIED, "num_key_value_heads": 8}, _QV),
     "qwen3_moe": Family(_like_llama(_Style(experts="num_experts", has_qk_norms=True)), _UNTIED, ()),
     "deepseek_v3": Family(_deepseek_v3, _DEEPSEEK, ()),
     "gpt2": Family(_gpt2, {"tie_word_embeddings": True, "n_positions": 1024}, ("c_attn",)),

@@ -38,7 +38,7 @@ _DCP_KEY_BYTES, _DCP_SHARD_BYTES = 90, 141
 _ZERO_RECORD_BYTES = 2000
 # Small files, as each strategy's tests write them (docs/planning.md).
 _RNG_BYTES = 14_083
-_STATE_BYTES = 21_805
+_STATE_BYTES = 42_739
 _CONFIG_BYTES, _GENERATION_BYTES = 763, 153
 _TRAINER_STATE_BYTES, _SCHEDULER_BYTES, _ARGUMENTS_BYTES = 1_590, 1_145, 4_941
 _ADAPTER_CONFIG_BYTES, _README_BYTES = 1_181, 5_128
@@ -169,7 +169,10 @@ def _model_files(training: Training) -> list[Group]:
     """The files that `save_pretrained` writes. With ZeRO-3, and with FSDP2's shards, there are only configurations."""
     if training.adapter:
         size = weights_file_bytes(training.adapter, "float32")
-        small = [_first("other", "adapter_config.json", _ADAPTER_CONFIG_BYTES), _first("other", "README.md", _README_BYTES)]
+        small = [
+            _first("other", "adapter_config.json", _ADAPTER_CONFIG_BYTES),
+            _first("other", "README.md", _README_BYTES),
+        ]
         if training.strategy is Strategy.FSDP:
             return []
         return [_first("weights", "adapter_model.safetensors", size), *small]

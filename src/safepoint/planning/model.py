@@ -212,7 +212,17 @@ def _small_bytes(folder: Path) -> int:
 
 # ---- from a parameter count ----------------------------------------------------------------------------------------
 
-_LAYERS = ((0.0, 12), (0.4e9, 24), (1.3e9, 16), (3.3e9, 28), (8e9, 32), (14e9, 40), (32e9, 64), (70e9, 80), (405e9, 126))
+_LAYERS = (
+    (0.0, 12),
+    (0.4e9, 24),
+    (1.3e9, 16),
+    (3.3e9, 28),
+    (8e9, 32),
+    (14e9, 40),
+    (32e9, 64),
+    (70e9, 80),
+    (405e9, 126),
+)
 """(parameters, layers) of models that are published: GPT-2, Qwen 2.5 0.5B, Llama 3.x, Qwen 2.5 14B and 32B."""
 _VOCABULARY = 128_256
 _MOST_PARAMETERS = 10**15
@@ -339,11 +349,7 @@ def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple
 
 def linear_parameters(model: ModelShape) -> int:
     """How many parameters are in linear layers, which QLoRA quantizes; embeddings and output layers are not."""
-    return sum(
-        math.prod(one.sizes)
-        for one in _matrices(model.tensors)
-        if _is_target(one.name, ("all-linear",))
-    )
+    return sum(math.prod(one.sizes) for one in _matrices(model.tensors) if _is_target(one.name, ("all-linear",)))
 
 
 def _matrices(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
