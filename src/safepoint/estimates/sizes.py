@@ -1,6 +1,6 @@
 """Bytes of weights, gradients and optimizer states, and how the strategies share them among ranks. Pure arithmetic.
 
-The rules are those of torch.optim, bitsandbytes, FSDP2 and DeepSpeed, as their checkpoints show them (docs/planning.md).
+The rules are those of torch.optim, bitsandbytes, FSDP2 and DeepSpeed, as their checkpoints show (docs/planning.md).
 """
 
 import enum
@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 DTYPE_BYTES = {
-    **{"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2},
-    **{"float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1},
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
 }
 """Torch's name of a type → the bytes of an element."""
 _BLOCK = 256
@@ -174,7 +180,7 @@ def optimizer_named(name: str) -> Optimizer | None:
     return found or next((one for one in OPTIMIZERS.values() if key in one.also), None)
 
 
-# ---- how ranks share tensors ----------------------------------------------------------------------------------------
+# ---- how ranks share tensors ---------------------------------------------------------------------------------------
 
 
 def rows_of_shard(sizes: tuple[int, ...], *, num_ranks: int) -> tuple[int, int]:
@@ -201,7 +207,7 @@ def flat_of_zero3(counts: Sequence[int], *, num_ranks: int) -> int:
     return sum(-(-count // num_ranks) for count in counts)
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------------------------
 
 
 class TrainingMemory(NamedTuple):

@@ -1,17 +1,19 @@
 """The tensors of the model families of Transformers, computed from the fields of a model's `config.json`.
 
-Promises: names, shapes and order are those of `model.named_parameters()` in Transformers 5, without a tied weight, which
-exists once. The tests compare each family with Transformers' own model. Not covered: models with code of their own
+Promises: names and shapes are those of `model.named_parameters()` in Transformers 5. A tied weight exists once. The
+tests compare each family with Transformers' own model. Not covered: models with code of their own
 (`trust_remote_code`), and adapters or quantized layers, which are no part of `config.json`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from safepoint.errors import UsageError
 from safepoint.foundation.units import nearest
 
 _MOST = 1 << 40
+_ALIASES = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
+"""Transformers 5 has renamed these fields of some families."""
 _MOST_LAYERS = 10_000
 _MOST_EXPERTS = 65_536
 
@@ -53,6 +55,7 @@ class Fields:
             UsageError: the field is missing, or is no whole number in the range.
         """
         value = self._values.get(name)
+        value = self._values.get(_ALIASES.get(name, name)) if value is None else value
         value = self._defaults.get(name) if value is None else value
         value = default if value is None else value
         if value is None:
@@ -94,8 +97,9 @@ class Fields:
 
     def numbers(self, name: str) -> list[int]:
         """A field that is a list of whole numbers; empty where it is missing."""
-        value = self._values.get(name) or []
-        if not isinstance(value, list) or not all(type(one) is int for one in value):
+        found: object = self._values.get(name) or []
+        value = cast("list[Any]", found) if isinstance(found, list) else [found]
+        if not all(type(one) is int for one in value):
             raise UsageError(
                 f"{self._where} has {name} = {_short(value)}; nothing was computed",
                 hint=f"{name!r} must be a list of whole numbers",
@@ -430,14 +434,21 @@ _UNTIED = {"tie_word_embeddings": False}
 _GEMMA = {"tie_word_embeddings": True, "head_dim": 256}
 _GEMMA3 = {**_GEMMA, "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
 _OPT = {
-    **{"tie_word_embeddings": True, "enable_bias": True, "layer_norm_elementwise_affine": True},
-    **{"do_layer_norm_before": True, "max_position_embeddings": 2048},
+    "tie_word_embeddings": True,
+    "enable_bias": True,
+    "layer_norm_elementwise_affine": True,
+    "do_layer_norm_before": True,
+    "max_position_embeddings": 2048,
 }
 _FALCON = {"tie_word_embeddings": True, "parallel_attn": True, "multi_query": True}
 _BERT = {"type_vocab_size": 2, "max_position_embeddings": 512}
 _DEEPSEEK = {
-    **{"tie_word_embeddings": False, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128},
-    **{"kv_lora_rank": 512, "n_shared_experts": 1},
+    "tie_word_embeddings": False,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "kv_lora_rank": 512,
+    "n_shared_experts": 1,
 }
 FAMILIES: dict[str, Family] = {
     "llama": Family(_like_llama(_Style()), _UNTIED, _QV),
@@ -476,8 +487,8 @@ def tensors_of(config: Mapping[str, Any], where: str) -> tuple[str, list[Tensor]
         known = nearest(kind, FAMILIES) if isinstance(kind, str) and len(kind) < 100 else ""
         raise UsageError(
             f"{where} has model_type = {_short(kind)}, whose tensors Safepoint cannot compute; nothing was computed",
-            hint="pass a folder with the model's safetensors files, whose headers are read, or --params with the number "
-            f"of parameters{f' ({known})' if known else ''}",
+            hint="pass a folder with the model's safetensors files, whose headers are read, or --params with the "
+            f"number of parameters{f' ({known})' if known else ''}",
         )
     family = FAMILIES[kind]
     architectures = config.get("architectures")

@@ -1,9 +1,9 @@
 """The files of a checkpoint with their sizes, by the same arithmetic with which a save lays them out.
 
 Promises: the bytes of tensors, headers, alignments and archives are computed with the modules that write them
-(`safetensors_layout`, `torch_archive`); partitions and shards have the padding of DeepSpeed and torch. Measured once, and
-rounded: the pickles, the metadata of DCP, and the small files (random number states, the Trainer's state). docs/planning.md
-compares the sum with real checkpoints of each strategy.
+(`safetensors_layout`, `torch_archive`). Partitions and shards have the padding of DeepSpeed and torch. The pickles, the
+metadata of DCP, and the small files (random number states, the Trainer's state) have sizes that were measured once.
+docs/planning.md compares the sum with real checkpoints of each strategy.
 """
 
 import json
@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-
 
 from safepoint.checkpoint.format.safetensors_layout import KINDS, Shape, lay_out
 from safepoint.estimates.sizes import (

@@ -50,7 +50,7 @@ class Breakdown(NamedTuple):
 
     @property
     def sum(self) -> float:
-        """The formula: base_cache + checkpoint_download + N × checkpoint_size + peak + final_model + buffer."""
+        """The formula: base_cache + checkpoint_download + N x checkpoint_size + peak + final_model + buffer."""
         return (
             self.base_cache
             + self.sum_download

@@ -1,4 +1,4 @@
-"""The tensors of a model: from its `config.json`, from the headers of its safetensors files, or from a parameter count.
+"""The tensors of a model: from its `config.json`, the headers of its safetensors files, or a parameter count.
 
 Promises: no tensor is read and no package for training is imported. Files are read within limits: links, pipes and
 files that are too large are refused with a message.
@@ -38,7 +38,11 @@ _KINDS = {
     "F8_E5M2": "float8_e5m2",
 }
 _SPELLINGS = {
-    **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn", "half": "float16"},
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8_e4m3fn",
+    "half": "float16",
     **{name: name for name in DTYPE_BYTES},
 }
 
@@ -179,9 +183,8 @@ def _header(path: Path) -> Iterator[tuple[Tensor, str]]:
     try:
         with open_regular(path) as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError("its header is larger than the format allows")
-            header = parse_object(file.read(length), max_bytes=_MAX_HEADER_BYTES)
+            # One byte more than the limit, so that `parse_object` refuses a header that is too large.
+            header = parse_object(file.read(min(length, _MAX_HEADER_BYTES + 1)), max_bytes=_MAX_HEADER_BYTES)
         header.pop("__metadata__", None)
         found = [_stored(name, record) for name, record in header.items()]
     except ValueError as error:

@@ -1,12 +1,12 @@
-"""What a run needs on disks, in memory and in time: the formula of OpenShift AI's documents, term by term, and Safepoint's.
+"""What a run needs on disks, in memory and in time, beside the formula of OpenShift AI's documents, term by term.
 
 The formula is that of "Configuring model checkpointing for distributed training with Kubeflow Trainer V2", Red Hat
-OpenShift AI 3.4, section 6.5.3: base_cache + checkpoint_download + N × checkpoint_size + consolidation_peak +
+OpenShift AI 3.4, section 6.5.3: base_cache + checkpoint_download + N x checkpoint_size + consolidation_peak +
 final_model + safety_buffer, for each pod. Beside it is what Safepoint has on the disk at the worst moment. It follows
 from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and renamed),
-`checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py` (one upload at a
-time holds a checkpoint), `training/engine/final_model_save.py` (the final model goes to the store without a disk), and
-`snapshot/keeper_client/arena.py` (memory).
+`checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py` (one upload at
+a time holds a checkpoint), `training/engine/final_model_save.py` (the final model goes to the store without a disk),
+and `snapshot/keeper_client/arena.py` (memory).
 """
 
 import math
@@ -94,7 +94,7 @@ class Run:
     store_keep: int | None = None
     grace_s: float = 30.0
     step_s: float = 0.0
-    speeds: Speeds = Speeds()  # noqa: RUF009  frozen
+    speeds: Speeds = Speeds()
     slots: int | None = None
     is_quantized: bool = False
     measured_bytes: int | None = None
@@ -348,7 +348,7 @@ def _with_buffer(num_bytes: int) -> int:
 
 
 def peak_bytes(plan: StoragePlan, *, is_uploading: bool = False) -> int:
-    """The most that a shared output folder holds during the training: the kept checkpoints, and the one being written.
+    """The most that a shared output folder holds during the training: the kept checkpoints, and the one in progress.
 
     Args:
         plan: of the run.
