@@ -1,9 +1,9 @@
 """The files of a checkpoint with their sizes, by the same arithmetic with which a save lays them out.
 
 Promises: the bytes of tensors, headers, alignments and archives are computed with the modules that write them
-(`safetensors_layout`, `torch_archive`). Partitions and shards have the padding of DeepSpeed and torch. The pickles, the
-metadata of DCP, and the small files (random number states, the Trainer's state) have sizes that were measured once.
-docs/planning.md compares the sum with real checkpoints of each strategy.
+(`safetensors_layout`, `torch_archive`). Partitions and shards have the padding of DeepSpeed and torch. The pickles,
+the metadata of DCP, and the small files (random number states, the Trainer's state) have sizes that were
+measured once. docs/planning.md compares the sum with real checkpoints of each strategy.
 """
 
 import json
@@ -97,7 +97,7 @@ class Training:
 
     @property
     def trained_dtype(self) -> str:
-        """The type of the trained tensors. PEFT holds adapters in 32 bits; under FSDP2 Accelerate makes weights so."""
+        """The type of the trained tensors. PEFT holds adapters in 32 bits, and so does Accelerate under FSDP2."""
         if self.adapter or (self.is_mixed and self.strategy.is_fsdp):
             return "float32"
         return self.dtype
@@ -165,7 +165,7 @@ def _each(what: str, path: str, sizes_bytes: int, count: int, *, total_bytes: in
 
 
 def _model_files(training: Training) -> list[Group]:
-    """The files that `save_pretrained` writes. With ZeRO-3, and with FSDP2's shards, there are only configurations."""
+    """The files that `save_pretrained` writes. With ZeRO-3 and FSDP2's shards there are only configurations."""
     if training.adapter:
         size = weights_file_bytes(training.adapter, "float32")
         small = [

@@ -1,7 +1,7 @@
 """The storage figures that Red Hat publishes, as inputs: tables 6.1 and 6.2, and the sums of section 6.5.3.
 
 Source: "Configuring model checkpointing for distributed training with Kubeflow Trainer V2", Red Hat OpenShift AI 3.4,
-chapter 6.5. The figures are in the documents' GB. docs/planning.md says where they and Safepoint's own differ, and why.
+chapter 6.5. The figures are in the documents' GB. docs/planning.md says where Safepoint's own differ, and why.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What other records say about a run: TrainingArguments as JSON, and the files of a checkpoint that it has written."""
+"""What other records say about a run: TrainingArguments as JSON, and the files of one of its checkpoints."""
 
 import re
 from collections.abc import Mapping
@@ -150,7 +150,7 @@ def _strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
         file = next((one for one in (Path(deepspeed), path.parent / deepspeed) if one.exists()), None)
         if file is None:
             raise UsageError(
-                f"--for {path}: the DeepSpeed configuration {deepspeed[:200]!r}, which it names, does not exist here; "
+                f"--for {path}: it names the DeepSpeed configuration {deepspeed[:200]!r}, which does not exist here; "
                 "nothing was computed",
                 hint="pass --strategy zero1, zero2 or zero3",
             )

@@ -326,7 +326,7 @@ def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple
     wanted = tuple(targets) or default
     if not wanted:
         raise UsageError(
-            f"--lora-rank {rank}: PEFT has no default modules for {model.family or 'this family'}; nothing was computed",
+            f"--lora-rank {rank}: PEFT has no default modules for {model.family or 'this model'}",
             hint="name them with --lora-targets, such as --lora-targets q_proj,v_proj or --lora-targets all-linear",
         )
     chosen = [one for one in _matrices(model.tensors) if _is_target(one.name, wanted)]

@@ -4,8 +4,8 @@ The formula is that of "Configuring model checkpointing for distributed training
 OpenShift AI 3.4, section 6.5.3: base_cache + checkpoint_download + N x checkpoint_size + consolidation_peak +
 final_model + safety_buffer, for each pod. Beside it is what Safepoint has on the disk at the worst moment. It follows
 from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and renamed),
-`checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py` (one upload at
-a time holds a checkpoint), `training/engine/final_model_save.py` (the final model goes to the store without a disk),
+`checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py` (one upload
+at a time holds a checkpoint), `training/engine/final_model_save.py` (the final model goes to the store without a disk),
 and `snapshot/keeper_client/arena.py` (memory).
 """
 
@@ -36,7 +36,7 @@ _LEAST_BUFFER_BYTES = 1 << 30
 _BUFFER_SHARE = 0.05
 _SMALL_STATE_BYTES = 256 << 20
 _FILE_SLACK_BYTES = 1 << 20
-_RECORDS_BYTES = 64 << 10
+_RECORDS_BYTES = 8 << 10
 """`.safepoint/`: events, progress, locks."""
 _GIB = 1 << 30
 

@@ -14,17 +14,30 @@ from safepoint.planning.checkpoint_files import weights_file_bytes
 from safepoint.planning.model import of_config, read_model
 
 _SMALL = {
-    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100},
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
 }
 _OF_GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 32}
 _FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
 _EXPERTS = {"num_experts": 4, "moe_intermediate_size": 48, "head_dim": 16}
 _DEEPSEEK = {
-    **{"n_routed_experts": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
-    **{"n_group": 2, "topk_group": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8},
-    **{"qk_nope_head_dim": 16, "v_head_dim": 12, "num_key_value_heads": 4},
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
 }
 _CASES: list[tuple[str, dict[str, Any]]] = [
     ("Llama", _SMALL),
@@ -128,7 +141,7 @@ def test_a_classifier_has_its_labels(tmp_path: Path) -> None:
     assert {one.name: one.sizes for one in tensors} == {k: tuple(v.shape) for k, v in model.named_parameters()}
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------------------
+# ---- mistakes ------------------------------------------------------------------------------------------------------
 
 _LLAMA = {"model_type": "llama", **_SMALL}
 
