@@ -117,8 +117,6 @@ def test_a_checkpoint_is_as_large_as_planned(strategy: Strategy, kind: str, tmp_
     real = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     run = _planned(strategy, kind)
     plan = plan_storage(run)
-    print(
-        f"{strategy} {kind}: checkpoint {real} planned {plan.checkpoint_bytes}, peak {peak.most_bytes} planned {peak_bytes(plan)}"
-    )
+    print(strategy, kind, "real", real, peak.most_bytes, "planned", plan.checkpoint_bytes, peak_bytes(plan))
     assert plan.checkpoint_bytes == checkpoint_bytes(files_of(run.training)) == pytest.approx(real, rel=0.02)
     assert peak_bytes(plan) == pytest.approx(peak.most_bytes, rel=0.05)

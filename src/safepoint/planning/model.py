@@ -184,7 +184,10 @@ def _header(path: Path) -> Iterator[tuple[Tensor, str]]:
         with open_regular(path) as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             # One byte more than the limit, so that `parse_object` refuses a header that is too large.
-            header = parse_object(file.read(min(length, _MAX_HEADER_BYTES + 1)), max_bytes=_MAX_HEADER_BYTES)
+            wanted = min(length, _MAX_HEADER_BYTES + 1)
+            data = file.read(wanted)
+        # Of a header that is cut off, nothing is parsed: its beginning may be a JSON object by itself.
+        header = parse_object(data if len(data) == wanted else b"", max_bytes=_MAX_HEADER_BYTES)
         header.pop("__metadata__", None)
         found = [_stored(name, record) for name, record in header.items()]
     except ValueError as error:

@@ -5,8 +5,8 @@ OpenShift AI 3.4, section 6.5.3: base_cache + checkpoint_download + N x checkpoi
 final_model + safety_buffer, for each pod. Beside it is what Safepoint has on the disk at the worst moment. It follows
 from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and renamed),
 `checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py` (one upload
-at a time holds a checkpoint), `training/engine/final_model_save.py` (the final model goes to the store without a disk),
-and `snapshot/keeper_client/arena.py` (memory).
+at a time holds a checkpoint), `training/engine/final_model_save.py` (the final model goes to the store without a
+disk), and `snapshot/keeper_client/arena.py` (memory).
 """
 
 import math

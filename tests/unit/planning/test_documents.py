@@ -13,11 +13,17 @@ _GIB = 1 << 30
 _LLAMA = {"model_type": "llama", "vocab_size": 128_256, "num_key_value_heads": 8}
 LLAMA_8B = {
     **_LLAMA,
-    **{"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
 }
 LLAMA_70B = {
     **_LLAMA,
-    **{"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64},
+    "hidden_size": 8192,
+    "intermediate_size": 28_672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
 }
 QWEN_7B = {
     "model_type": "qwen2",
@@ -87,7 +93,7 @@ def test_what_the_documents_contradict_themselves_in() -> None:
 
 
 def test_ddp_8b() -> None:
-    """The documents' GB are GiB: bf16 weights 15, weights and moments 45. Their formula on our sizes gives their sum."""
+    """The documents' GB are GiB: weights 15, with moments 45. Their formula on these sizes gives their sum."""
     plan = _plan(LLAMA_8B, Strategy.DDP, keep=DDP_8B.kept)
     assert plan.checkpoint_bytes / _GIB == pytest.approx(DDP_8B.checkpoint, rel=0.01)
     assert plan.final_bytes / _GIB == pytest.approx(DDP_8B.final_model, rel=0.01)

@@ -17,7 +17,7 @@ from safepoint.planning.storage import Run, Speeds, StoragePlan, peak_bytes, pla
 _STRATEGIES = [strategy for strategy in Strategy if strategy is not Strategy.SINGLE]
 
 
-def _run(  # noqa: PLR0917  drawn by hypothesis
+def _run(
     count: int, strategy: Strategy, optimizer: str, nodes: int, gpus: int, keep: int, rank: int = 0, **more: Any
 ) -> Run:
     model = of_count(count, layers=2)
