@@ -216,6 +216,7 @@ def _asked(folder: Path) -> dict[str, Any]:
         "config show": ("--all",),
         "doctor": ("--output-dir", "out"),
         "pack": ("-o", "safepoint.pyz"),
+        "plan storage": ("--params", "8B", "--compare", "2x1", "1x2"),
     }
     found: dict[str, Any] = {}
     with mock.patch.object(examination, "look_at_torch", return_value=None):
