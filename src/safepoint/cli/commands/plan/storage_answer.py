@@ -28,11 +28,14 @@ def lines_of(plan: StoragePlan, *, source: str) -> list[str]:
     lines = [*_aligned(pages), "", *_terms(plan.first_pod, f"{pod}, with an object store".upper())]
     if others is not None:
         lines += ["", *_terms(others, "EACH OTHER POD")]
-    volumes = f"emptyDir of {_gib(plan.first_pod.volume_bytes)}"
+    volumes = f"an emptyDir of {_gib(plan.first_pod.volume_bytes)}"
     if others is not None and others.volume_bytes != plan.first_pod.volume_bytes:
-        volumes += f" (each other pod: {_gib(others.volume_bytes)}; all pods of a job have the same template)"
+        volumes += f" in the first pod, and of {_gib(others.volume_bytes)} in each other pod"
+    elif others is not None:
+        volumes += " in each pod"
     answers = [
-        ["ask for", f"{volumes}; or a shared claim of {_gib(plan.claim_bytes)} and {_cache(plan)} in each pod"],
+        ["ask for", volumes],
+        ["or", f"a claim of {_gib(plan.claim_bytes)} that all pods share, and {_cache(plan)} in each pod"],
         ["object store", _bucket(plan)],
         ["host memory", _host_memory(plan)],
         ["upload", _upload(plan)],
@@ -49,7 +52,7 @@ def lines_of(plan: StoragePlan, *, source: str) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    width = max(len(row[0]) for row in rows)
+    width = len("settings from")
     return [f"{name.ljust(width)}  {text}" for name, text in rows]
 
 
