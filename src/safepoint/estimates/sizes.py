@@ -99,13 +99,12 @@ def _in_8bit(count: int) -> _States:
 
 
 def _adafactor(sizes: tuple[int, ...], item_bytes: int) -> list[StateTensor]:
+    # Transformers' class computes in 32 bits, whatever type the weights have.
+    rms = StateTensor("RMS", (), 4)
     if len(sizes) < 2:
-        return [StateTensor("RMS", (), item_bytes), StateTensor("exp_avg_sq", sizes, item_bytes)]
-    return [
-        StateTensor("RMS", (), item_bytes),
-        StateTensor("exp_avg_sq_row", sizes[:-1], item_bytes),
-        StateTensor("exp_avg_sq_col", (*sizes[:-2], sizes[-1]), item_bytes),
-    ]
+        return [rms, StateTensor("exp_avg_sq", sizes, 4)]
+    columns = (*sizes[:-2], sizes[-1])
+    return [rms, StateTensor("exp_avg_sq_row", sizes[:-1], 4), StateTensor("exp_avg_sq_col", columns, 4)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
