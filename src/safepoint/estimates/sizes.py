@@ -84,11 +84,20 @@ def _like_weight(*names: str, has_step: bool = True) -> _States:
     return states
 
 
+def _in_32bit(count: int) -> _States:
+    """Optimizers of bitsandbytes: 32 bits, whatever type the weights have."""
+
+    def states(sizes: tuple[int, ...], item_bytes: int) -> list[StateTensor]:
+        return [StateTensor(f"state{number}", sizes, 4) for number in range(1, count + 1)]
+
+    return states
+
+
 def _in_8bit(count: int) -> _States:
     def states(sizes: tuple[int, ...], item_bytes: int) -> list[StateTensor]:
         num_elements = math.prod(sizes)
         if num_elements < _LEAST_8BIT:
-            return [StateTensor(f"state{number}", sizes, 4) for number in range(1, count + 1)]
+            return _in_32bit(count)(sizes, item_bytes)
         found: list[StateTensor] = []
         for number in range(1, count + 1):
             found.append(StateTensor(f"state{number}", sizes, 1))
@@ -145,7 +154,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         ),
         Optimizer(
             name="adamw-32bit-paged",
-            states=_like_weight("state1", "state2", has_step=False),
+            states=_in_32bit(2),
             num_settings=12,
             moments=2,
             also=("paged_adamw", "paged_adamw_32bit"),
@@ -155,7 +164,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer(name="rmsprop", states=_like_weight("square_avg"), num_settings=11, moments=1),
         Optimizer(
             name="lion",
-            states=_like_weight("state1", has_step=False),
+            states=_in_32bit(1),
             num_settings=11,
             moments=1,
             also=("lion_32bit", "paged_lion", "paged_lion_32bit"),

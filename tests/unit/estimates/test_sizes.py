@@ -1,6 +1,10 @@
 """Optimizer states, shards and partitions have the sizes that torch, bitsandbytes and DeepSpeed give them."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +24,7 @@ from safepoint.estimates.sizes import (
     rows_of_shard,
     training_memory,
 )
+from tests.support.jobs import environment
 
 _SHAPES = ((6, 5), (7,), (2, 3, 4))
 _MADE: dict[str, Any] = {
@@ -81,6 +86,36 @@ def test_states_in_8_bits() -> None:
     assert sum(state.num_bytes for state in states) == 2 * (8192 + 4 * 32)
     small = OPTIMIZERS["adamw-8bit"].states((128,), 2)
     assert sum(state.num_bytes for state in small) == 2 * 4 * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("adamw-8bit", "AdamW8bit"), ("adamw-32bit-paged", "AdamW32bit"), ("lion-8bit", "Lion8bit")],
+)
+def test_states_are_those_of_bitsandbytes(name: str, optimizer: str) -> None:
+    """In an interpreter of its own: see the group `bitsandbytes` in pyproject.toml."""
+    folder = Path(sys.prefix) / "bitsandbytes"
+    if not folder.is_dir():
+        pytest.skip(f"bitsandbytes is not in {folder}: run `make venv`")
+    code = (
+        "import json, sys, torch\n"
+        "import bitsandbytes.optim\n"
+        "made = [torch.nn.Parameter(torch.ones(s, dtype=torch.bfloat16)) for s in ((64, 128), (100,))]\n"
+        "optimizer = getattr(bitsandbytes.optim, sys.argv[1])(made, lr=1e-3)\n"
+        "for one in made: one.grad = torch.ones_like(one)\n"
+        "optimizer.step()\n"
+        "states = [optimizer.state[one] for one in made]\n"
+        "print(json.dumps([{k: v.nbytes for k, v in s.items() if hasattr(v, 'nbytes')} for s in states]))\n"
+    )
+    command = [sys.executable, "-c", code, optimizer]
+    done = subprocess.run(
+        command, env=environment(PYTHONPATH=str(folder)), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for shape, theirs in zip(((64, 128), (100,)), json.loads(done.stdout.splitlines()[-1]), strict=True):
+        ours = {state.name: state.num_bytes for state in OPTIMIZERS[name].states(shape, 2)}
+        # The maps of 8 bits to values are the same tensors for all weights: 2 kB in all.
+        assert ours == {key: size for key, size in theirs.items() if not key.startswith("qmap")}
 
 
 def test_optimizers_have_other_names() -> None:
