@@ -1,8 +1,9 @@
-"""`safepoint plan storage` reads files that a person has downloaded: none makes it hang, or follow a link."""
+"""`safepoint plan storage` reads files that a person has downloaded: none makes it hang, or fills its memory."""
 
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,26 +48,49 @@ def test_a_damaged_header_is_a_message(content: bytes, tmp_path: Path) -> None:
         read_model(tmp_path)
 
 
+def _place_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _place_link_to_pipe(path: Path) -> None:
+    os.mkfifo(path.parent.parent / "pipe")
+    path.symlink_to(path.parent.parent / "pipe")
+
+
+def _place_link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _place_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _place_folder(path: Path) -> None:
+    path.mkdir()
+
+
+_PLACED = (_place_pipe, _place_link_to_pipe, _place_link_to_device, _place_loop, _place_folder)
+
+
+@pytest.mark.parametrize("place", _PLACED)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_pipes_and_links_are_refused(name: str, tmp_path: Path) -> None:
-    """A pipe does not hang the command, and a link does not lead to another file."""
+def test_what_is_no_file_is_refused(name: str, place: Callable[[Path], None], tmp_path: Path) -> None:
+    """A pipe does not hang the command, and a device does not fill its memory."""
     folder = tmp_path / "model"
     folder.mkdir()
-    os.mkfifo(folder / name)
-    with pytest.raises(UsageError):
-        read_model(folder)
-    (folder / name).unlink()
-    (tmp_path / "other").write_text(json.dumps({"model_type": "llama"}))
-    (folder / name).symlink_to(tmp_path / "other")
-    with pytest.raises(UsageError):
-        read_model(folder)
+    place(folder / name)
+    for path in (folder, folder / "config.json"):
+        with pytest.raises(UsageError):
+            read_model(path)
 
 
-def test_a_pipe_as_arguments_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "arguments.json"
-    os.mkfifo(path)
+@pytest.mark.parametrize("place", _PLACED)
+def test_what_is_no_file_is_refused_as_arguments(place: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    place(folder / "arguments.json")
     with pytest.raises(UsageError, match="--for"):
-        read_arguments(path)
+        read_arguments(folder / "arguments.json")
 
 
 def test_a_huge_configuration_is_not_parsed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from safepoint.errors import UsageError
 from safepoint.estimates.sizes import OPTIMIZERS, Optimizer, Strategy, optimizer_named
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import nearest
+from safepoint.planning.model import real_path
 
 _MAX_BYTES = 4 << 20
 _PARAMETERS = re.compile(r"(\d{1,18}(?:\.\d{1,12})?(?:[eE][+]?\d{1,2})?)\s*([kKmMbBtT]?)", re.ASCII)
@@ -125,7 +126,7 @@ def read_arguments(path: Path) -> Given:
 
 def _read(path: Path, option: str) -> dict[str, Any]:
     try:
-        return read_object(path, max_bytes=_MAX_BYTES, constant=float)
+        return read_object(real_path(path), max_bytes=_MAX_BYTES, constant=float)
     except OSError as error:
         raise UsageError(
             f"{option} {path} cannot be read: {error.strerror or error}; nothing was computed",

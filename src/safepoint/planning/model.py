@@ -1,10 +1,12 @@
 """The tensors of a model: from its `config.json`, the headers of its safetensors files, or a parameter count.
 
-Promises: no tensor is read and no package for training is imported. Files are read within limits: links, pipes and
-files that are too large are refused with a message.
+Promises: no tensor is read and no package for training is imported. Files are read within limits: pipes, devices and
+files that are too large are refused with a message. Links are followed, because the cache of the Hugging Face Hub
+consists of them.
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,13 +114,22 @@ def read_model(path: Path) -> ModelShape:
         ) from error
 
 
+def real_path(path: Path) -> Path:
+    """The file to which a path leads, through links.
+
+    Raises:
+        OSError: there is no such file, or the links lead in a circle.
+    """
+    return Path(os.path.realpath(path, strict=True))
+
+
 def _name_of(path: Path) -> str:
     return path.absolute().parent.name if path.name == _CONFIG else path.name
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        return read_object(path, max_bytes=_MAX_CONFIG_BYTES, constant=float)
+        return read_object(real_path(path), max_bytes=_MAX_CONFIG_BYTES, constant=float)
     except ValueError as error:
         raise UsageError(
             f"{path} is not a model's config.json: {error}; nothing was computed",
@@ -181,7 +192,7 @@ def _of_folder(folder: Path) -> ModelShape:
 def _header(path: Path) -> Iterator[tuple[Tensor, str]]:
     """The tensors that the header of a safetensors file names, with their types."""
     try:
-        with open_regular(path) as file:
+        with open_regular(real_path(path)) as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             # One byte more than the limit, so that `parse_object` refuses a header that is too large.
             wanted = min(length, _MAX_HEADER_BYTES + 1)
@@ -213,7 +224,7 @@ def _small_bytes(folder: Path) -> int:
     """The size of the tokenizer and the other files beside the weights, which are downloaded with them."""
     weights = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
     files = (path for path in sorted(folder.glob("*"))[:_MAX_FILES] if path.suffix not in weights)
-    return sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 # ---- from a parameter count ----------------------------------------------------------------------------------------

@@ -59,6 +59,20 @@ def test_a_model_of_several_files(tmp_path: Path) -> None:
     assert model.is_exact
 
 
+def test_a_model_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    """Whose files are links."""
+    (tmp_path / "blobs").mkdir()
+    save_file({"a.weight": torch.zeros(4, 8)}, tmp_path / "blobs" / "1")
+    (tmp_path / "blobs" / "2").write_text(json.dumps({"model_type": "qwen2"}))
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to("../blobs/1")
+    (folder / "config.json").symlink_to("../blobs/2")
+    model = read_model(folder)
+    assert (model.family, model.num_parameters) == ("qwen2", 32)
+    assert model.extra_bytes == (tmp_path / "blobs" / "2").stat().st_size
+
+
 def test_types_as_people_write_them() -> None:
     assert {dtype_of(text) for text in ("bf16", "BFloat16", "torch.bfloat16", " bf16 ")} == {"bfloat16"}
     for text in ("int4", "", "bf", "float128", "x" * 5000):
