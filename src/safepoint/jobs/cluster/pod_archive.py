@@ -17,7 +17,7 @@ from typing import Any
 from safepoint._version import __version__
 
 NAME = "safepoint.pyz"
-_CONTROL_SIDE = frozenset({"doctor", "jobs", "sdk"})
+_CONTROL_SIDE = frozenset({"doctor", "jobs", "planning", "sdk"})
 """The packages and modules of `safepoint` that a pod never imports."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 # `safepoint run` starts further Python processes. PYTHONPATH lets them import Safepoint from the same file.

@@ -11,6 +11,7 @@ from safepoint.cli.commands.plan.storage_answer import (
     layout_document,
     layout_lines,
     lines_of,
+    notes_of,
     picture_of,
 )
 from safepoint.cli.output import print_answer, print_warning
@@ -217,7 +218,9 @@ def storage(
         measured_bytes=None if layouts is not None else given.measured_bytes,
     )
     plan = plan_storage(run)
-    document, lines = document_of(plan, source=given.source), lines_of(plan, source=given.source)
+    notes = notes_of(plan, is_keep_assumed=save_total_limit is None and given.keep is None)
+    document = document_of(plan, source=given.source, notes=notes)
+    lines = lines_of(plan, source=given.source, notes=notes)
     drawn = [("", plan)]
     if layouts is not None:
         pair = compare_layouts(run, *layouts)

@@ -13,9 +13,9 @@ from safepoint.planning.storage import GraceFit, Pod, StoragePlan
 _GIB = 1 << 30
 
 
-def lines_of(plan: StoragePlan, *, source: str) -> list[str]:
-    """The plan as lines for people."""
-    run, training = plan.run, plan.run.training
+def lines_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) -> list[str]:
+    """The plan as lines for people; `notes` are at its end."""
+    run = plan.run
     others = plan.other_pod
     pages = [
         ["model", _model(plan)],
@@ -42,13 +42,28 @@ def lines_of(plan: StoragePlan, *, source: str) -> list[str]:
         ["resume", _resume(plan)],
         ["grace period", _grace(plan)],
     ]
-    if not run.model.is_exact:
-        answers.append(
-            ["estimate", "the tensors follow from the number of parameters; pass the config.json for exact sizes"]
-        )
-    if training.optimizer.name.endswith("8bit") and training.strategy.is_zero:
-        answers.append(["note", "ZeRO keeps the states of its own optimizer in 32 bits"])
+    answers += [["note", note] for note in notes]
     return [*lines, "", *_aligned(answers)]
+
+
+def notes_of(plan: StoragePlan, *, is_keep_assumed: bool) -> list[str]:
+    """What the reader has to know about the plan.
+
+    Args:
+        plan: the plan.
+        is_keep_assumed: whether neither an option nor `--for` says how many checkpoints stay on the disk.
+    """
+    run, training = plan.run, plan.run.training
+    notes: list[str] = []
+    if not run.model.is_exact:
+        notes.append("the tensors follow from the number of parameters; pass the config.json for exact sizes")
+    if is_keep_assumed:
+        notes.append(
+            f"N = {run.keep} is assumed: without save_total_limit (--save-total-limit) all checkpoints stay there"
+        )
+    if training.strategy.is_zero and training.optimizer.name not in {"adamw", "sgd", "sgd-momentum"}:
+        notes.append(f"ZeRO keeps {training.optimizer.moments} states of 32 bits for each trained parameter")
+    return notes
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -191,7 +206,7 @@ def _layout_memory(plan: StoragePlan) -> str:
 # ---- JSON and the picture ------------------------------------------------------------------------------------------
 
 
-def document_of(plan: StoragePlan, *, source: str) -> dict[str, Any]:
+def document_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) -> dict[str, Any]:
     """The plan for a program. All sizes are bytes, all times seconds."""
     run, training = plan.run, plan.run.training
     return {
@@ -202,6 +217,7 @@ def document_of(plan: StoragePlan, *, source: str) -> dict[str, Any]:
             "is_exact": run.model.is_exact,
         },
         "settings_from": source or None,
+        "notes": [*notes],
         "strategy": str(training.strategy),
         "optimizer": training.optimizer.name,
         "dtype": training.dtype,
