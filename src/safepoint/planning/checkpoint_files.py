@@ -21,7 +21,7 @@ from safepoint.estimates.sizes import (
     flat_of_zero3,
     rows_of_shard,
 )
-from safepoint.planning.architectures import Tensor
+from safepoint.planning.architectures.fields import Tensor
 from safepoint.snapshot.images.torch_archive import StorageRecords
 from safepoint.snapshot.images.torch_archive import lay_out as lay_out_archive
 

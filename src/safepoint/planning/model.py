@@ -17,7 +17,8 @@ from safepoint.errors import UsageError
 from safepoint.estimates.sizes import DTYPE_BYTES
 from safepoint.foundation.bounded_json import parse_object, read_object
 from safepoint.foundation.shared_folders.opening import open_regular
-from safepoint.planning.architectures import FAMILIES, Tensor, tensors_of
+from safepoint.planning.architectures.families import FAMILIES, tensors_of
+from safepoint.planning.architectures.fields import Tensor
 
 _CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 4 << 20

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from safepoint.errors import UsageError
-from safepoint.planning.architectures import FAMILIES, tensors_of
+from safepoint.planning.architectures.families import FAMILIES, tensors_of
 from safepoint.planning.checkpoint_files import weights_file_bytes
 from safepoint.planning.model import of_config, read_model
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from safepoint.errors import UsageError
-from safepoint.planning.architectures import Tensor
+from safepoint.planning.architectures.fields import Tensor
 from safepoint.planning.checkpoint_files import weights_file_bytes
 from safepoint.planning.model import adapter_of, dtype_of, of_config, of_count, read_model, short_count
 

@@ -44,7 +44,7 @@ def test_the_terms_of_the_documents_and_ours(config: str) -> None:
     for term in ("base cache", "checkpoint download", "N x checkpoint", "consolidation peak", "final model", "sum"):
         assert term in text
     assert "ask for" in text
-    assert "grace period  30 s: a save" in text
+    assert "grace period   30 s: a save" in text
 
 
 def test_json_has_the_same_values(config: str) -> None:
