@@ -43,6 +43,7 @@ _ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ],
 )
 def test_a_damaged_header_is_a_message(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(UsageError, match="is not a safetensors file, or is damaged"):
         read_model(tmp_path)
@@ -105,7 +106,15 @@ def test_a_huge_configuration_is_not_parsed(tmp_path: Path) -> None:
         read_model(path)
 
 
-@pytest.mark.parametrize("fields", [{"num_hidden_layers": 10_001}, {"num_local_experts": 1 << 40}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_hidden_layers": 10_001},
+        {"num_local_experts": 1 << 40},
+        {"num_hidden_layers": 10_000, "num_local_experts": 60_000},
+        {"vocab_size": 1 << 40, "hidden_size": 1 << 40},
+    ],
+)
 def test_a_configuration_cannot_fill_the_memory(fields: dict[str, int], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     values = {
@@ -116,8 +125,17 @@ def test_a_configuration_cannot_fill_the_memory(fields: dict[str, int], tmp_path
         **fields,
     }
     path.write_text(json.dumps(values))
-    with pytest.raises(UsageError, match=r"must be|has num"):
+    with pytest.raises(UsageError, match=r"must be|describes|has num"):
         read_model(path)
+
+
+def test_a_header_cannot_overflow_the_formats(tmp_path: Path) -> None:
+    """Sizes that fit into a header, and not into a file of torch."""
+    (tmp_path / "config.json").write_text("{}")
+    entry = {"dtype": "F32", "shape": [1 << 59] * 60, "data_offsets": [0, 8]}
+    (tmp_path / "model.safetensors").write_bytes(_safetensors(json.dumps({"a": entry}).encode()))
+    with pytest.raises(UsageError, match="too many parameters"):
+        read_model(tmp_path)
 
 
 def test_a_name_adds_nothing_to_a_picture() -> None:

@@ -17,6 +17,7 @@ from safepoint.errors import UsageError
 from safepoint.estimates.sizes import DTYPE_BYTES
 from safepoint.foundation.bounded_json import parse_object, read_object
 from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.foundation.units import plural
 from safepoint.planning.architectures.families import FAMILIES, tensors_of
 from safepoint.planning.architectures.fields import Tensor
 
@@ -25,6 +26,8 @@ _MAX_CONFIG_BYTES = 4 << 20
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
 _MAX_FILES = 10_000
+_MOST_TENSORS = 500_000
+_MOST_PARAMETERS = 10**15
 _LENGTH_BYTES = 8
 _NOT_ADAPTED = {
     *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "shared", "relative_attention_bias"),
@@ -62,6 +65,7 @@ class ModelShape:
         tensors: parameters and persistent buffers; a tied weight is one of them.
         is_exact: whether the tensors are those of the model. False: they are an estimate from a parameter count.
         extra_bytes: the size of the tokenizer and other small files of the folder, which each pod downloads.
+        stored_bytes: of the files with weights; None where there are none: their size follows from the tensors.
     """
 
     name: str
@@ -71,6 +75,7 @@ class ModelShape:
     tensors: tuple[Tensor, ...]
     is_exact: bool = True
     extra_bytes: int = 0
+    stored_bytes: int | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -145,6 +150,7 @@ def of_config(config: Mapping[str, Any], *, name: str, where: str) -> ModelShape
         UsageError: the family is not known, or a field is missing or invalid.
     """
     family, tensors = tensors_of(config, where)
+    _check_size(where, tensors)
     return ModelShape(
         name=name, source=f"the fields of {where}", family=family, dtype=_dtype_in(config), tensors=tuple(tensors)
     )
@@ -157,16 +163,19 @@ def _dtype_in(config: Mapping[str, Any]) -> str | None:
 
 def _of_folder(folder: Path) -> ModelShape:
     files = sorted(folder.glob("*.safetensors"))[: _MAX_FILES + 1]
+    # Some folders hold the same weights again under other names, such as `consolidated.safetensors`.
+    files = [path for path in files if path.name.startswith("model")] or files
     config_path = folder / _CONFIG
-    has_config = config_path.exists()
-    config = _read_config(config_path) if has_config else {}
+    config = _read_config(config_path) if os.path.lexists(config_path) else None
+    if config is None and (not files or os.path.lexists(folder / "adapter_config.json")):
+        raise UsageError(
+            f"{folder} holds no model: there is no config.json; nothing was computed",
+            hint="pass the folder of a model (for an adapter, that of its base model), or --params with the "
+            "number of parameters, such as 8B",
+        )
     name = folder.absolute().name
     if not files:
-        if not has_config:
-            raise UsageError(
-                f"{folder} holds neither a config.json nor safetensors files; nothing was computed",
-                hint="pass the folder of a model, or --params with the number of parameters, such as 8B",
-            )
+        assert config is not None
         return replace(of_config(config, name=name, where=str(config_path)), extra_bytes=_small_bytes(folder))
     if len(files) > _MAX_FILES:
         raise UsageError(f"{folder} holds more than {_MAX_FILES} safetensors files; nothing was computed")
@@ -174,20 +183,44 @@ def _of_folder(folder: Path) -> ModelShape:
     for path in files:
         for tensor, kind in _header(path):
             found[tensor.name] = tensor, kind
+        _check_size(str(folder), [tensor for tensor, _ in found.values()])
     if not found:
         raise UsageError(f"the safetensors files in {folder} hold no tensor; nothing was computed")
     kinds: dict[str, int] = {}
     for tensor, kind in found.values():
         kinds[kind] = kinds.get(kind, 0) + math.prod(tensor.sizes) * SIZES.get(kind, 1)
-    family = config.get("model_type")
+    most = max(kinds, key=lambda kind: kinds[kind])
+    if most not in _KINDS:
+        raise UsageError(
+            f"the weights in {folder} are of the type {most[:20]}: the model is quantized; nothing was computed",
+            hint="pass the config.json of the model that was quantized; for QLoRA add --lora-rank and --quantized",
+        )
+    family = None if config is None else config.get("model_type")
     return ModelShape(
         name=name,
-        source=f"the headers of {len(files)} safetensors file{'s' * (len(files) > 1)} in {folder}",
+        source=f"the headers of {plural(len(files), 'safetensors file')} in {folder}",
         family=family if isinstance(family, str) and family in FAMILIES else None,
-        dtype=_KINDS.get(max(kinds, key=lambda kind: kinds[kind])),
+        dtype=_KINDS[most],
         tensors=tuple(tensor for tensor, _ in found.values()),
         extra_bytes=_small_bytes(folder),
+        stored_bytes=sum(path.stat().st_size for path in files),
     )
+
+
+def _check_size(where: str, tensors: Sequence[Tensor]) -> None:
+    """Refuse a model that no computer holds: its sizes would overflow the formats of files, and fill the memory here.
+
+    Raises:
+        UsageError: there are too many tensors, or too many parameters.
+    """
+    num_tensors = sum(one.num_pieces for one in tensors)
+    num_elements = sum(math.prod(one.sizes) for one in tensors)
+    if num_tensors > _MOST_TENSORS or num_elements > _MOST_PARAMETERS:
+        what = "tensors" if num_tensors > _MOST_TENSORS else "parameters"
+        raise UsageError(
+            f"{where} describes a model of too many {what}; nothing was computed",
+            hint=f"a plan may have {_MOST_TENSORS:,} tensors and {_MOST_PARAMETERS:.0e} parameters at most",
+        )
 
 
 def _header(path: Path) -> Iterator[tuple[Tensor, str]]:
@@ -243,7 +276,6 @@ _LAYERS = (
 )
 """(parameters, layers) of models that are published: GPT-2, Qwen 2.5 0.5B, Llama 3.x, Qwen 2.5 14B and 32B."""
 _VOCABULARY = 128_256
-_MOST_PARAMETERS = 10**15
 
 
 def of_count(
@@ -362,6 +394,7 @@ def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple
             Tensor(f"{module}.lora_A.weight", (rank, into)),
             Tensor(f"{module}.lora_B.weight", (out, rank)),
         ]
+    _check_size(f"--lora-rank {rank}", tensors)
     return tuple(tensors)
 
 

@@ -263,7 +263,8 @@ def plan_storage(run: Run) -> StoragePlan:
     computed = checkpoint_bytes(groups)
     total = run.measured_bytes or computed
     scale = total / computed
-    weights_bytes = weights_file_bytes(run.model.tensors, training.dtype) + run.model.extra_bytes
+    weights_bytes = run.model.stored_bytes or weights_file_bytes(run.model.tensors, training.dtype)
+    weights_bytes += run.model.extra_bytes
     final_bytes = _final_bytes(run, weights_bytes)
     own = [round(scale * bytes_of_ranks(groups, ranks=run.gpus, has_first=is_first)) for is_first in (True, False)]
     if run.nodes == 1:

@@ -52,11 +52,32 @@ def test_contradicting_numbers_are_refused() -> None:
 def test_a_model_of_several_files(tmp_path: Path) -> None:
     save_file({"a.weight": torch.zeros(4, 8, dtype=torch.bfloat16)}, tmp_path / "model-1.safetensors")
     save_file({"b.weight": torch.zeros(3), "c.weight": torch.zeros(2)}, tmp_path / "model-2.safetensors")
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("x" * 1000)
     model = read_model(tmp_path)
     assert {one.name: one.sizes for one in model.tensors} == {"a.weight": (4, 8), "b.weight": (3,), "c.weight": (2,)}
-    assert (model.dtype, model.extra_bytes, model.family) == ("bfloat16", 1000, None)
+    assert (model.dtype, model.extra_bytes, model.family) == ("bfloat16", 1002, None)
     assert model.is_exact
+
+
+def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
+    save_file({"a.weight": torch.zeros(4, 8)}, tmp_path / "model.safetensors")
+    save_file({"the_same": torch.zeros(4, 8)}, tmp_path / "consolidated.safetensors")
+    assert read_model(tmp_path).num_parameters == 32
+
+
+def test_adapters_and_quantized_models_are_refused(tmp_path: Path) -> None:
+    """With what to pass in their place."""
+    save_file({"a.weight": torch.zeros(400, dtype=torch.uint8), "b": torch.zeros(4)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(UsageError, match="the model is quantized"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds no model") as raised:
+        read_model(tmp_path)
+    assert "its base model" in (raised.value.hint or "")
 
 
 def test_a_model_in_the_cache_of_the_hub(tmp_path: Path) -> None:
@@ -70,6 +91,7 @@ def test_a_model_in_the_cache_of_the_hub(tmp_path: Path) -> None:
     (folder / "config.json").symlink_to("../blobs/2")
     model = read_model(folder)
     assert (model.family, model.num_parameters) == ("qwen2", 32)
+    assert model.stored_bytes == (tmp_path / "blobs" / "1").stat().st_size
     assert model.extra_bytes == (tmp_path / "blobs" / "2").stat().st_size
 
 
@@ -126,7 +148,7 @@ def test_experts_are_one_tensor_and_saved_one_by_one() -> None:
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"holds neither a config\.json nor safetensors files"):
+    with pytest.raises(UsageError, match="holds no model"):
         read_model(tmp_path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_model(tmp_path / "gone")

@@ -69,7 +69,9 @@ def storage(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="TYPE", help="Type of the weights: bf16, fp16 or fp32.", show_default="the model's, else bf16"
+            metavar="TYPE",
+            help="Type of the weights: bf16, fp16 or fp32.",
+            show_default="the model's, or fp32 if it states none; bf16 with --params",
         ),
     ] = None,
     mixed: Annotated[
@@ -190,7 +192,7 @@ def storage(
     targets = lora_targets.split(",") if lora_targets is not None else given.lora_targets or ()
     training = Training(
         tensors=shape.tensors,
-        dtype=dtype_of(dtype) if dtype is not None else shape.dtype or "bfloat16",
+        dtype=dtype_of(dtype) if dtype is not None else shape.dtype or ("float32" if shape.is_exact else "bfloat16"),
         adapter=adapter_of(shape, rank=rank, targets=[one.strip() for one in targets]) if rank else (),
         strategy=chosen,
         optimizer=find_optimizer(optimizer) if optimizer is not None else given.optimizer or OPTIMIZERS["adamw"],
