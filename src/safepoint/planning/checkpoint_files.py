@@ -79,6 +79,7 @@ class Training:
         num_ranks: how many ranks there are.
         is_mixed: whether 16 bits are used to compute and 32 bits to train (`bf16=True`, `fp16=True`).
         tokenizer_bytes: of the tokenizer's files, which the Trainer saves if it has the tokenizer.
+        tied: further names of weights of the model, under which FSDP2 saves them again.
     """
 
     tensors: Sequence[Tensor]
@@ -89,6 +90,7 @@ class Training:
     num_ranks: int
     is_mixed: bool = False
     tokenizer_bytes: int = 0
+    tied: Sequence[Tensor] = ()
 
     @property
     def trained(self) -> list[Tensor]:
@@ -111,7 +113,7 @@ class Training:
 
     def tensors_saved(self) -> list[Tensor]:
         """The tensors that FSDP2's files hold: the adapter's, or those of the whole model."""
-        return list(self.adapter or self.tensors)
+        return list(self.adapter or [*self.tensors, *self.tied])
 
 
 def files_of(training: Training) -> list[Group]:
@@ -182,7 +184,9 @@ def _model_files(training: Training) -> list[Group]:
     if training.strategy in {Strategy.FSDP, Strategy.ZERO3}:
         return configurations
     dtype = training.computed_dtype if training.strategy.is_zero else training.trained_dtype
-    return [_first("weights", "model*.safetensors", weights_file_bytes(training.tensors, dtype)), *configurations]
+    is_gathered = training.strategy is Strategy.FSDP_FULL
+    tensors = training.tensors_saved() if is_gathered else training.tensors
+    return [_first("weights", "model*.safetensors", weights_file_bytes(tensors, dtype)), *configurations]
 
 
 def weights_file_bytes(tensors: Sequence[Tensor], dtype: str) -> int:

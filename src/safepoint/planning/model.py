@@ -7,7 +7,7 @@ consists of them.
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -63,6 +63,7 @@ class ModelShape:
         family: the `model_type`, or None where it is not known.
         dtype: the type of the weights in the files, a name of torch; None where it is not known.
         tensors: parameters and persistent buffers; a tied weight is one of them.
+        tied: the further names of tied weights.
         is_exact: whether the tensors are those of the model. False: they are an estimate from a parameter count.
         extra_bytes: the size of the tokenizer and other small files of the folder, which each pod downloads.
         stored_bytes: of the files with weights; None where there are none: their size follows from the tensors.
@@ -73,6 +74,7 @@ class ModelShape:
     family: str | None
     dtype: str | None
     tensors: tuple[Tensor, ...]
+    tied: tuple[Tensor, ...] = ()
     is_exact: bool = True
     extra_bytes: int = 0
     stored_bytes: int | None = None
@@ -149,10 +151,15 @@ def of_config(config: Mapping[str, Any], *, name: str, where: str) -> ModelShape
     Raises:
         UsageError: the family is not known, or a field is missing or invalid.
     """
-    family, tensors = tensors_of(config, where)
-    _check_size(where, tensors)
+    found = tensors_of(config, where)
+    _check_size(where, found.tensors)
     return ModelShape(
-        name=name, source=f"the fields of {where}", family=family, dtype=_dtype_in(config), tensors=tuple(tensors)
+        name=name,
+        source=f"the fields of {where}",
+        family=found.family,
+        dtype=_dtype_in(config),
+        tensors=found.tensors,
+        tied=found.tied,
     )
 
 
@@ -202,9 +209,18 @@ def _of_folder(folder: Path) -> ModelShape:
         family=family if isinstance(family, str) and family in FAMILIES else None,
         dtype=_KINDS[most],
         tensors=tuple(tensor for tensor, _ in found.values()),
+        tied=() if config is None else _tied_in(config, found.keys()),
         extra_bytes=_small_bytes(folder),
         stored_bytes=sum(path.stat().st_size for path in files),
     )
+
+
+def _tied_in(config: Mapping[str, Any], stored: Container[str]) -> tuple[Tensor, ...]:
+    """Names of tied weights that the files do not have; none where the family is not known."""
+    try:
+        return tuple(one for one in tensors_of(config, _CONFIG).tied if one.name not in stored)
+    except UsageError:
+        return ()
 
 
 def _check_size(where: str, tensors: Sequence[Tensor]) -> None:

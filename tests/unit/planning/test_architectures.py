@@ -91,17 +91,16 @@ def test_every_tensor_of_a_family(name: str, fields: dict[str, Any], tmp_path: P
     """From the file that Transformers itself writes, which leaves fields out that have their default."""
     config, model = _build(name, fields)
     config.save_pretrained(tmp_path)
-    family, tensors = tensors_of(json.loads((tmp_path / "config.json").read_text()), "config.json")
-    assert family == config.model_type
-    ours = {one.name: one.sizes for one in tensors if not one.is_buffer}
+    found = tensors_of(json.loads((tmp_path / "config.json").read_text()), "config.json")
+    assert found.family == config.model_type
+    ours = {one.name: one.sizes for one in found.tensors if not one.is_buffer}
     theirs = {key: tuple(value.shape) for key, value in model.named_parameters()}
     assert ours == theirs
-    buffers = {one.name: one.sizes for one in tensors if one.is_buffer}
-    assert buffers == {
-        key: tuple(value.shape)
-        for key, value in model.state_dict(keep_vars=True).items()
-        if key in dict(model.named_buffers())
-    }
+    others = {key: tuple(value.shape) for key, value in model.state_dict().items() if key not in theirs}
+    buffers = {one.name: one.sizes for one in found.tensors if one.is_buffer}
+    assert buffers == {key: sizes for key, sizes in others.items() if key in dict(model.named_buffers())}
+    tied = {one.name: one.sizes for one in found.tied}
+    assert tied == {key: sizes for key, sizes in others.items() if key not in buffers}
 
 
 def test_every_family_has_a_case() -> None:
@@ -137,8 +136,8 @@ def test_a_classifier_has_its_labels(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = transformers.BertForSequenceClassification(config)
     config.save_pretrained(tmp_path)
-    _, tensors = tensors_of(json.loads((tmp_path / "config.json").read_text()), "config.json")
-    assert {one.name: one.sizes for one in tensors} == {k: tuple(v.shape) for k, v in model.named_parameters()}
+    found = tensors_of(json.loads((tmp_path / "config.json").read_text()), "config.json")
+    assert {one.name: one.sizes for one in found.tensors} == {k: tuple(v.shape) for k, v in model.named_parameters()}
 
 
 # ---- mistakes ------------------------------------------------------------------------------------------------------

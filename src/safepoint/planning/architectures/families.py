@@ -67,8 +67,22 @@ FAMILIES: dict[str, Family] = {
 """By `model_type` in `config.json`."""
 
 
-def tensors_of(config: Mapping[str, Any], where: str) -> tuple[str, list[Tensor]]:
-    """The family of a model, and its tensors.
+class Architecture(NamedTuple):
+    """A model.
+
+    Args:
+        family: its `model_type`.
+        tensors: parameters and persistent buffers, each once.
+        tied: further names of these parameters. FSDP2 saves such a weight under each of its names.
+    """
+
+    family: str
+    tensors: tuple[Tensor, ...]
+    tied: tuple[Tensor, ...]
+
+
+def tensors_of(config: Mapping[str, Any], where: str) -> Architecture:
+    """The tensors of a model.
 
     Args:
         config: the object in `config.json`.
@@ -92,4 +106,9 @@ def tensors_of(config: Mapping[str, Any], where: str) -> tuple[str, list[Tensor]
         values["_architecture"] = architectures[0]
     if isinstance(config.get("id2label"), dict):
         values["_num_labels"] = len(config["id2label"])
-    return kind, list(family.tensors(Fields(values, family.defaults, where)))
+    tensors = list(family.tensors(Fields(values, family.defaults, where)))
+    return Architecture(
+        family=kind,
+        tensors=tuple(one for one in tensors if not one.is_tied),
+        tied=tuple(one for one in tensors if one.is_tied),
+    )

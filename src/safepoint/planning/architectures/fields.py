@@ -20,12 +20,14 @@ class Tensor(NamedTuple):
         sizes: of its dimensions.
         num_pieces: as how many tensors `save_pretrained` writes it. The experts of a layer are one tensor in memory.
         is_buffer: whether it is a buffer, which has no gradient and no optimizer state.
+        is_tied: whether it is a second name of another weight.
     """
 
     name: str
     sizes: tuple[int, ...]
     num_pieces: int = 1
     is_buffer: bool = False
+    is_tied: bool = False
 
 
 class Fields:

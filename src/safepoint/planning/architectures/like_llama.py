@@ -35,8 +35,7 @@ def like_llama(style: Style) -> Callable[[Fields], Iterator[Tensor]]:
                 yield from norm(f"{name}.pre_feedforward_layernorm", hidden)
                 yield from norm(f"{name}.post_feedforward_layernorm", hidden)
         yield from norm("model.norm", hidden)
-        if not fields.flag("tie_word_embeddings"):
-            yield Tensor("lm_head.weight", (vocabulary, hidden))
+        yield Tensor("lm_head.weight", (vocabulary, hidden), is_tied=fields.flag("tie_word_embeddings"))
 
     return tensors
 
@@ -130,5 +129,4 @@ def deepseek_v3(fields: Fields) -> Iterator[Tensor]:
         yield from norm(f"{name}.input_layernorm", hidden)
         yield from norm(f"{name}.post_attention_layernorm", hidden)
     yield from norm("model.norm", hidden)
-    if not fields.flag("tie_word_embeddings"):
-        yield Tensor("lm_head.weight", (vocabulary, hidden))
+    yield Tensor("lm_head.weight", (vocabulary, hidden), is_tied=fields.flag("tie_word_embeddings"))

@@ -21,8 +21,7 @@ def gpt2(fields: Fields) -> Iterator[Tensor]:
         yield from _turned(f"{name}.mlp.c_fc", hidden, between)
         yield from _turned(f"{name}.mlp.c_proj", between, hidden)
     yield from norm("transformer.ln_f", hidden, bias=True)
-    if not fields.flag("tie_word_embeddings"):
-        yield Tensor("lm_head.weight", (vocabulary, hidden))
+    yield Tensor("lm_head.weight", (vocabulary, hidden), is_tied=fields.flag("tie_word_embeddings"))
 
 
 def _turned(name: str, into: int, out: int) -> Iterator[Tensor]:
@@ -45,8 +44,7 @@ def gpt_neox(fields: Fields) -> Iterator[Tensor]:
         yield from linear(f"{name}.mlp.dense_h_to_4h", between, hidden, bias=True)
         yield from linear(f"{name}.mlp.dense_4h_to_h", hidden, between, bias=True)
     yield from norm("gpt_neox.final_layer_norm", hidden, bias=True)
-    if not fields.flag("tie_word_embeddings"):
-        yield Tensor("lm_head.weight", (vocabulary, hidden))
+    yield Tensor("lm_head.weight", (vocabulary, hidden), is_tied=fields.flag("tie_word_embeddings"))
 
 
 def opt(fields: Fields) -> Iterator[Tensor]:
@@ -72,8 +70,7 @@ def opt(fields: Fields) -> Iterator[Tensor]:
         yield from linear(f"{name}.fc2", hidden, between, bias=bias)
         if has_weights:
             yield from norm(f"{name}.final_layer_norm", hidden, bias=True)
-    if not fields.flag("tie_word_embeddings"):
-        yield Tensor("lm_head.weight", (vocabulary, outer))
+    yield Tensor("lm_head.weight", (vocabulary, outer), is_tied=fields.flag("tie_word_embeddings"))
 
 
 def falcon(fields: Fields) -> Iterator[Tensor]:
@@ -103,8 +100,7 @@ def falcon(fields: Fields) -> Iterator[Tensor]:
                 yield from norm(f"{name}.post_attention_layernorm", hidden, bias=True)
             yield from norm(f"{name}.input_layernorm", hidden, bias=True)
     yield from norm("transformer.ln_f", hidden, bias=True)
-    if not fields.flag("tie_word_embeddings"):
-        yield Tensor("lm_head.weight", (vocabulary, hidden))
+    yield Tensor("lm_head.weight", (vocabulary, hidden), is_tied=fields.flag("tie_word_embeddings"))
 
 
 def bert(fields: Fields) -> Iterator[Tensor]:
@@ -133,6 +129,8 @@ def bert(fields: Fields) -> Iterator[Tensor]:
         yield Tensor("cls.predictions.bias", (vocabulary,))
         yield from linear("cls.predictions.transform.dense", hidden, hidden, bias=True)
         yield from norm("cls.predictions.transform.LayerNorm", hidden, bias=True)
+        yield Tensor("cls.predictions.decoder.weight", (vocabulary, hidden), is_tied=True)
+        yield Tensor("cls.predictions.decoder.bias", (vocabulary,), is_tied=True)
 
 
 def t5(fields: Fields) -> Iterator[Tensor]:
@@ -143,7 +141,11 @@ def t5(fields: Fields) -> Iterator[Tensor]:
     depth = fields.count("num_layers", most=MOST_LAYERS)
     stacks = {"encoder": depth, "decoder": fields.count("num_decoder_layers", most=MOST_LAYERS, default=depth)}
     is_gated = fields.text("feed_forward_proj", "relu").startswith("gated")
-    yield Tensor("shared.weight", (fields.count("vocab_size"), hidden))
+    vocabulary = fields.count("vocab_size")
+    yield Tensor("shared.weight", (vocabulary, hidden))
+    # Transformers 5 ties the head of every T5, whatever `tie_word_embeddings` says.
+    for name in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"):
+        yield Tensor(f"{name}.weight", (vocabulary, hidden), is_tied=True)
     for stack, num_layers in stacks.items():
         for layer in range(num_layers):
             block = f"{stack}.block.{layer}.layer"

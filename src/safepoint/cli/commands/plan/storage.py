@@ -192,6 +192,7 @@ def storage(
     targets = lora_targets.split(",") if lora_targets is not None else given.lora_targets or ()
     training = Training(
         tensors=shape.tensors,
+        tied=shape.tied,
         dtype=dtype_of(dtype) if dtype is not None else shape.dtype or ("float32" if shape.is_exact else "bfloat16"),
         adapter=adapter_of(shape, rank=rank, targets=[one.strip() for one in targets]) if rank else (),
         strategy=chosen,
