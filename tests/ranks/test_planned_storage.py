@@ -5,7 +5,9 @@
 
 import contextlib
 import os
+import shutil
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from safepoint.planning.model import adapter_of, of_config
 from safepoint.planning.storage import Run, peak_bytes, plan_storage
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.jobs import committed_steps, no_orphans, safepoint, tiny
+from tests.support.moto_server import MotoServer
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
@@ -35,7 +39,7 @@ _CUT = {("fsdp", "full"), ("zero2", "lora")}
 _MATRIX = [
     pytest.param(strategy, kind, marks=[] if (strategy, kind) in _CUT else pytest.mark.long)
     for strategy in Strategy
-    for kind in ("full", "lora")
+    for kind in ("full", "lora", "tied")
 ]
 
 
@@ -77,7 +81,8 @@ class PeakOfFolder:
 
 
 def _planned(strategy: Strategy, kind: str) -> Run:
-    model = of_config(_CONFIG, name="tiny", where="config.json")
+    config = {**_CONFIG, "tie_word_embeddings": kind == "tied"}
+    model = of_config(config, name="tiny", where="config.json")
     num_ranks = 1 if strategy is Strategy.SINGLE else 2
     training = Training(
         tensors=model.tensors,
@@ -86,6 +91,7 @@ def _planned(strategy: Strategy, kind: str) -> Run:
         strategy=strategy,
         optimizer=OPTIMIZERS["adamw"],
         num_ranks=num_ranks,
+        tied=model.tied,
     )
     return Run(model=model, training=training, gpus=num_ranks, keep=_KEEP)
 
@@ -98,7 +104,7 @@ def test_a_checkpoint_is_as_large_as_planned(strategy: Strategy, kind: str, tmp_
     given = () if strategy in {Strategy.SINGLE, Strategy.DDP} else ("--strategy", str(strategy))
     program = tiny(
         output,
-        *("--end", "end", "--hidden", str(_HIDDEN), *given, *(("--lora",) if kind == "lora" else ())),
+        *("--end", "end", "--hidden", str(_HIDDEN), *given, *(() if kind == "full" else (f"--{kind}",))),
         # The epoch does not end: at its end the state of the data has no second random number state.
         *("--samples", "1024", "--max-steps", "24", "--save-strategy", "steps", "--save-steps", "4"),
         *("--save-total-limit", str(_KEEP), "--step-ms", "60"),
@@ -120,3 +126,51 @@ def test_a_checkpoint_is_as_large_as_planned(strategy: Strategy, kind: str, tmp_
     print(strategy, kind, "real", real, peak.most_bytes, "planned", plan.checkpoint_bytes, peak_bytes(plan))
     assert plan.checkpoint_bytes == checkpoint_bytes(files_of(run.training)) == pytest.approx(real, rel=0.02)
     assert peak_bytes(plan) == pytest.approx(peak.most_bytes, rel=0.05)
+
+
+@pytest.mark.long
+def test_each_node_holds_what_is_planned_for_its_pod(moto: MotoServer, tmp_path: Path) -> None:
+    """Two nodes with a folder each, and an object store: their parts, and a resume into empty folders."""
+    prefix = f"planned-{uuid.uuid4().hex}"
+    folders = tmp_path / "node-0", tmp_path / "node-1"
+    model = of_config(_CONFIG, name="tiny", where="config.json")
+    training = Training(
+        tensors=model.tensors,
+        dtype="float32",
+        adapter=(),
+        strategy=Strategy.FSDP,
+        optimizer=OPTIMIZERS["adamw"],
+        num_ranks=2,
+    )
+    plan = plan_storage(Run(model=model, training=training, nodes=2, keep=_KEEP))
+    assert plan.other_pod is not None
+    for steps in (24, 48):
+        port = str(free_port())
+        jobs = [
+            safepoint(
+                folder,
+                *("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port),
+                *("--output-dir", str(moto.location(prefix)), "--local-dir", str(folder)),
+                program=tiny(
+                    folder,
+                    *("--end", "end", "--hidden", str(_HIDDEN), "--strategy", "fsdp", "--samples", "1024"),
+                    *("--max-steps", str(steps), "--save-strategy", "steps", "--save-steps", "4"),
+                    *("--save-total-limit", str(_KEEP), "--step-ms", "60"),
+                ),
+                **moto.variables,
+            )
+            for rank, folder in enumerate(folders)
+        ]
+        with no_orphans(*jobs), PeakOfFolder(folders[0]) as first, PeakOfFolder(folders[1]) as other:
+            for job in jobs:
+                assert job.wait(120) == 0, job.text
+        for folder, pod, peak in zip(folders, (plan.first_pod, plan.other_pod), (first, other), strict=True):
+            newest = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+            real = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+            print(steps, folder.name, "real", real, peak.most_bytes, "planned", pod.checkpoint_bytes, pod.terms)
+            assert pod.checkpoint_bytes == pytest.approx(real, rel=0.02)
+            terms = {term.name: term.ours_bytes for term in pod.terms}
+            del terms["base cache"], terms["safety buffer"]
+            assert (_KEEP + 1) * real <= peak.most_bytes <= sum(terms.values()) + (64 << 10)
+        for folder in folders:
+            shutil.rmtree(folder)

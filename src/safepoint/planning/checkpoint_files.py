@@ -79,7 +79,7 @@ class Training:
         num_ranks: how many ranks there are.
         is_mixed: whether 16 bits are used to compute and 32 bits to train (`bf16=True`, `fp16=True`).
         tokenizer_bytes: of the tokenizer's files, which the Trainer saves if it has the tokenizer.
-        tied: further names of weights of the model, under which FSDP2 saves them again.
+        tied: further names of weights of the model, under which FSDP2 and ZeRO-1 and 2 save them again.
     """
 
     tensors: Sequence[Tensor]
@@ -112,7 +112,7 @@ class Training:
         return self.trained_dtype
 
     def tensors_saved(self) -> list[Tensor]:
-        """The tensors that FSDP2's files hold: the adapter's, or those of the whole model."""
+        """The adapter's tensors, or those of the model, tied weights under each of their names."""
         return list(self.adapter or [*self.tensors, *self.tied])
 
 
@@ -184,8 +184,9 @@ def _model_files(training: Training) -> list[Group]:
     if training.strategy in {Strategy.FSDP, Strategy.ZERO3}:
         return configurations
     dtype = training.computed_dtype if training.strategy.is_zero else training.trained_dtype
-    is_gathered = training.strategy is Strategy.FSDP_FULL
-    tensors = training.tensors_saved() if is_gathered else training.tensors
+    # FSDP and DeepSpeed hand the Trainer a dictionary in which each name has a tensor of its own.
+    is_handed = training.strategy is Strategy.FSDP_FULL or training.strategy.is_zero
+    tensors = training.tensors_saved() if is_handed else training.tensors
     return [_first("weights", "model*.safetensors", weights_file_bytes(tensors, dtype)), *configurations]
 
 

@@ -73,7 +73,7 @@ class Architecture(NamedTuple):
     Args:
         family: its `model_type`.
         tensors: parameters and persistent buffers, each once.
-        tied: further names of these parameters. FSDP2 saves such a weight under each of its names.
+        tied: further names of these parameters. FSDP2 and ZeRO save such a weight under each name.
     """
 
     family: str
