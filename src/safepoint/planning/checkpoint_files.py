@@ -106,9 +106,9 @@ class Training:
 
     @property
     def computed_dtype(self) -> str:
-        """The type of the weights that DeepSpeed computes with."""
-        if self.strategy.is_zero and self.is_mixed and DTYPE_BYTES[self.dtype] > 2:
-            return "bfloat16"
+        """The type of the trained tensors in the model. DeepSpeed casts all of it, also an adapter, to 16 bits."""
+        if self.strategy.is_zero and (self.is_mixed or DTYPE_BYTES[self.dtype] == 2):
+            return self.dtype if DTYPE_BYTES[self.dtype] == 2 else "bfloat16"
         return self.trained_dtype
 
     def tensors_saved(self) -> list[Tensor]:
@@ -169,7 +169,7 @@ def _each(what: str, path: str, sizes_bytes: int, count: int, *, total_bytes: in
 def _model_files(training: Training) -> list[Group]:
     """The files that `save_pretrained` writes. With ZeRO-3 and FSDP2's shards there are only configurations."""
     if training.adapter:
-        size = weights_file_bytes(training.adapter, "float32")
+        size = weights_file_bytes(training.adapter, training.computed_dtype)
         small = [
             _first("other", "adapter_config.json", _ADAPTER_CONFIG_BYTES),
             _first("other", "README.md", _README_BYTES),
@@ -183,11 +183,13 @@ def _model_files(training: Training) -> list[Group]:
     ]
     if training.strategy in {Strategy.FSDP, Strategy.ZERO3}:
         return configurations
-    dtype = training.computed_dtype if training.strategy.is_zero else training.trained_dtype
     # FSDP and DeepSpeed hand the Trainer a dictionary in which each name has a tensor of its own.
     is_handed = training.strategy is Strategy.FSDP_FULL or training.strategy.is_zero
     tensors = training.tensors_saved() if is_handed else training.tensors
-    return [_first("weights", "model*.safetensors", weights_file_bytes(tensors, dtype)), *configurations]
+    return [
+        _first("weights", "model*.safetensors", weights_file_bytes(tensors, training.computed_dtype)),
+        *configurations,
+    ]
 
 
 def weights_file_bytes(tensors: Sequence[Tensor], dtype: str) -> int:
@@ -327,7 +329,7 @@ def _partitions(training: Training) -> list[Group]:
             _each("optimizer", "global_step*/zero_pp_rank_*_optim_states.pt", optimizer, num_ranks),
         ]
     flat = flat_of_zero2(counts, num_ranks=num_ranks)
-    item = DTYPE_BYTES[training.computed_dtype if not training.adapter else "float32"]
+    item = DTYPE_BYTES[training.computed_dtype]
     model = archive_bytes("mp_rank_00_model_states", [flat * item, *buffers], record)
     part = 4 * flat // num_ranks
     slices = 1600 + 55 * len(names) // num_ranks

@@ -295,8 +295,8 @@ def plan_storage(run: Run) -> StoragePlan:
 def _final_bytes(run: Run, weights_bytes: int) -> int:
     """The finished model, as `from_pretrained` reads it."""
     if run.training.adapter:
-        return weights_file_bytes(run.training.adapter, "float32")
-    return weights_file_bytes(run.model.tensors, run.training.trained_dtype) + run.training.tokenizer_bytes
+        return weights_file_bytes(run.training.adapter, run.training.computed_dtype)
+    return weights_file_bytes(run.model.tensors, run.training.computed_dtype) + run.training.tokenizer_bytes
 
 
 # ---- the formula ---------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def peak_bytes(plan: StoragePlan, *, is_uploading: bool = False) -> int:
 
 def _memory(run: Run) -> TrainingMemory:
     training = run.training
-    item = DTYPE_BYTES[training.trained_dtype]
+    item = DTYPE_BYTES[training.computed_dtype]
     trained = [one.sizes for one in training.trained]
     frozen = 0
     if training.adapter:
