@@ -114,12 +114,18 @@ def read_arguments(path: Path) -> Given:
             f"--for {path}: the file has no field output_dir; it is not TrainingArguments; nothing was computed",
             hint="write it with Path('arguments.json').write_text(training_args.to_json_string())",
         )
+    if record.get("save_only_model") is True:
+        raise UsageError(
+            f"--for {path}: save_only_model is true, and a checkpoint without optimizer state cannot be resumed; "
+            "nothing was computed",
+            hint="leave save_only_model out, as `safepoint run` requires it",
+        )
     optim = record.get("optim")
     return Given(
         source=f"the TrainingArguments in {path}",
         strategy=_strategy_in(record, path),
         optimizer=find_optimizer(optim, f"--for {path}: optim") if isinstance(optim, str) else None,
-        keep=_count(record, "save_total_limit"),
+        keep=_kept(record),
         is_mixed=record.get("bf16") is True or record.get("fp16") is True,
     )
 
@@ -142,6 +148,12 @@ def _read(path: Path, option: str) -> dict[str, Any]:
 def _count(record: Mapping[str, Any], name: str) -> int | None:
     value = record.get(name)
     return value if type(value) is int and value > 0 else None
+
+
+def _kept(record: Mapping[str, Any]) -> int | None:
+    """How many checkpoints stay. The best one stays beside the newest, also with a limit of 1."""
+    limit = _count(record, "save_total_limit")
+    return max(2, limit) if limit is not None and record.get("load_best_model_at_end") is True else limit
 
 
 def _strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:

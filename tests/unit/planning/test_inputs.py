@@ -89,6 +89,8 @@ def test_the_arguments_that_transformers_writes(tmp_path: Path) -> None:
     assert (given.keep, given.optimizer, given.is_mixed) == (3, OPTIMIZERS["adafactor"], False)
     assert given.strategy is None
     assert read_arguments(_write(tmp_path)).keep is None
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 500}
+    assert read_arguments(_write(tmp_path, save_total_limit=1, **best)).keep == 2  # the best, and the newest
     config = {"version": 2, "transformer_layer_cls_to_wrap": ["Layer"]}
     for kind, strategy in (("SHARDED_STATE_DICT", Strategy.FSDP), ("FULL_STATE_DICT", Strategy.FSDP_FULL)):
         path = _write(tmp_path, fsdp=True, fsdp_config={**config, "state_dict_type": kind})
@@ -114,6 +116,7 @@ def test_deepspeed_in_the_arguments_or_in_a_file(stage: int, tmp_path: Path) -> 
         ("not JSON", "it is not JSON"),
         ('{"output_dir": "a", "output_dir": "b"}', "a name appears twice"),
         ('{"output_dir": "a", "optim": "no-such"}', "optim 'no-such'"),
+        ('{"output_dir": "a", "save_only_model": true}', "save_only_model is true"),
         ('{"output_dir": "a", "deepspeed": "gone.json"}', "'gone.json', which does not exist here"),
         ('{"output_dir": "a", "deepspeed": {"zero_optimization": {"stage": 7}}}', "DeepSpeed without ZeRO"),
         ('{"output_dir": "a", "deepspeed": {"zero_optimization": []}}', "DeepSpeed without ZeRO"),
