@@ -27,7 +27,7 @@ from safepoint.snapshot.images.torch_archive import lay_out as lay_out_archive
 
 _MAX_SHARD_BYTES = 50 * 10**9
 """`save_pretrained` begins a new file after this size (Transformers 5)."""
-_TENSOR_PICKLE_BYTES = 86
+_TENSOR_PICKLE_BYTES = 157  # each value of the outermost dictionary is pickled by itself
 _STATE_PICKLE_BYTES = 78
 _PICKLE_BYTES = 320
 _DCP_PICKLE_BYTES = 157
