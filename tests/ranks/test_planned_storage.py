@@ -36,11 +36,12 @@ _CONFIG = {
 }
 """Of the model of `tests/programs/tiny.py`."""
 _CUT = {("fsdp", "full"), ("zero2", "lora")}
+_MIXED = ((Strategy.ZERO2, "lora-bf16"), (Strategy.ZERO3, "full-bf16"), (Strategy.FSDP, "full-bf16"))
 _MATRIX = [
     pytest.param(strategy, kind, marks=[] if (strategy, kind) in _CUT else pytest.mark.long)
     for strategy in Strategy
     for kind in ("full", "lora", "tied")
-]
+] + [pytest.param(strategy, kind, marks=pytest.mark.long) for strategy, kind in _MIXED]
 
 
 class PeakOfFolder:
@@ -87,13 +88,20 @@ def _planned(strategy: Strategy, kind: str) -> Run:
     training = Training(
         tensors=model.tensors,
         dtype="float32",
-        adapter=adapter_of(model, rank=4, targets=["q_proj", "v_proj"]) if kind == "lora" else (),
+        adapter=adapter_of(model, rank=4, targets=["q_proj", "v_proj"]) if kind.startswith("lora") else (),
         strategy=strategy,
         optimizer=OPTIMIZERS["adamw"],
         num_ranks=num_ranks,
         tied=model.tied,
+        is_mixed=kind.endswith("bf16"),
     )
     return Run(model=model, training=training, gpus=num_ranks, keep=_KEEP)
+
+
+def _options_of(kind: str) -> tuple[str, ...]:
+    trained = kind.removesuffix("-bf16")
+    mixed = ("--settings", '{"bf16": true}') if kind.endswith("bf16") else ()
+    return (*mixed, *(() if trained == "full" else (f"--{trained}",)))
 
 
 @pytest.mark.parametrize(("strategy", "kind"), _MATRIX)
@@ -104,7 +112,14 @@ def test_a_checkpoint_is_as_large_as_planned(strategy: Strategy, kind: str, tmp_
     given = () if strategy in {Strategy.SINGLE, Strategy.DDP} else ("--strategy", str(strategy))
     program = tiny(
         output,
-        *("--end", "end", "--hidden", str(_HIDDEN), *given, *(() if kind == "full" else (f"--{kind}",))),
+        *(
+            "--end",
+            "end",
+            "--hidden",
+            str(_HIDDEN),
+            *given,
+            *(() if kind.startswith("full") else (f"--{kind.partition('-')[0]}",)),
+        ),
         # The epoch does not end: at its end the state of the data has no second random number state.
         *("--samples", "1024", "--max-steps", "24", "--save-strategy", "steps", "--save-steps", "4"),
         *("--save-total-limit", str(_KEEP), "--step-ms", "60"),
