@@ -67,7 +67,7 @@ class PeakOfFolder:
             self._is_over.wait(0.002)  # the trainings need the processor, too
 
     def _now(self) -> int:
-        total = 0
+        sizes: dict[int, int] = {}  # by inode: a folder that is renamed meanwhile may be listed under both names
         folders = [str(self._folder)]
         while folders:
             # What the script writes at its end is no checkpoint.
@@ -77,8 +77,8 @@ class PeakOfFolder:
                         if entry.is_dir(follow_symlinks=False):
                             folders += [entry.path] * (entry.name != "end")
                         else:
-                            total += entry.stat(follow_symlinks=False).st_size
-        return total
+                            sizes[entry.inode()] = entry.stat(follow_symlinks=False).st_size
+        return sum(sizes.values())
 
 
 def _planned(strategy: Strategy, kind: str) -> Run:
