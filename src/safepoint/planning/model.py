@@ -7,6 +7,7 @@ consists of them.
 
 import math
 import os
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ _MAX_FILES = 10_000
 _MOST_TENSORS = 500_000
 _MOST_PARAMETERS = 10**15
 _LENGTH_BYTES = 8
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NOT_ADAPTED = {
     *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "shared", "relative_attention_bias"),
     *("word_embeddings", "position_embeddings", "token_type_embeddings", "lm_head", "embed_out", "classifier"),
@@ -116,9 +118,11 @@ def read_model(path: Path) -> ModelShape:
             return _of_folder(path)
         return of_config(_read_config(path), name=_name_of(path), where=str(path))
     except OSError as error:
+        hint = "pass a config.json, a folder with a model, or --params with the number of parameters, such as 8B"
+        if _HUB_NAME.fullmatch(str(path)):
+            hint = f"for a model of the Hugging Face Hub, run `hf download {path} config.json`, and pass that file"
         raise UsageError(
-            f"the model {str(path)!r} cannot be read: {error.strerror or error}; nothing was computed",
-            hint="pass a config.json, a folder with a model, or --params with the number of parameters, such as 8B",
+            f"the model {str(path)!r} cannot be read: {error.strerror or error}; nothing was computed", hint=hint
         ) from error
 
 

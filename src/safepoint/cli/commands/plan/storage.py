@@ -179,6 +179,12 @@ def storage(
     num_nodes, num_gpus = _or(nodes, given.nodes, 1), _or(gpus, given.gpus, 1)
     layouts = None if compare is None else (parse_layout(compare[0]), parse_layout(compare[1]))
     if layouts is not None:
+        if nodes is not None or gpus is not None:
+            option = "--nodes" if nodes is not None else "--gpus"
+            raise UsageError(
+                f"{option} and --compare contradict each other; nothing was computed",
+                hint=f"leave {option} out: the layouts have the nodes and the GPUs",
+            )
         num_nodes, num_gpus = layouts[0]
     rank = _positive("--lora-rank", _or(lora_rank, given.lora_rank, 0) or lora_rank, most=1_000_000)
     if rank is None and (quantized or lora_targets is not None):
@@ -216,19 +222,21 @@ def storage(
             disk=_speed("--disk-speed", disk_speed),
             network=_speed("--network-speed", network_speed),
         ),
-        slots=_or(snapshot_slots, given.slots, None),
+        slots=_slots(snapshot_slots, given.slots),
         is_quantized=quantized,
         measured_bytes=None if layouts is not None else given.measured_bytes,
     )
     plan = plan_storage(run)
     notes = notes_of(plan, is_keep_assumed=save_total_limit is None and given.keep is None)
+    if layouts is not None and given.measured_bytes is not None:
+        notes.append(f"the size of the checkpoint that {given.source} has is not used: it has another layout")
     document = document_of(plan, source=given.source, notes=notes)
     lines = lines_of(plan, source=given.source, notes=notes)
     drawn = [("", plan)]
     if layouts is not None:
         pair = compare_layouts(run, *layouts)
         document = {**document, "layouts": [layout_document(one) for one in pair]}
-        lines = layout_lines(pair)
+        lines = layout_lines(pair, notes)
         drawn = [(f"{one.plan.run.nodes} x {one.plan.run.gpus}: ", one.plan) for one in pair]
     if svg is not None:
         _write_picture(svg, picture_of(drawn))
@@ -248,6 +256,15 @@ def _positive(option: str, value: int | None, *, most: int) -> int | None:
             f"{option} {value} is invalid; nothing was computed", hint=f"{option} must be from 1 to {most:,}"
         )
     return value
+
+
+def _slots(option: int | None, given: int | None) -> int | None:
+    """As `RunSettings` checks them."""
+    if option is not None and not 0 <= option <= 8:
+        raise UsageError(
+            f"--snapshot-slots {option} is invalid; nothing was computed", hint="--snapshot-slots must be from 0 to 8"
+        )
+    return given if option is None else option
 
 
 def _strategy(name: str | None) -> Strategy | None:

@@ -179,8 +179,8 @@ def _gib(num_bytes: int) -> str:
 # ---- two layouts ---------------------------------------------------------------------------------------------------
 
 
-def layout_lines(pair: Sequence[LayoutPlan]) -> list[str]:
-    """Two layouts side by side."""
+def layout_lines(pair: Sequence[LayoutPlan], notes: Sequence[str] = ()) -> list[str]:
+    """Two layouts side by side; `notes` are at the end."""
     first = pair[0].plan
     rows = [
         ["model downloads, all pods", *(format_bytes(one.model_bytes) for one in pair)],
@@ -196,7 +196,8 @@ def layout_lines(pair: Sequence[LayoutPlan]) -> list[str]:
     ]
     heads = [f"{one.plan.run.nodes} x {one.plan.run.gpus} GPUS" for one in pair]
     pages = [["model", _model(first)], ["checkpoint", _checkpoint(first)]]
-    return [*_aligned(pages), "", *table(["NODES X GPUS", *heads], rows)]
+    lines = [*_aligned(pages), "", *table(["NODES X GPUS", *heads], rows)]
+    return [*lines, "", *_aligned([["note", note] for note in notes])] if notes else lines
 
 
 def _layout_memory(plan: StoragePlan) -> str:
