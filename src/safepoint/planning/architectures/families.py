@@ -48,6 +48,9 @@ _DEEPSEEK = {
 FAMILIES: dict[str, Family] = {
     "llama": Family(like_llama(Style()), _UNTIED, _QV),
     "mistral": Family(like_llama(Style()), {**_UNTIED, "num_key_value_heads": 8}, _QV),
+    "ministral3": Family(like_llama(Style()), {**_UNTIED, "num_key_value_heads": 8, "head_dim": 128}, ()),
+    "granite": Family(like_llama(Style()), _UNTIED, ()),
+    "smollm3": Family(like_llama(Style()), {"tie_word_embeddings": True, "num_key_value_heads": 4}, ()),
     "qwen2": Family(like_llama(Style(qkv_bias=True)), _UNTIED, _QV),
     "qwen3": Family(like_llama(Style(has_qk_norms=True)), {**_UNTIED, "head_dim": 128}, _QV),
     "gemma": Family(like_llama(Style()), _GEMMA, _QV),
