@@ -153,8 +153,6 @@ class Pod:
     Args:
         terms: of the formula.
         checkpoint_bytes: what the pod has of each checkpoint.
-        claim_bytes: what a size for the volume should be at least, in whole GiB.
-        documented_claim_bytes: the same, by the documents' formula.
     """
 
     terms: tuple[Term, ...]
@@ -265,7 +263,7 @@ def plan_storage(run: Run) -> StoragePlan:
     scale = total / computed
     weights_bytes = run.model.stored_bytes or weights_file_bytes(run.model.tensors, training.dtype)
     weights_bytes += run.model.extra_bytes
-    final_bytes = _final_bytes(run, weights_bytes)
+    final_bytes = _final_bytes(run)
     own = [round(scale * bytes_of_ranks(groups, ranks=run.gpus, has_first=is_first)) for is_first in (True, False)]
     if run.nodes == 1:
         own[0] = total
@@ -292,7 +290,7 @@ def plan_storage(run: Run) -> StoragePlan:
     )
 
 
-def _final_bytes(run: Run, weights_bytes: int) -> int:
+def _final_bytes(run: Run) -> int:
     """The finished model, as `from_pretrained` reads it."""
     if run.training.adapter:
         return weights_file_bytes(run.training.adapter, run.training.computed_dtype)
@@ -309,7 +307,6 @@ def _pod(run: Run, *, total: int, own: int, weights_bytes: int, final_bytes: int
     documented_final = weights_bytes if writes_final else 0
     # At a resume the folder of every node holds the whole checkpoint, in the place of one of the parts that it keeps.
     fetched = total - own
-    upload = own
     terms = [
         Term("base cache", weights_bytes, weights_bytes, "every pod downloads the model"),
         Term(
@@ -327,7 +324,7 @@ def _pod(run: Run, *, total: int, own: int, weights_bytes: int, final_bytes: int
             own,
             f"1x in place of {multiplier:g}x: the next checkpoint is written once, in its final layout",
         ),
-        Term("upload in progress", 0, upload, "a checkpoint that is being uploaded is not deleted"),
+        Term("upload in progress", 0, own, "a checkpoint that is being uploaded is not deleted"),
         Term("final model", documented_final, 0, "goes to the object store without a disk"),
     ]
     if training.adapter and is_first:
