@@ -15,7 +15,7 @@ SafepointError                 base of all of them
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is damaged, or has a layout that Safepoint cannot read
 │   ├── ManifestError    14   the manifest itself is unreadable or unacceptable
-│   └── UnreadableError  14   the store refuses an object of the checkpoint, and gives others
+│   └── UnreadableError  14   the store refuses an object of the checkpoint, but serves others
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   there is no valid checkpoint
 ├── UnsupportedError     16   not supported on this machine or in this installation
@@ -188,11 +188,11 @@ class CheckpointError(SafepointError):
 
 
 class ManifestError(CheckpointError):
-    """A manifest is unreadable, malformed, altered, hostile, or of a version this release does not know."""
+    """A manifest is unreadable, malformed, altered, hostile, or of a version that this release cannot read."""
 
 
 class UnreadableError(CheckpointError):
-    """The store refuses an object of the checkpoint, and gives other objects."""
+    """The store refuses an object of the checkpoint, but serves other objects."""
 
 
 class NothingValidError(SafepointError):
@@ -226,7 +226,7 @@ class PeerError(SafepointError):
 
 
 class Interrupted(SystemExit):
-    """Ends the training loop after an agreed stop.
+    """Ends the training loop after all ranks have agreed to stop.
 
     It derives from `SystemExit`: the user's `finally` blocks run, and the code after `train()` does not.
 
@@ -242,7 +242,7 @@ class Interrupted(SystemExit):
 
 
 def require_torch(what: str) -> None:
-    """Check that PyTorch is installed, which is not imported here.
+    """Check that PyTorch is installed, without importing it.
 
     Args:
         what: what needs it, as the subject of a sentence.

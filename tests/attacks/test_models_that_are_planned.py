@@ -140,7 +140,7 @@ def test_a_header_cannot_overflow_the_formats(tmp_path: Path) -> None:
 
 def test_a_name_adds_nothing_to_a_picture() -> None:
     name = "</text><script>alert(1)</script>\x1b[31m'\""
-    text = bars(name, [Bar(name, [(name, 1.0)], name)])
+    text = bars(name, name, [Bar(name, [(name, 1.0)], name)])
     assert "<script" not in text
     assert "\x1b" not in text
     assert "&lt;script&gt;" in text

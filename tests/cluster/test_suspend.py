@@ -66,7 +66,7 @@ def test_a_save_is_requested_first(size: tuple[str, ...], team: Workspace) -> No
     again = suspend(team, "tiny")
     assert again.code == 0
     assert "it was suspended before, by " in again.stdout
-    assert f"step {receipt['step']} is in {receipt['checkpoint']}" in again.stdout
+    assert f"step {receipt['step']} was saved in {receipt['checkpoint']}" in again.stdout
     assert safepoint("resume", *ON, team.namespace, "tiny").code == 0
     assert safepoint("status", *ON, team.namespace, "--json", "tiny").document["receipt"] is None
     wait(team, "tiny", trains_at(receipt["step"] + 1), 180)
@@ -88,7 +88,7 @@ def test_without_the_right_the_pods_save_at_sigterm(
     receipt = checked(team, "tiny", done.document["receipt"])
     assert (receipt["was_requested"], receipt["is_read"]) == (False, False)
     assert receipt["reason"] == "you may not create and get pods/exec"
-    assert "saved at SIGTERM because you may not create and get pods/exec" in done.document["message"]
+    assert "at SIGTERM because you may not create and get pods/exec" in done.document["message"]
     assert read_events(team.folder / "tiny", "saved")[-1]["trigger"] == "jit"
     assert safepoint("status", *ON, team.namespace, "--json", "tiny").document["receipt"] == receipt
     delete(team, "tiny")

@@ -55,7 +55,7 @@ def test_what_a_script_leaves_behind_ends_with_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["torchrun", "--nproc_per_node", "2", "train.py"], "torchrun starts processes that Safepoint does not know"),
+        (["torchrun", "--nproc_per_node", "2", "train.py"], "starts processes that Safepoint does not supervise"),
         (["python", "train.py"], "leave out python"),
         (["no-such-command"], "there is no script no-such-command"),
     ],

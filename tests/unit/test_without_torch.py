@@ -96,7 +96,15 @@ def test_commands_about_jobs(client: Client) -> None:
 
 
 def test_plans(client: Client) -> None:
-    """A model's storage, from a number of parameters and from a configuration."""
+    """A plan is made before anything that trains is installed."""
+    for words in (
+        ("interval", "--mtbf", "4h", "--stall", "2s", "--svg", "interval.svg"),
+        ("cost", "--price", "55"),
+        ("simulate", "--ranks", "8", "--days", "1", "--trials", "2"),
+    ):
+        done = client.run("plan", *words)
+        assert done.returncode == 0, (words, done.stderr)
+    assert (client.folder / "interval.svg").read_text().startswith("<svg")
     fields = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     (client.folder / "config.json").write_text(json.dumps({"model_type": "llama", **dict.fromkeys(fields, 8)}))
     for words in (("--params", "8B", "--strategy", "fsdp", "--nodes", "2"), ("config.json", "--lora-rank", "4")):

@@ -42,7 +42,7 @@ class Destination(Protocol):
         """Compare the files with the record and make them durable. Likely errors, such as a full disk, occur here.
 
         Args:
-            record: names the files; None for a model without a manifest.
+            record: names the files of the checkpoint; None for a model without a manifest.
 
         Raises:
             SafepointError: the files differ from the record, or another writer has claimed the destination.
@@ -74,13 +74,13 @@ def commit(
     *,
     together: Callable[[Callable[[], None]], object] = _alone,
 ) -> None:
-    """Make the files at `destination` count.
+    """Make the files at `destination` count as a checkpoint or as a model.
 
     Args:
         destination: where the files are.
         record: see `Destination.prepare`.
-        together: for a checkpoint in parts: runs a step on every node, and raises an error of one node on all nodes.
-            So no node publishes its part before all nodes have prepared theirs.
+        together: runs its argument on every node, and raises the error of one node on all nodes. A checkpoint in
+            parts needs this: no node publishes its part before all nodes have prepared theirs.
 
     Raises:
         SafepointError, OSError: nothing was committed. If an fsync failed after the rename in `publish`, the files
@@ -107,9 +107,9 @@ class FolderDestination:
 
     Args:
         source: where the files are written; on the same file system as `target`.
-        target: the name that readers know. A folder of that name is replaced. If the file system can exchange two
-            names, there is a complete folder at `target` at any time.
-        trash: a folder on the same file system for the replaced folder; None where `target` is absent or empty.
+        target: the path at which readers look for the folder. An existing folder at this path is replaced. If the
+            file system can exchange two names, there is a complete folder at `target` at any time.
+        trash: a folder on the same file system for the replaced folder; None if `target` is absent or empty.
         is_durable: whether the files in `source` are fsynced already.
     """
 
@@ -142,7 +142,7 @@ class FolderDestination:
             files.write_atomic(self.source / record.file_name, record.to_bytes(), durable=True)
 
     def publish(self) -> None:
-        """See `Destination`. What another program has put under the name is moved aside, not deleted."""
+        """See `Destination`. If another program has put a checkpoint at `target`, it is moved aside, not deleted."""
         if lacks_record(self.target) and os.listdir(self.target):
             for reason in set_aside(self.target.parent, [self.target]).left.values():  # it would be deleted below
                 raise SaveError(

@@ -1,1 +1,1 @@
-"""The commands that a person types. Nothing heavy is imported here: `safepoint --help` must not wait for torch."""
+"""The commands that a person types. Torch is imported only inside functions, so that `safepoint --help` is fast."""

@@ -29,7 +29,7 @@ OURS = (Kind.CHECKPOINT, Kind.PART)
 
 
 def state_of(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
-    """The state of a checkpoint, as a list shows it."""
+    """The state of a checkpoint, such as `complete` or `damaged`. Any other folder has its kind as its state."""
     if item.kind is not Kind.CHECKPOINT and (item.kind not in OURS or not faults):
         return item.kind
     if faults:
@@ -88,7 +88,7 @@ def removal_answers(found: Removal, *, dry_run: bool) -> tuple[dict[str, Any], l
     }
     did = "would delete" if dry_run else "deleted"
     lines = [f"{did} {item.where} ({format_bytes(item.size_bytes)})" for item in gone]
-    lines += [f"left {item.where}: it cannot be deleted: {printable(reason)}" for item, reason in found.failed]
+    lines += [f"kept {item.where}: it cannot be deleted: {printable(reason)}" for item, reason in found.failed]
     lines.append(f"{did} {plural(len(gone), 'checkpoint')}, {format_bytes(size_bytes)}")
     return document, lines
 
@@ -109,20 +109,20 @@ def repair_answers(found: Repair, *, drop_damaged: bool, dry_run: bool) -> tuple
     }
     did = "would drop" if dry_run else "dropped"
     lines = [f"{did} {item.where}: it was not committed" for item in found.unfinished]
-    lines += [f"left {item.where}: it is unfinished, and a run may be writing it" for item in found.recent]
-    lines += [f"left {item.where}: Safepoint did not write it" for item in found.foreign]
-    lines += [f"left {item.where}: a later release wrote it" for item in found.newer]
-    lines += [f"left {printable(path)}: it is not in the manifest" for path in found.strays]
+    lines += [f"kept {item.where}: it is unfinished, and a run may be writing it" for item in found.recent]
+    lines += [f"kept {item.where}: Safepoint did not write it" for item in found.foreign]
+    lines += [f"kept {item.where}: a later release wrote it" for item in found.newer]
+    lines += [f"kept {printable(path)}: it is not in the manifest" for path in found.strays]
     fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
     if dry_run or not drop_damaged:
-        fate = "would be removed" if drop_damaged else "left; see --drop-damaged"
+        fate = "would be removed" if drop_damaged else "kept; see --drop-damaged"
     reasons = {item.where: reason for item, reason in found.failed}
     for item in found.damaged:
         reason = reasons.pop(item.where, None)
-        how = fate if reason is None else f"left, because it cannot be removed: {printable(reason)}"
+        how = fate if reason is None else f"kept, because it cannot be removed: {printable(reason)}"
         lines.append(f"{item.where} is damaged ({how}):")
         lines += [f"  {fault}" for fault in item.faults]
-    lines += [f"left {where}: it cannot be removed: {printable(reason)}" for where, reason in reasons.items()]
+    lines += [f"kept {where}: it cannot be removed: {printable(reason)}" for where, reason in reasons.items()]
     if found.num_leftovers:
         lines.append(f"deleted {plural(found.num_leftovers, 'leftover')} of ended runs")
     return document, lines or ["nothing to repair"]
@@ -134,10 +134,10 @@ def check_removed(found: Removal, location: str) -> None:
         item, reason = found.failed[0]
         hint = "fix the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again"
         if reason == NOT_OURS:
-            hint = "delete its objects with the tools of the store, if they are of no use"
+            hint = "if you do not need its objects, delete them with the tools of the store"
         raise StorageError(
             f"{plural(len(found.failed), 'checkpoint')} in {location} could not be removed, such as {item.name} "
-            f"({printable(reason)}); the others were",
+            f"({printable(reason)}); the others were removed",
             hint=hint,
         )
 
@@ -162,7 +162,7 @@ def fault_documents(faults: Sequence[Fault]) -> list[dict[str, str]]:
 
 
 def sentence_of(change: Change) -> str:
-    """A change as a line."""
+    """A difference between two checkpoints, as a line."""
     name, before, after = printable(change.name), printable(change.before), printable(change.after)
     if not before:
         return f"+ {name}: {after}"

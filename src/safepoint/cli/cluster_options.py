@@ -64,8 +64,8 @@ def open_jobs(
 ) -> Generator[JobPlace[Any]]:
     """The jobs of the place that `on` names.
 
-    If `on` is None, the jobs are those of this machine, unless there is a default place. If there is a default place,
-    a `namespace` selects the jobs of the default place, and a `name` selects the place that has this job.
+    If `on` is None, the jobs are those of this machine, with two exceptions: if there is a default place, a
+    `namespace` selects its jobs, and a `name` selects the place that has this job.
 
     Args:
         on: the place, as the option `--on` names it.
@@ -94,9 +94,10 @@ def open_jobs(
 
 
 def places_to_list(on: str | None, namespace: str | None) -> list[str | None]:
-    """The values of `--on` for all places whose jobs a list shows.
+    """The values of `--on` for the places whose jobs `safepoint list` shows.
 
-    This is the place that the options name. Without options, these are this machine and, if set, the default place.
+    If an option is given, the only place is the one that the options name. Without options, the places are this
+    machine and, if the settings have one, the default place.
     """
     default = Configuration.of_user().default_place
     if on is not None or namespace is not None or default is None:
@@ -120,7 +121,7 @@ def _place_of(name: str, default: str) -> str:
             hint=f"add --on {THIS_MACHINE} or --on {shlex.quote(default)}",
         )
     if failure is not None and found:
-        print_warning(f"whether place {default} also has a job {name} is unknown: {failure}")
+        print_warning(f"it is unknown whether place {default} also has a job {name}: {failure}")
     if found:
         return found[0]
     if failure is not None:
@@ -165,7 +166,7 @@ def cluster_of(on: str | None) -> str | None:
 
 
 def options_of(on: str | None, namespace: str | None) -> str:
-    """` --on … --namespace …`, to append to a command that the answer suggests; empty if neither option was given."""
+    """` --on … --namespace …`, to append to a command that the output suggests; empty if neither option was given."""
     given = (("--on", on), ("--namespace", namespace))
     return "".join(f" {name} {shlex.quote(text)}" for name, text in given if text is not None)
 
@@ -215,6 +216,6 @@ def _refuse(options: Mapping[str, object], where: str, *, hint: str) -> None:
 
 
 def given_options(context: typer.Context) -> frozenset[str]:
-    """The names of the parameters that the command line, a variable or a file sets, also to their default values."""
+    """The names of the parameters that the command line, a variable or a file sets, even if to the default value."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return frozenset(name for name, source in sources.items() if source is not None and source.name != "DEFAULT")

@@ -3,8 +3,9 @@
 The value of an option comes from the first of these that sets it: the command line, the option's environment
 variable, the settings files in their order, the default. `submit` also reads the table `[run]`, and with `--on NAME`
 the table `[places.NAME]`. `[places.NAME]` overrides `[submit]`, and `[submit]` overrides `[run]`, also if these
-tables are in different files. A file cannot set `--json`, because programs rely on the form of an answer. Nor can a
-file set a flag that has neither a variable nor a form `--no-…`, because nothing could override the file.
+tables are in different files. A file cannot set `--json`, because programs rely on the form of the output. A file
+also cannot set a flag that has neither a variable nor a form `--no-…`: neither a variable nor the command line could
+then override the file.
 """
 
 import os
@@ -26,7 +27,7 @@ _SUBMIT, _PLACES = ("submit",), "places"
 _SHARED: dict[tuple[str, ...], tuple[str, ...]] = {("submit",): ("run",)}
 """The commands that also read the table of another command.
 
-Options that they do not have are ignored in that table.
+In that table, options that the reading command does not have are ignored.
 """
 
 
@@ -102,13 +103,13 @@ def _place_values(root: LazyGroup, configuration: Configuration, name: str) -> d
 
 
 def check_places(configuration: Configuration, root: LazyGroup) -> None:
-    """Check the options that places set; a wrong key could otherwise lead a command to another cluster.
+    """Check the options that places set. With a mistyped option, a command could use the wrong cluster.
 
     Raises:
         UsageError: `submit` does not have the option, or the value is invalid.
     """
     for place in configuration.places.values():
-        if place.settings:  # only then `submit` has to be imported
+        if place.settings:  # without settings, `submit` need not be imported
             _place_values(root, configuration, place.name)
 
 
@@ -119,8 +120,8 @@ def effective(
 
     Args:
         root: all commands.
-        names: the command.
-        configuration: the files.
+        names: the names of the command, such as `checkpoints` and `list`.
+        configuration: the settings files.
         place: for `submit`, the value of `--on`.
 
     Raises:
@@ -274,7 +275,7 @@ def _variable(option: TyperOption) -> str | None:
 def _make_claims_known(configuration: Configuration) -> None:
     """Add the folders for claims to SAFEPOINT_PVC_MOUNTS, which this process and its children read.
 
-    Entries that the variable has already take precedence.
+    Entries that are already in the variable take precedence.
     """
     pairs = [f"{claim}={folder}" for claim, folder in configuration.pvc.items()]
     if pairs:

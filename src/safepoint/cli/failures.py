@@ -2,7 +2,7 @@
 
 Promises: with `--json` among the command's options, the last line on stderr of every failure is
 `{"type": "exit_error", "code": …, "message": …, "hint": …}`. That includes invalid arguments, an invalid settings
-file, an answer that cannot be written, and bugs of Safepoint. When the reader of stdout closes it early, as `head`
+file, output that cannot be written, and bugs of Safepoint. If the program that reads stdout ends early, as `head`
 does, the command ends without a message.
 """
 
@@ -28,7 +28,7 @@ from safepoint.errors import (
     require_torch,
 )
 
-# Before 0.28, Typer raises the exceptions of Click. Later releases have their own, and do not need Click.
+# Before 0.28, Typer raises Click's exceptions. Later releases have exceptions of their own, and do not need Click.
 _COMMAND_ERROR: Any = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
 _CLOSED_PIPE = 141
 """128 + SIGPIPE: the exit code that a shell reports for a program that SIGPIPE has ended."""
@@ -177,7 +177,7 @@ def _forget_unwritten() -> None:
 
 
 def _with_origin(message: str, invocation: Invocation) -> str:
-    """The message. If a file or a variable sets an option in it, the result also names this file or variable."""
+    """The message. If it names an option that a file or a variable sets, this file or variable is added."""
     named = {word.strip(":,.;'\"()") for word in message.split() if word.startswith("--")}
     named -= invocation.options.keys()
     if not named or not invocation.names:

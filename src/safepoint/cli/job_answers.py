@@ -16,7 +16,7 @@ from safepoint.progress.record import Progress
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
 _COMMAND_WIDTH = 48
 _OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
-"""The states in which the pace in the progress was measured in the newest attempt."""
+"""In these states, the pace that the progress contains comes from the newest attempt."""
 _SILENT = {JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETE}
 """The states for which a list does not show the reason."""
 _MOST_REASON = 60

@@ -1,8 +1,8 @@
 """Imports a command only when it is used, and finds the command that a command line names.
 
-Before its import, a command is a `LazyCommand`: its name, its module and one line of help. `safepoint --help`,
-shell completion of command names, and "did you mean" need only these. A command is imported when it runs, when it
-prints its own help, and when the shell completes its options.
+Before its import, a command is a `LazyCommand`: its name, its module and one line of help. `safepoint --help`, shell
+completion of command names, and the suggestion for a mistyped command need only these. A command is imported when it
+runs, when it prints its own help, and when the shell completes its options.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ def walk(root: LazyGroup, *names: str) -> Iterator[tuple[tuple[str, ...], TyperC
 
 
 def keep_pydantic_out(command: Command) -> None:
-    """Give flags without a default the default False. Otherwise Typer imports pydantic, which takes 0.1 s."""
+    """Set the default of flags without a default to False. Otherwise Typer imports pydantic, which takes 0.1 s."""
     for param in command.get_params(typer.Context(command)):
         if isinstance(param, TyperOption) and param.is_bool_flag:
             param.default = param.default or False
@@ -95,7 +95,7 @@ class Invocation:
         root: all commands.
         arguments: the command line after `safepoint`.
         names: the names of the command's groups, then its own name; empty when the command line names no command.
-        options: the options that were typed, with their values, each by all its names: after `-v`, both `-v` and
+        options: the typed options with their values. Each option is listed under all its names: `-v` also as
             `--verbose`. If the command line names no command: all arguments.
     """
 
@@ -124,7 +124,7 @@ class Invocation:
 
 
 def typed_options(command: Command, arguments: Sequence[str]) -> dict[str, Any]:
-    """The options that `arguments` set, with their values, each by all its names.
+    """The options that `arguments` set, with their values. Each option is listed under all its names.
 
     Unknown options and those of the user's program are ignored.
     """

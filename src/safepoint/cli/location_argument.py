@@ -4,8 +4,9 @@ A command with this argument
 
 - has a parameter `location` (or `source` and `target`, or `before` and `after`) of type `CheckpointPlace` or
   `OutputPlace`, and a parameter `connection` of type `safepoint.cli.place.ConnectionOrSecret`;
-- has the decorator `with_clusters` (`safepoint.cli.claims.from_outside`) below `@app.command()`. It adds `--on`,
-  `--namespace`, `--image` and `--memory`, and runs the command in a pod if the location is a claim of a cluster;
+- has the decorator `with_clusters` (`safepoint.cli.claims.from_outside`) below `@app.command()`. The decorator adds
+  `--on`, `--namespace`, `--image` and `--memory`, and runs the command in a pod if the location is a claim of a
+  cluster;
 - is named in `_WRITTEN` of that module if it writes to the location. For other commands a claim is read-only;
 - calls `open_place` and, for one checkpoint, `pick`.
 """
@@ -44,10 +45,13 @@ OutputPlace = Annotated[
 
 
 def open_place(text: str) -> tuple[Inventory, str | None]:
-    """Open a location: what is in it, and the name of the checkpoint that `text` names, or None.
+    """Open a location.
+
+    Returns:
+        What is in the location, and the name of the checkpoint if `text` names a single one, otherwise None.
 
     Raises:
-        UsageError: `text` is no location.
+        UsageError: `text` is not a location.
     """
     console.set_up(0)
     try:
@@ -71,7 +75,7 @@ def location_of(text: str) -> Location:
     """The location that a person has typed; a claim becomes the folder where it is mounted.
 
     Raises:
-        UsageError: `text` is no location.
+        UsageError: `text` is not a location.
     """
     try:
         return resolve_claim(parse_location(text))

@@ -27,6 +27,7 @@ _COMMANDS = (
     ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
     ("plan", "plan:app", "Compute storage, cost and checkpoint interval before a run."),
     ("config", "config:app", "Show which settings are in effect and where they are set."),
+    ("plan", "plan:app", "Compute storage, cost and checkpoint interval before a run."),
     ("pack", "pack:pack", "Write the modules of Safepoint that a pod needs into one file."),
     ("doctor", "doctor:doctor", "Check that this machine and an output location are ready for a run."),
 )

@@ -45,7 +45,7 @@ def spec_of(
         program: the script or module, and its arguments.
         options: the options that have an effect on a cluster only.
         settings: the options of the run.
-        given: the names of the options that are set, also to their default values; see `given_options`.
+        given: the names of the options that are set, even if to the default value; see `given_options`.
         name: see `ClusterSpec`, which also describes the arguments after this one.
 
     Raises:

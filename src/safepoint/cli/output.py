@@ -40,8 +40,8 @@ def print_answer(
 def print_log_line(line: str) -> None:
     """Print a line of a job's output.
 
-    If stdout is no terminal, the line is printed unchanged. On a terminal, only its colours take effect; other escape
-    sequences are printed as text, because they could change the clipboard or hide lines.
+    If stdout is not a terminal, the line is printed unchanged. On a terminal, only its colours take effect; other
+    escape sequences are printed as text, because they could change the clipboard or hide lines.
     """
     if sys.stdout.isatty():
         shown = line.expandtabs().rpartition("\r")[2]  # of a progress bar, print only the last state

@@ -1,7 +1,7 @@
 """Resolves the location `job:NAME`, and sets the credentials with which a command opens object stores.
 
-A command uses the same credentials for all stores. They come from its environment, from the data connection in
-`--connection`, or from the job in `job:NAME`.
+A command uses the same credentials for all stores. They come from the command's environment, from the data connection
+in `--connection`, or from the job in `job:NAME`.
 """
 
 import contextlib

@@ -54,7 +54,7 @@ def look_at_history(folder: Path) -> History:
 
 
 def _durations_of_saves(events: Path) -> list[float]:
-    """The durations in the last part of the stream of events, oldest first. Invalid lines are ignored."""
+    """The durations of the saves in the last part of the file of events, oldest first. Invalid lines are ignored."""
     try:
         with open_regular(events) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

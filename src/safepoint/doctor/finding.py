@@ -22,7 +22,7 @@ class Finding:
         check: the name of the check.
         status: the result.
         found: the facts.
-        why: why it matters for a training.
+        why: why the check matters for a training.
         fix: what to do; empty if the status is ok.
     """
 

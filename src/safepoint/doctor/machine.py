@@ -13,7 +13,7 @@ from safepoint.snapshot.memory import block, host_memory
 _LEAST_DEV_SHM_BYTES = 512 << 20
 _LEAST_OPEN_FILES = 4096
 _MOST_SKEW_S = 30.0
-_ADJTIMEX_BYTES = 256  # more than any `struct timex` has
+_ADJTIMEX_BYTES = 256  # no `struct timex` is larger
 _TIME_ERROR = 5
 
 
@@ -95,7 +95,9 @@ def judge_open_files() -> Finding:
 
 
 def judge_clock(ahead_s: float | None) -> Finding:
-    """Whether the clock of this machine is correct. Only a difference from another clock is a warning.
+    """Compare the clock of this machine with that of the output location; a difference is a warning.
+
+    The result also says whether a time service sets the clock. A missing time service is not a warning.
 
     Args:
         ahead_s: the clock of the output location minus the clock of this machine; None if unknown.

@@ -1,1 +1,1 @@
-"""Estimates for a run: the pace of its steps, how often to take snapshots, bytes by strategy. Pure arithmetic."""
+"""Estimates for a run: its pace, how often to save, what that costs, and bytes by strategy. Pure arithmetic."""

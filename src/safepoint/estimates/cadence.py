@@ -9,7 +9,7 @@ _SHARE = 0.01
 class Cadence:
     """Decides at which steps to take snapshots.
 
-    All ranks pass the same durations, on which they have agreed, so they get the same answer.
+    All ranks pass the same durations, on which they have agreed, so all ranks get the same result.
 
     Args:
         setting: `--snapshot-steps`: a number of steps, or `auto`. None: a snapshot is taken for each save only.

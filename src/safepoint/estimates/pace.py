@@ -1,6 +1,6 @@
 """The pace of an attempt: arithmetic on the times of its steps.
 
-A step is measured from the end of the boundary before it (the point between two steps), so that evaluations and saves
+A step is measured from the end of the boundary (the point between two steps) before it, so that evaluations and saves
 are not included. These are measured separately, as pauses. The first pause is left out: `pause_s` is the mean over
 the steps after it.
 """
@@ -71,6 +71,6 @@ class Pace:
 
     @property
     def pause_s(self) -> float:
-        """Seconds that pauses add to each step on average; 0 until there were two."""
+        """Seconds that pauses add to each step on average; 0 until there were two pauses."""
         num_steps = 0 if self._first_pause is None else self._last_pause - self._first_pause
         return self._paused_s / num_steps if num_steps else 0.0

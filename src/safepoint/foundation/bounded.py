@@ -1,4 +1,4 @@
-"""Work that may hang, such as a write to a network folder: run on a thread, and abandoned after a time limit."""
+"""Runs work that may hang, such as a write to a network folder, on a thread, and stops waiting after a time limit."""
 
 import threading
 from collections.abc import Callable
@@ -17,8 +17,8 @@ class Work(Generic[_T]):
 
     def __init__(self, task: Callable[[], _T]) -> None:
         self._future = Future[_T]()
-        # This is not an executor: the threads of an executor, unlike daemon threads, keep the process from exiting
-        # while a task hangs.
+        # No executor is used, because its threads, unlike daemon threads, keep the process from exiting while a task
+        # hangs.
         threading.Thread(target=self._run, args=(task,), name="safepoint-bounded", daemon=True).start()
 
     def _run(self, task: Callable[[], _T]) -> None:
@@ -50,6 +50,6 @@ def do_within(task: Callable[[], object], limit_s: float) -> bool:
     """Run `task` and wait at most `limit_s` seconds; its exceptions are dropped.
 
     Returns:
-        Whether the task was done in time. Otherwise it continues on its thread.
+        Whether the task was done in time. If it was not, it continues on its thread.
     """
     return Work(task).is_done(limit_s)

@@ -14,8 +14,8 @@ from safepoint.foundation.shared_folders.opening import read_regular
 
 MAX_BYTES = 1 << 20
 _MAX_VALUES = 1 << 22
-"""The most values in one JSON text. That many take about 0.5 GB, and they are enough for the header of a safetensors
-file with 500,000 tensors."""
+"""The most values in one JSON text. That many values take about 0.5 GB, and are enough for the header of a
+safetensors file with 500,000 tensors."""
 _STRING_OR_VALUE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([,\[{])', re.DOTALL)
 _MAX_DEPTH = 128
 
@@ -27,7 +27,7 @@ def _refuse(constant: str) -> None:
 def parse_object(
     data: bytes | str, *, max_bytes: int = MAX_BYTES, constant: Callable[[str], object] = _refuse
 ) -> dict[str, Any]:
-    """`parse_value` of a text that is one object.
+    """Parse a text that is one object, as `parse_value` does.
 
     Raises:
         ValueError: `data` is not such an object; see `parse_value`.
@@ -80,12 +80,12 @@ def parse_value(
 
 
 def has_more_values(data: bytes | str, most: int) -> bool:
-    """Whether a JSON text has more than about `most` values. None of them is made.
+    """Whether a JSON text has more than about `most` values. The text is not parsed.
 
-    What is counted are commas, lists and objects, except for those inside of strings. The text need not be valid.
+    The function counts commas, lists and objects outside of strings. The text need not be valid.
     """
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    if sum(map(text.count, (b",", b"[", b"{"))) <= most:  # inside of strings too; this is much faster
+    if sum(map(text.count, (b",", b"[", b"{"))) <= most:  # strings included: this is much faster
         return False
     count = 0
     for match in _STRING_OR_VALUE.finditer(text):

@@ -57,18 +57,18 @@ def exchange(
     max_bytes: int,
     context: ssl.SSLContext | None = None,
 ) -> bytes:
-    """Send a request, and return the body of the answer.
+    """Send a request, and return the body of the response.
 
     Args:
         request: the request.
         to: the server's name in messages.
-        timeout_s: how long the request and its whole answer may take.
+        timeout_s: how long the request and its whole response may take.
         max_bytes: how much of the body to read.
         context: which certificates are trusted; None for the system's.
 
     Raises:
         PermissionError: the server refused the request, with a status from 400 to 499 other than 408 and 429.
-        OSError: there is no answer with a status from 200 to 299. The message shows nothing of the request.
+        OSError: there is no response with a status from 200 to 299. The message shows nothing of the request.
     """
     # An https request passes through a proxy in an encrypted tunnel. An http request must not use a proxy, which
     # could read it.
@@ -118,7 +118,7 @@ class _TimedTlsHandler(urllib.request.HTTPSHandler):
 
 
 def _timed(kind: type[http.client.HTTPConnection], until_s: float, **options: Any) -> Any:
-    """A function that makes connections. Each answer on one of these connections must be complete by `until_s`."""
+    """A function that makes connections. Each response on such a connection must be complete by `until_s`."""
 
     def make(*args: Any, **kwargs: Any) -> http.client.HTTPConnection:
         connection = kind(*args, **kwargs, **options)
@@ -129,7 +129,7 @@ def _timed(kind: type[http.client.HTTPConnection], until_s: float, **options: An
 
 
 class TimedResponse(http.client.HTTPResponse):
-    """An answer whose status, headers and body must arrive before a given time.
+    """A response whose status, headers and body must arrive before a given time.
 
     The timeout of a socket alone is not enough: it begins again with every byte, so a server that sends one byte a
     second never exceeds it.
@@ -150,7 +150,7 @@ class TimedResponse(http.client.HTTPResponse):
 
 
 class _BoundedReader(io.BufferedReader):
-    """Refuses to read up to the end, because the answer may have no end.
+    """Refuses to read up to the end, because the response may have no end.
 
     `http.client` would read up to the end for a chunk whose size is stated as -1.
     """

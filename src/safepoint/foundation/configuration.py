@@ -10,11 +10,12 @@ A file has these tables:
 Dashes and underscores are equivalent. For each setting the first file that has it is used.
 
 A file of a project is used only if no other user can have written it, because its settings decide which programs run
-and where checkpoints go. Otherwise the file is ignored, and `Configuration.ignored` says why. The environment
-variable SAFEPOINT_TRUSTED_FOLDERS names folders whose files are used in any case.
+and where checkpoints go. If another user can have written it, the file is ignored, and `Configuration.ignored` says
+why. The environment variable SAFEPOINT_TRUSTED_FOLDERS names folders whose files are used in any case.
 
 A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line (if it can be
-found), the table, the key, the value, and what to do. `safepoint.cli` knows which commands and options there are.
+found), the table, the key, the value, and what to do. This module does not check which commands and options exist;
+`safepoint.cli` does.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Where this process runs: its place among its peers, its node, its current folder, and the modules it can import."""
+"""Where this process runs: its rank, node, folders and modules; and who may have written the files it uses."""
 
 import errno
 import os
@@ -153,13 +153,14 @@ def temporary_folder() -> str:
 def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
     """Whether `path`, or a folder above it, belongs to another user and lies in a folder that everyone may write to.
 
-    The rule is that of the kernel's `protected_symlinks`: in a sticky folder that everyone may write to, such as
-    /tmp, a file or folder is accepted only if it belongs to this user, to root, or to the owner of the sticky folder.
+    The rule is that of the kernel's `protected_symlinks`: in a folder with the sticky bit that everyone may write to,
+    such as /tmp, a file or folder is accepted only if it belongs to this user, to root, or to the owner of that
+    folder.
 
     Args:
         path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.
         opened: a descriptor of the file or folder. If another file is at `path` by now, the opened one counts as
-            planted: another user may have moved it away, and then its owner cannot be checked.
+            planted: another user may have moved it away, and then the checks of `path` do not apply to it.
     """
     path = os.path.abspath(path)
     found = [one for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents)]
@@ -201,8 +202,9 @@ class PlantedError(UntrustedFileError, PermissionError):
 def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file that may contain keys, or names of programs to run. Links are followed.
 
-    The user has chosen the path, so the file may belong to another user. All else is as for `why_foreign`: not
-    everyone may write to it, no stranger may be in its group, have given it its name, or have planted it.
+    The user has chosen the path, so the file may belong to another user. The other rules are those of `why_foreign`:
+    the file is refused if everyone may write to it, or if a stranger may have chosen its group, given it its name, or
+    planted it.
 
     Raises:
         PlantedError: another user may have put it there, or may have written it.
@@ -259,8 +261,8 @@ def why_foreign(path: str | os.PathLike[str], opened: int | None = None) -> str 
     - it and the link at `path`, if there is one, belong to this user or to root;
     - not everyone may write to it. A group may, if this user or root chose the group: a folder of a stranger passes
       its group, or the rights in its access control list, on to the files that this user makes there;
-    - it has one name. A stranger's second name for it (a hard link) would be in a folder of the stranger, where its
-      relative paths lead to the stranger's files;
+    - it has one name, or no stranger may give names to files in its folder. A stranger's second name for it (a hard
+      link) would be in a folder of the stranger, where its relative paths lead to the stranger's files;
     - `is_planted` is false.
 
     Args:
@@ -295,8 +297,8 @@ def _why_exposed(
     Args:
         path: the file.
         link: its status, or that of the link at `path`.
-        now: its status. Both are of `path` and not of a descriptor: the file had this many names while it had this
-            one, whatever a stranger did before.
+        now: its status. Both come from `path`, not from a descriptor, so that the names are counted while the file
+            has the name `path`.
         is_named: whether the user has chosen the path. Then the mode of a file whose mode cannot be changed, as in a
             volume of Kubernetes, does not count.
     """
@@ -308,7 +310,7 @@ def _why_exposed(
             return f"others may write to it, and it is in a folder of user {user_name(stranger)}"
     for status, folder in ((link, named), (now, real)):
         if status.st_nlink > 1 and _has_open_names(folder):
-            return "it has a second name (a hard link), and others may have given it this one"
+            return "it has a second name (a hard link), and another user may have given it this name"
     return None
 
 
@@ -384,7 +386,7 @@ def is_planted_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def is_importable(module: str, folder: str) -> bool:
-    """Whether `python -m module`, started in `folder`, would find it."""
+    """Whether `python -m module`, started in `folder`, would find the module."""
     # Only the first part of the name is looked up: to find the rest, Python would import the package.
     try:
         return PathFinder.find_spec(module.partition(".")[0], [folder, *sys.path]) is not None
@@ -396,7 +398,8 @@ def forget_service_links() -> None:
     """Remove the variables of Kubernetes Services that look like settings of Safepoint or torchrun.
 
     For a Service called `safepoint-metrics`, Kubernetes sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod of
-    its namespace, and more variables whose names begin in this way. No port of a setting is an address.
+    its namespace, and more variables whose names begin in this way. Only values that are addresses are removed: no
+    setting for a port is an address.
     """
     for name, value in list(os.environ.items()):
         if _SERVICE_PORT.fullmatch(name) and _SERVICE_ADDRESS.match(value):

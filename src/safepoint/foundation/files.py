@@ -1,7 +1,7 @@
 """Durable and atomic file operations, and the lock of a folder.
 
-`fsync_file` makes the content of a file survive a power loss, and `fsync_folder` the names in a folder. A reader
-sees the result of `write_atomic` and of `replace_folder` completely or not at all, also on another node of a shared
+`fsync_file` makes the content of a file survive a power loss, and `fsync_folder` the names in a folder. A reader sees
+the result of `write_atomic` and of `replace_folder` completely or not at all, even on another node that shares the
 folder.
 """
 
@@ -53,7 +53,7 @@ def make_folder(path: Path) -> None:
 
 def fsync_file(path: Path) -> None:
     """Make the content of `path` survive a power loss."""
-    _fsync(path, os.O_NOFOLLOW | os.O_NONBLOCK)  # it may be a pipe by now
+    _fsync(path, os.O_NOFOLLOW | os.O_NONBLOCK)  # `path` may be a link or a pipe by now
 
 
 def fsync_folder(path: Path) -> None:
@@ -110,7 +110,7 @@ def replace_folder(source: Path, target: Path, *, trash: Path) -> None:
 
     Args:
         source: a complete folder on the same file system as `target`.
-        target: the name that readers know.
+        target: the path at which readers look for the folder.
         trash: an existing folder on the same file system, into which the replaced folder is moved.
     """
     if not os.path.lexists(target):
@@ -173,8 +173,8 @@ def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool
 def refresh(folder: Path) -> None:
     """Ask the server of a network file system whether another node has changed the names in `folder`.
 
-    An NFS client remembers for half a minute that a name did not exist, unless the folder is opened. A caller that
-    waits for another node's file calls this function each time before it looks for the file.
+    An NFS client caches for half a minute that a name did not exist, unless the folder is opened. A caller that waits
+    for another node's file calls this function each time before it looks for the file.
     """
     with contextlib.suppress(OSError):
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -190,7 +190,7 @@ def discard(path: Path, *, trash: Path) -> None:
 
 def delete_tree(path: Path) -> None:
     """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error."""
-    # What is not there, because a folder above it is missing or was replaced by a link, needs no deletion.
+    # If a folder above `path` is missing, or was replaced by a link, there is nothing to delete.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), no_links.located(path) as (name, folder):
         _delete_entry(name, folder)
 
@@ -383,8 +383,8 @@ class FolderLock:
     def _is_own(file: IO[bytes], path: Path) -> bool:
         """Whether the locked file is still the one at `path`, and has no second name.
 
-        If it has a second name, a new file replaces it at `path`, and the result is False. Nothing in the file is
-        changed before the result is True: another user may have made this name for any file of this user.
+        If it has a second name, a new file replaces it at `path`, and the result is False. The caller changes the
+        file only if the result is True, because another user may have given this name to any file of this user.
         """
         num_names = count_names(path, file.fileno())
         if num_names > 1:  # this process may replace the file, because it holds the lock

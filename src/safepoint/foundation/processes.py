@@ -50,7 +50,7 @@ class ProcessId:
 
     def send_to_group(self, number: int) -> None:
         """Send the signal `number` to the process group that this process leads or, if it has ended, has led."""
-        if identify(self.pid) in {None, self}:  # otherwise another process has the number now
+        if identify(self.pid) in {None, self}:  # and no other process has the pid now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
@@ -98,8 +98,8 @@ def user_of(pid: int) -> int | None:
 def is_this_user(user: int) -> bool:
     """Whether the user that the kernel reports for a socket is certainly this one.
 
-    In a user namespace, the kernel reports one number for all users that the namespace does not know. If this process
-    has that number, its user cannot be distinguished from them, unless its network namespace belongs to its user
+    In a user namespace, the kernel reports one number for all users who have no number there. If this process has
+    that number, its user cannot be distinguished from these users, unless its network namespace belongs to its user
     namespace.
     """
     return user == os.geteuid() and (user != _unknown_user() or _has_own_network())
@@ -133,15 +133,15 @@ def _place_of(status: os.stat_result) -> str:
 def find_lock(status: os.stat_result) -> tuple[bool, bool]:
     """Whether any process of this machine holds a lock on a file, and whether one of this user's processes does.
 
-    The number of a process in the kernel's list of locks is not used: a process passes its lock on together with the
-    open file, ends, and another process gets its number. What a process has open, it has itself.
+    The pids in the kernel's list of locks are not used: a process may pass its lock on together with the open file,
+    and end, and another process may get its pid. So the open files of this user's processes are searched.
     """
     place, is_listed = _place_of(status), False
     with contextlib.suppress(OSError):
         is_listed = place in (_PROC / "locks").read_text(encoding="utf-8").split()
     for entry in os.listdir(_PROC):
         if entry.isdecimal() and user_of(int(entry)) == os.getuid():
-            with contextlib.suppress(OSError):  # it ends, or does not show what it has open
+            with contextlib.suppress(OSError):  # it has ended, or hides its open files
                 if any(_holds_lock(file, place) for file in (_PROC / entry / "fdinfo").iterdir()):
                     return True, True
     return is_listed, False

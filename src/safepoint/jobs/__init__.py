@@ -1,4 +1,4 @@
 """Jobs: trainings that run in the background, on this machine (`local`) or on a Kubernetes cluster (`cluster`).
 
-Control code: no rank imports it, and it imports no torch.
+Ranks do not import this package, and it does not import torch.
 """

@@ -1,17 +1,151 @@
-"""Pictures as SVG, without another package: bars.
+"""Pictures as SVG, readable on light and dark pages, by screen readers and without colours. No dependency."""
 
-Promises: text is escaped, so that a name from a file cannot add elements or scripts to the picture.
-"""
-
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-_WIDTH, _LEFT, _RIGHT, _TOP = 900, 210, 90, 62
-_BAR, _GAP, _LEGEND = 34, 22, 22
-_COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb", "#000000")
-"""Paul Tol's "bright" scheme, which colour-blind readers can tell apart."""
-_FONT = "font-family='system-ui, sans-serif' font-size"
+_WIDTH, _HEIGHT = 860, 500
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 210, 56, 58
+_COLOURS = (
+    ("#1f5fbf", "#7fb2ff"),
+    ("#b3400c", "#ff9e6b"),
+    ("#1b7a3d", "#6fd08c"),
+    ("#7a2ea0", "#d09cf0"),
+    ("#8a6d00", "#e8c84a"),
+    ("#b0215f", "#ff8fbf"),
+    ("#00707d", "#5fd0dc"),
+    ("#555555", "#bbbbbb"),
+)
+"""For each series, its colour on a light and on a dark page: at least 4.5 times the contrast of the page."""
+_DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 4", "14 3 4 3")
+_LABEL_HEIGHT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One line of a picture.
+
+    Args:
+        name: its label at the right end.
+        points: x and y, by x.
+        half_widths: for each point, half of its confidence interval; empty: none are drawn.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    half_widths: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of a picture.
+
+    Args:
+        label: what it shows, with its unit.
+        ticks: the values with a line and a text, rising.
+        texts: the texts of the ticks; empty: the values themselves.
+        is_log: whether equal factors have equal distances.
+    """
+
+    label: str
+    ticks: Sequence[float]
+    texts: Sequence[str] = ()
+    is_log: bool = False
+
+    def share(self, value: float) -> float:
+        """Where the value is between the first and the last tick: 0 to 1, and no further."""
+        low, high = self.ticks[0], self.ticks[-1]
+        if self.is_log:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-300))
+        return min(1.0, max(0.0, (value - low) / (high - low)))
+
+    def text(self, number: int) -> str:
+        """The text of a tick."""
+        return self.texts[number] if self.texts else f"{self.ticks[number]:g}"
+
+
+def begin(title: str, description: str, *, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
+    """The first lines of a picture: its size, its words for screen readers, and its colours.
+
+    Classes: `s0` to `s7` are the colours of series, as lines; `f0` to `f7` the same as areas; `grid` and `axis` are
+    lines, and text without a class is readable on both kinds of pages.
+    """
+    light = "".join(_rules(number, pair[0]) for number, pair in enumerate(_COLOURS))
+    dark = "".join(_rules(number, pair[1]) for number, pair in enumerate(_COLOURS))
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        'aria-labelledby="title desc" font-family="system-ui, sans-serif" font-size="13">',
+        f'<title id="title">{_escaped(title)}</title>',
+        f'<desc id="desc">{_escaped(description)}</desc>',
+        "<style>text{fill:#1b1b1b}.page{fill:#fff}.grid{stroke:#ddd}.axis{stroke:#555}.head{font-size:16px}"
+        f".line{{fill:none;stroke-width:2.2}}.range{{stroke-width:1}}{light}"
+        "@media(prefers-color-scheme:dark){text{fill:#eee}.page{fill:#161616}.grid{stroke:#3a3a3a}.axis{stroke:#aaa}"
+        f"{dark}}}</style>",
+        f'<rect class="page" width="{width}" height="{height}"/>',
+        f'<text class="head" x="20" y="28">{_escaped(title)}</text>',
+    ]
+
+
+def _rules(number: int, colour: str) -> str:
+    return f".s{number}{{stroke:{colour}}}.f{number}{{fill:{colour}}}"
+
+
+def curves(title: str, description: str, x: Axis, y: Axis, series: Sequence[Curve]) -> str:
+    """A picture of lines, each with its name at its right end.
+
+    Raises:
+        ValueError: there are more series than colours, or a series has no points.
+    """
+    if len(series) > len(_COLOURS):
+        raise ValueError(f"{len(series)} curves are too many for one picture: at most {len(_COLOURS)}")
+    if any(not curve.points for curve in series):
+        raise ValueError("a curve has no points: leave it out")
+    wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def at_x(value: float) -> float:
+        return round(_LEFT + wide * x.share(value), 1)
+
+    def at_y(value: float) -> float:
+        return round(_TOP + high * (1 - y.share(value)), 1)
+
+    lines = begin(title, description)
+    for number, value in enumerate(y.ticks):
+        at = at_y(value)
+        lines.append(f'<path class="grid" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"/>')
+        lines.append(f'<text x="{_LEFT - 8}" y="{at + 4}" text-anchor="end">{_escaped(y.text(number))}</text>')
+    for number, value in enumerate(x.ticks):
+        at = at_x(value)
+        lines.append(f'<path class="axis" d="M{at} {_TOP + high}v5"/>')
+        lines.append(f'<text x="{at}" y="{_TOP + high + 20}" text-anchor="middle">{_escaped(x.text(number))}</text>')
+    lines.append(f'<path class="axis" d="M{_LEFT} {_TOP + high}H{_WIDTH - _RIGHT}"/>')
+    lines.append(
+        f'<text x="{_LEFT + wide / 2}" y="{_HEIGHT - 14}" text-anchor="middle">{_escaped(x.label)}</text>'
+        f'<text x="20" y="{_TOP - 10}">{_escaped(y.label)}</text>'
+    )
+    for number, curve in enumerate(series):
+        dash = f' stroke-dasharray="{_DASHES[number]}"' if _DASHES[number] else ""
+        points = " ".join(f"{at_x(one)} {at_y(other)}" for one, other in curve.points)
+        lines.append(f'<path class="line s{number}"{dash} d="M{points}"/>')
+        for (one, other), half in zip(curve.points, curve.half_widths, strict=False):
+            if math.isfinite(half):
+                low, top = at_y(other - half), at_y(other + half)
+                lines.append(f'<path class="range s{number}" d="M{at_x(one)} {low}V{top}"/>')
+    ends = sorted((at_y(curve.points[-1][1]), number) for number, curve in enumerate(series))
+    last = _TOP - _LABEL_HEIGHT
+    overflow = max(0.0, len(ends) * _LABEL_HEIGHT - high)
+    for place, (at, number) in enumerate(ends):
+        rest = (len(ends) - place - 1) * _LABEL_HEIGHT
+        last = max(last + _LABEL_HEIGHT, min(at, _TOP + high + overflow - rest))
+        dash = f' stroke-dasharray="{_DASHES[number]}"' if _DASHES[number] else ""
+        end = at_x(series[number].points[-1][0])
+        lines.append(f'<path class="line s{number}" stroke-width="1" d="M{end} {at}L{_WIDTH - _RIGHT + 14} {last}"/>')
+        lines.append(
+            f'<path class="line s{number}"{dash} d="M{_WIDTH - _RIGHT + 14} {last}h30"/>'
+            f'<text x="{_WIDTH - _RIGHT + 50}" y="{last + 4}">{_escaped(series[number].name)}</text>'
+        )
+    return "\n".join([*lines, "</svg>", ""])
 
 
 class Bar(NamedTuple):
@@ -28,61 +162,46 @@ class Bar(NamedTuple):
     label: str
 
 
-def bars(title: str, drawn: Sequence[Bar]) -> str:
-    """Horizontal bars over each other, with a legend.
+_BARS_LEFT, _BARS_RIGHT, _BAR, _GAP, _LEGEND = 190, 90, 34, 22, 22
+
+
+def bars(title: str, description: str, drawn: Sequence[Bar]) -> str:
+    """A picture of horizontal bars below each other, with a legend.
 
     Args:
         title: above the bars.
+        description: for screen readers.
         drawn: the bars, from the top.
+
+    Raises:
+        ValueError: the bars have more parts than there are colours.
     """
     names = list(dict.fromkeys(name for bar in drawn for name, _ in bar.parts))
-    colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
-    most = max((sum(value for _, value in bar.parts) for bar in drawn), default=0) or 1.0
-    scale = (_WIDTH - _LEFT - _RIGHT) / most
-    body: list[str] = []
-    top = _TOP
-    for bar in drawn:
-        body.append(_text(_LEFT - 10, top + 22, bar.name, anchor="end"))
-        left = float(_LEFT)
-        for name, value in bar.parts:
-            width = value * scale
-            if width > 0:
-                body.append(
-                    f"<rect x='{left:.1f}' y='{top}' width='{width:.1f}' height='{_BAR}' fill='{colours[name]}'>"
-                    f"<title>{_escaped(name)}</title></rect>"
-                )
-            left += width
-        body.append(_text(left + 8, top + 22, bar.label))
-        top += _BAR + _GAP
-    for number, name in enumerate(names):
-        column, line = number % 3, number // 3
-        left, base = _LEFT + column * 220, top + line * _LEGEND
-        body.append(f"<rect x='{left}' y='{base}' width='14' height='14' fill='{colours[name]}'/>")
-        body.append(_text(left + 20, base + 12, name, size=13))
-    height = top + (-(-len(names) // 3)) * _LEGEND + 12
-    return picture(title, body, height=height)
-
-
-def picture(title: str, body: Sequence[str], *, width: int = _WIDTH, height: int) -> str:
-    """A whole SVG document on a white ground, with a title."""
-    lines = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}' "
-        "role='img'>",
-        f"<title>{_escaped(title)}</title>",
-        f"<rect width='{width}' height='{height}' fill='#ffffff'/>",
-        _text(20, 34, title, size=19),
-        *body,
-        "</svg>",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _text(left: float, base: float, text: str, *, size: int = 15, anchor: str = "start") -> str:
-    return (
-        f"<text x='{left:.1f}' y='{base:.1f}' {_FONT}='{size}' fill='#222222' text-anchor='{anchor}'>"
-        f"{_escaped(text)}</text>"
+    if len(names) > len(_COLOURS):
+        raise ValueError(f"{len(names)} parts are too many for one picture: at most {len(_COLOURS)}")
+    scale = (_WIDTH - _BARS_LEFT - _BARS_RIGHT) / (
+        max((sum(v for _, v in bar.parts) for bar in drawn), default=0) or 1
     )
+    legend = _TOP + len(drawn) * (_BAR + _GAP)
+    lines = begin(title, description, height=legend + -(-len(names) // 3) * _LEGEND + 12)
+    for place, bar in enumerate(drawn):
+        top, left = _TOP + place * (_BAR + _GAP), float(_BARS_LEFT)
+        lines.append(f'<text x="{_BARS_LEFT - 10}" y="{top + 22}" text-anchor="end">{_escaped(bar.name)}</text>')
+        for name, value in bar.parts:
+            if value > 0:
+                lines.append(
+                    f'<rect class="f{names.index(name)}" x="{left:.1f}" y="{top}" width="{value * scale:.1f}" '
+                    f'height="{_BAR}"><title>{_escaped(name)}</title></rect>'
+                )
+            left += value * scale
+        lines.append(f'<text x="{left + 8:.1f}" y="{top + 22}">{_escaped(bar.label)}</text>')
+    for number, name in enumerate(names):
+        left, top = _BARS_LEFT + number % 3 * 210, legend + number // 3 * _LEGEND
+        lines.append(f'<rect class="f{number}" x="{left}" y="{top}" width="14" height="14"/>')
+        lines.append(f'<text x="{left + 20}" y="{top + 12}">{_escaped(name)}</text>')
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def _escaped(text: str) -> str:
-    return escape("".join(one if one.isprintable() else "?" for one in text), quote=True)
+    """Text for a picture: a name from a file adds no element, and no character that XML forbids."""
+    return escape("".join(one if one.isprintable() else "?" for one in text))

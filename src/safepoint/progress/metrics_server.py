@@ -1,8 +1,8 @@
 """Serves the progress of the run over HTTP: to OpenShift AI's controller as JSON, to Prometheus as text.
 
-`/metrics` answers with the controller's JSON or, if the client prefers text, as Prometheus does, with text;
-`/metrics/prometheus` always answers with text. Before the first record the answer is 503, so that the controller
-keeps the previous status. No request changes anything.
+`/metrics` returns the controller's JSON, or text if the client prefers text, as Prometheus does.
+`/metrics/prometheus` always returns text. Before the first record the status is 503, so that the controller keeps the
+previous values. No request changes anything.
 """
 
 import contextlib

@@ -22,7 +22,7 @@ def render(progress: Progress, *, now_s: float) -> str:
     samples: list[tuple[str, str, str, _Value]] = [
         ("step", "gauge", "Optimizer steps done, over all attempts.", progress.step),
         ("steps", "gauge", "Optimizer steps in all.", progress.max_steps or None),
-        ("epoch", "gauge", "Epochs done, with the fraction of the running one.", progress.epoch),
+        ("epoch", "gauge", "Epochs done, including the fraction of the current one.", progress.epoch),
         ("epochs", "gauge", "Epochs in all.", progress.num_epochs or None),
         (
             "progress_ratio",

@@ -1,6 +1,6 @@
 """The progress of a run: one JSON record, which the first rank rewrites in place (docs/progress.md).
 
-The names and units of version 1 stay; later releases only add fields. Reading a record executes nothing, and a file
+The names and units of version 1 stay; later releases only add fields. Reading a record executes no code, and a file
 that is not a record is refused. `tracker` measures the values; `trainer_status` and `prometheus_text` convert them.
 This module does not import torch.
 """
@@ -86,7 +86,7 @@ class Progress:
         state: what the training is doing.
         step: optimizer steps done, over all attempts.
         max_steps: optimizer steps in all; 0 when unknown.
-        epoch: epochs done, with the fraction of the running one.
+        epoch: epochs done, including the fraction of the current epoch.
         num_epochs: epochs in all; 0 when unknown.
         loss: the last reported loss; None before the first, and for a value that is not finite.
         train_metrics: other metrics of the training, by name; None for a value that is not finite.

@@ -1,7 +1,7 @@
 """Tracks the progress of the training in this process. On the first rank, it writes the progress (docs/progress.md).
 
-The loop and the engine report to a `ProgressTracker` on every rank, so that they need not know which rank they are
-on. Only the first rank writes its record to a file. A report is cheap enough for every step.
+The loop and the engine report to a `ProgressTracker` on every rank, so that they need not distinguish the first rank.
+Only the first rank writes its record to a file. A report is cheap enough for every step.
 """
 
 import contextlib

@@ -58,7 +58,7 @@ def check_train(runtime: Any, initializer: Any, trainer: Any, options: Any) -> N
 
 
 def check_name(name: Any) -> None:
-    """Raise InvalidRequestError if the name of a job is no string."""
+    """Raise InvalidRequestError if the name of a job is not a string."""
     if not isinstance(name, str) or not name.strip():
         hint = "use job.name" if isinstance(name, types.TrainJob) else "use the name that train returned"
         raise InvalidRequestError(f"name must be the name of a job, not {_shown(name)}", hint=hint)
@@ -83,7 +83,7 @@ def check_wait(status: Any, timeout: Any, polling_interval: Any) -> None:
 
 
 def check_resources(resources: Any) -> None:
-    """Raise InvalidRequestError if a value of `resources_per_node` is no quantity, or is too small to run."""
+    """Raise InvalidRequestError if a value of `resources_per_node` is not a quantity, or is too small to run."""
     given = cast("dict[Any, Any]", resources if isinstance(resources, Mapping) else {})
     for name, value in given.items():
         field, plain = f"resources_per_node[{name!r}]", str(name).lower()

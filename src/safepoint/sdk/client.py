@@ -23,7 +23,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
       `safepoint list` and other clients show it;
     - a job's `status` may also be Queued, Suspending, Suspended, Resuming, Preempted or Restarting, and
       `wait_for_job_status` accepts all of these;
-    - `get_job_logs` takes `rank-N` as a step, for the output of one rank;
+    - the argument `step` of `get_job_logs` may be `rank-N`, for the output of one rank;
     - every error is an exception of Safepoint and also of the type that Kubeflow's client raises: RuntimeError for a
       failure and for a job that does not exist, TimeoutError for a wait that took too long, ValueError for an invalid
       argument.
@@ -104,7 +104,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
 
         Args:
             name: the job.
-            step: `node-N`, or on this machine `rank-N`.
+            step: a part of the job, which Kubeflow calls a step: `node-N`, or on this machine also `rank-N`.
             follow: wait for further lines until the job has stopped.
 
         Raises:

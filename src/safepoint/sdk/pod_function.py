@@ -2,9 +2,10 @@
 
 Kubeflow's client reads the source of a function with `inspect`, passes it through a shell, and runs it with torchrun.
 The pod function has two behaviours. If it is called on this machine, it calls the original function. If `inspect`
-reads its source, it finds another source, made from `_SOURCE`. This source contains the training as base64, which a
-shell does not change, and runs the training under Safepoint on every rank. Kubeflow's client appends a line that
-calls the pod function. This call passes the arguments by name or, in Kubeflow's local processes, as one mapping.
+reads the source of the pod function, it gets another source, made from `_SOURCE`. This source contains the training
+as base64, which a shell does not change, and runs the training under Safepoint on every rank. Kubeflow's client
+appends a line that calls the pod function. This call passes the arguments by name or, in Kubeflow's local processes,
+as one mapping.
 """
 
 import base64

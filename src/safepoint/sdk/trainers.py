@@ -117,13 +117,12 @@ class TransformersTrainer(types.CustomTrainer):
         env: environment variables for the training; they must not contain secrets.
         enable_progression_tracking: serve the progress of the training over HTTP.
         metrics_port: the port on the first node at which the progress is served; 1024-65535.
-        metrics_poll_interval_seconds: how often a cluster's controller reads the progress: the seconds from one time
-            to the next, 5-300.
+        metrics_poll_interval_seconds: the seconds between two reads of the progress by a cluster's controller; 5-300.
         enable_jit_checkpoint: whether a job must fail if it cannot run under Safepoint. An `output_dir` sets this
             field to True. The field matters only if Kubeflow's own client submits the job, the image lacks Safepoint,
             and `func` is a function. In this case, the job fails if the field is True or `save_every` is set;
-            otherwise it trains without Safepoint. In all other cases, the job saves when it is asked to stop, even if
-            the field is False.
+            otherwise it trains without Safepoint. In all other cases, the job saves when it receives a request to
+            stop, even if the field is False.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None
             leaves the choice to the script.
         periodic_checkpoint_config: when to save periodically; None leaves this to the script's own arguments.
@@ -283,7 +282,7 @@ class TransformersTrainer(types.CustomTrainer):
         """The settings of the run.
 
         Args:
-            base: has the values of the settings that this trainer does not set; None for the defaults.
+            base: the values of the settings that this trainer does not set; None for the defaults.
 
         Raises:
             UsageError: an option is invalid.

@@ -1,4 +1,4 @@
-"""The options of `safepoint run`, passed to the ranks as SAFEPOINT_* variables, and the place for its output."""
+"""The options of a run, which the ranks receive as SAFEPOINT_* variables, and the place for the run's output."""
 
 import hashlib
 import os
@@ -30,13 +30,13 @@ class RunSettings:
     output_dir: str | None = None
     """The location of the checkpoints, instead of the script's own output_dir."""
     save_strategy: str | None = None
-    """`steps`, `epoch`, or `no` for no periodic checkpoints; a termination signal still saves."""
+    """`steps`, `epoch`, or `no` for no periodic checkpoints. After a stop signal, the run saves in any case."""
     save_steps: int | None = None
     """Optimizer steps between periodic checkpoints; implies `steps`."""
     save_every: str | None = None
     """Time between periodic checkpoints, such as `10m`, or `auto`; replaces steps and epochs."""
     save_total_limit: int | None = None
-    """How many checkpoints to keep; the last good one is never deleted."""
+    """How many checkpoints to keep. The newest valid checkpoint is never deleted."""
     local_dir: str | None = None
     """With an object store, the folder that checkpoints are written to before they are uploaded; None chooses one
     below the user's cache folder."""
@@ -50,11 +50,11 @@ class RunSettings:
     on_upload_failure: str = "continue"
     """When uploads fail: `continue` the training, or save and `stop` it."""
     verify_access: bool = True
-    """Write, read, list and delete once in the object store before the model is loaded."""
+    """Before the model is loaded, write, read, list and delete one small object in the object store."""
     grace_s: float = 30.0
     """Seconds that the platform grants between SIGTERM and SIGKILL."""
     resume: str = "auto"
-    """`auto`: the newest valid checkpoint; `never`; or the path of one checkpoint."""
+    """Where to start. `auto`: from the newest valid checkpoint. `never`: at step 0. Or the path of a checkpoint."""
     from_scratch: bool = False
     """Start a new run, and move the checkpoints in the folder aside. A restart of the ranks does not repeat this."""
     allow_batch_change: bool = False
@@ -71,7 +71,7 @@ class RunSettings:
     metrics_host: str | None = None
     """The address that `metrics_port` listens on. None: all addresses in a pod, 127.0.0.1 elsewhere."""
     termination_log: str | None = None
-    """The file for the termination message; None for /dev/termination-log, where it exists."""
+    """The file for the termination message; None for /dev/termination-log, if that file exists."""
     snapshot_memory: str | None = None
     """How much memory all snapshots of one node may take, such as `8Gi`; None limits only by `snapshot_slots`."""
     verbosity: int = 0
@@ -81,15 +81,16 @@ class RunSettings:
     record_folder: str | None = None
     """The folder in which ranks record for their launcher how they ended; set by the launcher."""
     launcher_pid: int | None = None
-    """The pid of the launcher, whose death ends the rank; set by the launcher."""
+    """The pid of the launcher; set by the launcher. If the launcher dies, the rank ends."""
     keeper: str | None = field(default=None, repr=False)
-    """The key of the node's keeper, the process that writes snapshots to disk; set by the launcher."""
+    """The key by which ranks find the node's keeper (the process that writes snapshots to disk); set by the
+    launcher."""
     has_begun: bool = False
     """Whether an earlier launcher of the job has started training. If so, `resume` and `from_scratch` have been
     applied already, and are not applied again."""
     first_start: str | None = None
-    """For a job whose starts all have the same options: the name of the mark that its first start leaves in the
-    output location. Starts that find the mark do not apply `resume` and `from_scratch`."""
+    """For a job whose starts all have the same options: the name of a mark, a small file or object that the job's
+    first start leaves in the output location. Starts that find the mark do not apply `resume` and `from_scratch`."""
     job_dir: str | None = None
     """A folder of the job for its progress and its events; set by the process that starts the launcher."""
 
@@ -117,7 +118,10 @@ class RunSettings:
         for option, seconds in (("--grace", self.grace_s), ("SAFEPOINT_PEER_TIMEOUT", self.peer_timeout_s)):
             _check(0 < seconds < float("inf"), f"{option} {seconds} must be a positive number of seconds")
         first = self.first_start
-        _check(first is None or bool(_MARK.fullmatch(first)), f"SAFEPOINT_FIRST_START {first!r} is not a name")
+        _check(
+            first is None or bool(_MARK.fullmatch(first)),
+            f"SAFEPOINT_FIRST_START {first!r} must be 1 to 64 letters, digits and dashes",
+        )
         _check(bool(self.resume), "--resume is empty", hint="use auto, never, or the path of a checkpoint")
         is_new_run = not self.from_scratch or self.resume in {"auto", "never"}
         _check(is_new_run, f"--from-scratch contradicts --resume {self.resume}", hint=_LEAVE_OUT)
@@ -170,7 +174,7 @@ class RunSettings:
     @property
     def progress_places(self) -> list[Path]:
         """The files for the first rank's progress, besides the one in the output folder."""
-        # This import is here, because all commands and the SDK import this module.
+        # This import is not at the top, because all commands and the SDK import this module.
         from safepoint.progress.record import PROGRESS_NAME
 
         return [Path(folder) / PROGRESS_NAME for folder in (self.record_folder, self.job_dir) if folder]
@@ -198,7 +202,7 @@ class RunSettings:
     def of_job(self) -> "RunSettings":
         """These settings for a job.
 
-        A job has several starts, and `resume="never"` applies to the first start only.
+        A job has several starts, and `never` applies to the first start only. So `from_scratch` replaces it.
         """
         if self.resume != "never":
             return self

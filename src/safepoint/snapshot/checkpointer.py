@@ -1,9 +1,9 @@
 """`save` and `load` for a plain PyTorch loop of one process. The loop continues during a save.
 
 Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot. A second
-process, the keeper, writes it to disk, commits it, and prunes older checkpoints. Without memory for a snapshot,
-`save` fails. `safepoint.session` saves synchronously in that case, and also handles several ranks, signals and object
-stores.
+process, the keeper, writes the snapshot to disk, commits it, and prunes older checkpoints. Without memory for a
+snapshot, `save` fails. `safepoint.session` saves synchronously in that case, and also handles several ranks, signals
+and object stores.
 """
 
 import io
@@ -55,7 +55,7 @@ class Saving:
     Args:
         step: of the checkpoint.
         path: the checkpoint's folder, once it is committed.
-        snapshotter: copies the state, and hands the snapshot to the keeper.
+        snapshotter: copies the state, and passes the snapshot to the keeper.
         torn: steps whose snapshots were discarded, because parameters changed during the copy. The checkpointer adds
             steps to this set.
     """
@@ -303,14 +303,14 @@ class Checkpointer:
         found = newest_valid(self._output.root, rejected=reject)
         if found is None:
             return None
-        if rejected:  # they are newer than the loaded one, and would count as the newest in retention
+        if rejected:  # these are newer than the loaded checkpoint, and retention would count them as the newest
             self._output.pass_over(rejected)
         load_state(found[0], state)
         self._continue_run(*found)
         return found[1].step
 
     def _continue_run(self, path: Path, manifest: Manifest) -> None:
-        """From now on save for the run of the loaded checkpoint, and report if it is another one than before."""
+        """Make later saves belong to the run of the loaded checkpoint; report if that is another run than before."""
         run_id = manifest.run_id
         if self._last_run not in {None, run_id}:
             event = ResumedFromOtherRun(

@@ -45,7 +45,7 @@ _CAUSES = (
         "the network or the server is slow",
     ),
 )
-"""For requests without an answer: a pattern in the library's message, the reason to show, and the hint to show."""
+"""For requests without a response: a pattern in the library's message, the reason to show, and the hint to show."""
 
 
 class RefusedKeysError(AccessDeniedError):
@@ -92,7 +92,7 @@ def changed_in_transit(what: str) -> TransientError:
 
 
 def from_connection(text: str, what: str) -> StorageError:
-    """The error for a request without an answer.
+    """The error for a request without a response.
 
     Args:
         text: the library's message; searched for known causes, and not shown.

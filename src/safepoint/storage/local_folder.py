@@ -33,7 +33,7 @@ _BLOCK_BYTES = 1 << 20
 _MOST_TRIES = 100
 _LOCK_WITHIN_S, _LOCK_AGAIN_S = 10.0, 0.01
 _held: set[Path] = set()
-"""The folders that another process has kept locked."""
+"""The folders that another process kept locked for the whole time of a wait."""
 _log = logging.getLogger("safepoint")
 _WORKING = re.compile(r"\.(.+)\.[0-9a-f]{32}\.part")
 
@@ -310,7 +310,7 @@ def _locked(folder: Path) -> Generator[int]:
 
 
 def _wait_for_lock(descriptor: int, folder: Path) -> None:
-    """Lock a folder. Everyone who may read it can hold this lock for ever, so the wait has an end."""
+    """Lock a folder. The wait is limited, because everyone who may read the folder can hold this lock for ever."""
     give_up_s = clock.monotonic_s() + (_LOCK_WITHIN_S if folder not in _held else 0)
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -322,8 +322,8 @@ def _wait_for_lock(descriptor: int, folder: Path) -> None:
     if folder not in _held:
         _held.add(folder)
         _log.warning(
-            "%s is locked by another process, which does not end; files are written there without a lock, so let no "
-            "other run write to it",
+            "another process does not release the lock of %s; files are written there without a lock, so let no "
+            "other run write to this folder",
             printable(str(folder)),
         )
 

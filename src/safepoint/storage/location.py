@@ -1,7 +1,7 @@
 """Locations of checkpoints: a path, or a URI with `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
 
-`parse_location(str(location)) == location`. This module opens and creates nothing. Callers ask what a location is
-(`is_folder`, `is_remote`, `claim`), not which scheme it has. A claim is a Kubernetes PersistentVolumeClaim, which is
+`parse_location(str(location)) == location`. This module opens and creates nothing. Callers test the properties of a
+location (`is_folder`, `is_remote`, `claim`), not its scheme. A claim is a Kubernetes PersistentVolumeClaim, which is
 mounted as a folder.
 """
 

@@ -41,7 +41,7 @@ def open_store(
     location = resolve_claim(location)
     if location.is_folder:
         return LocalStore(location)
-    # This module takes 50 ms to import, and a job on a folder does not need it.
+    # Imported here, because the import takes 50 ms, and a job on a folder does not need this module.
     from safepoint.storage.object_store import ObjectStore
 
     return ObjectStore(location, options or StorageOptions.from_environment(environ))

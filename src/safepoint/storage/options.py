@@ -60,8 +60,8 @@ class StorageOptions:
     def __post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.lower().startswith(("http://", "https://")):
             raise ValueError(f"endpoint {without_credentials(self.endpoint)!r} must begin with http:// or https://")
-        # The region is a part of the names of AWS's servers. Another person may choose it, in an object of the
-        # cluster, and must not be able to choose a host by it.
+        # The region is a part of the names of AWS's servers. Another person may set the region, in an object of the
+        # cluster, and must not be able to choose a host with it.
         if not _REGION.fullmatch(self.region):
             raise ValueError(
                 f"the region {self.region[:80]!r} (AWS_REGION) may have at most 64 letters, digits, `-` and `_`"
@@ -77,7 +77,7 @@ class StorageOptions:
         return bool(self.access_key_id and self.secret_access_key)
 
     def authorities(self) -> bytes | None:
-        """The content of `ca_bundle`, which decides which servers get the keys and the checkpoints; None without one.
+        """The content of `ca_bundle`, which decides which servers get keys and checkpoints; None if it is not set.
 
         Raises:
             StorageError: another user may have written the file, or it cannot be read.
@@ -106,7 +106,8 @@ class StorageOptions:
             context = ssl.create_default_context()
         else:
             try:
-                # Comments in the file may have any encoding. A space: with no text, the system's would be trusted.
+                # Comments in the file may have any encoding. A space takes the place of an empty text, with which the
+                # system's certificates would be trusted.
                 context = ssl.create_default_context(cadata=trusted.decode("ascii", errors="ignore") or " ")
             except ssl.SSLError as error:
                 raise self._unusable("it has no certificate in PEM format") from error

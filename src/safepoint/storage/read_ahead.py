@@ -1,4 +1,4 @@
-"""Reads an object store with several requests at once, because a single request mostly waits for its answer."""
+"""Reads an object store with several requests at once, because a single request mostly waits for its response."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

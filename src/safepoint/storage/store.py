@@ -125,7 +125,8 @@ class Store(Protocol):
     - memory stays bounded whatever the size of an object, except in `read`, which returns all requested bytes;
     - several threads may call all methods at once; a process that forks must not use a store before the fork.
 
-    All methods may raise AccessDeniedError and TransientError (the deadline has passed). Each names its other errors.
+    All methods may raise AccessDeniedError and TransientError (the deadline has passed). The docstring of each method
+    names its other errors.
     """
 
     @property
@@ -170,7 +171,7 @@ class Store(Protocol):
 
         Raises:
             ObjectNotFoundError: there is no such object.
-            StorageError: the object has fewer bytes than asked for, or more than `most_bytes`.
+            StorageError: the object has fewer bytes than requested, or more than `most_bytes`.
         """
         ...
 
@@ -182,7 +183,7 @@ class Store(Protocol):
 
         Raises:
             ObjectNotFoundError: there is no such object.
-            StorageError: the object has fewer bytes than asked for.
+            StorageError: the object has fewer bytes than requested.
         """
         ...
 
@@ -241,7 +242,7 @@ class Store(Protocol):
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Delete the unfinished uploads of all writers, so that these can no longer become visible. Return how many.
+        """Delete the unfinished uploads of all writers, so that they cannot become visible. Return their number.
 
         Args:
             only: called with the key of each upload; the uploads for which it returns True are deleted.

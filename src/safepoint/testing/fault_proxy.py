@@ -7,7 +7,7 @@
 
     python -m safepoint.testing.fault_proxy --upstream 127.0.0.1:9000 --error-rate 0.05 --delay-ms 20
 
-The Host header is passed on unchanged, so that signatures stay valid. Plain HTTP only.
+The Host header is passed on unchanged, so that signatures stay valid. The proxy supports plain HTTP only.
 """
 
 import argparse
@@ -293,7 +293,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._proxy.down.wait_for(len(block))
             self.wfile.write(block)
             left -= len(block)
-        response.read()  # even without a body: until then http.client sends no further request
+        response.read()  # even if it is empty: before that, http.client sends no further request
         if kind in {Kind.TRUNCATED, Kind.WRONG_LENGTH}:
             self.close_connection = True
 

@@ -1,7 +1,7 @@
 """The training process of a rank, with its votes, saves and resume; and the launcher that starts the ranks.
 
-`python -m safepoint.training SCRIPT` runs SCRIPT as one rank (module `rank`). This package imports nothing heavy by
-itself, because a rank must install its signal handlers before it imports torch.
+`python -m safepoint.training SCRIPT` runs SCRIPT as one rank (module `rank`). Importing this package loads no heavy
+library, because a rank must install its signal handlers before it imports torch.
 
 launcher      starts the ranks of one node, relays signals, returns one exit code
 rendezvous    the store where the ranks of a job find each other, closed to strangers
@@ -11,7 +11,8 @@ plain         hand-written loops: `safepoint.session`
 engine        what all loops share: vote, save, leave
 start         claims the folders, chooses a checkpoint, copies it to every node
 collective    the ranks' process group and the vote
-context       one rank's settings, connections, progress and end
-state         random numbers, strategies, the model below adapters
-outcome       how the ranks ended
+context       one rank's settings, signal handlers, connections, progress and end
+state         random numbers, strategies, the base model of adapters
+outcome       how the ranks ended, and the exit code of a node
+compatibility what differs between the releases of torch and transformers
 """

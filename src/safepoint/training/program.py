@@ -9,7 +9,7 @@ from pathlib import Path
 from safepoint.errors import UsageError
 
 _LAUNCHERS = ("torchrun", "deepspeed", "mpirun", "horovodrun", "srun")
-"""Programs that start ranks by themselves, in processes that Safepoint does not know."""
+"""Programs that start ranks by themselves, in processes that Safepoint does not supervise."""
 
 
 def find_script(name: str) -> Path:
@@ -23,7 +23,7 @@ def find_script(name: str) -> Path:
     path = Path(name)
     if path.name in _LAUNCHERS:
         raise UsageError(
-            f"{path.name} starts processes that Safepoint does not know",
+            f"{path.name} starts processes that Safepoint does not supervise",
             hint="name the training script: safepoint run --nproc-per-node N SCRIPT [ARGS…]",
         )
     if path.is_file():

@@ -123,8 +123,8 @@ def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> No
     """End the process without tearing the interpreter down.
 
     The tear-down takes longer than the save of a small model, and it can hang: the destructor of torch's gloo group
-    holds the interpreter's lock while it joins threads that wait for this lock. So this function does only two parts
-    of a tear-down: it waits for Python's threads, and runs the exit handlers.
+    holds the interpreter's lock while it joins threads that wait for this lock. Of a tear-down, this function does
+    only two parts: it waits for Python's threads (if `wait_for_threads`), and runs the exit handlers.
     """
     if wait_for_threads:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
@@ -135,7 +135,7 @@ def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> No
 
 
 def _exit_with(launcher_pid: int | None) -> None:
-    """Make the kernel send SIGTERM when the launcher dies, so that no rank continues without a launcher."""
+    """Make the kernel send this rank SIGTERM when the launcher dies, so that no rank continues without a launcher."""
     if launcher_pid is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

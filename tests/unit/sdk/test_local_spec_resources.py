@@ -44,7 +44,7 @@ def test_ranks_as_kubeflow_counts_them(
     ("resources", "num_nodes", "machine", "remarks"),
     [
         ({"cpu": 4}, 2, LAPTOP, []),
-        ({"cpu": 5}, 2, LAPTOP, ["the job needs 10 CPU slots, and this machine has 8: its ranks share them"]),
+        ({"cpu": 5}, 2, LAPTOP, ["the job requests 10 CPU slots, but this machine has only 8; the job still runs"]),
         ({"memory": "1Gi", "storage": "1Gi"}, 1, LAPTOP, ["memory and storage of resources_per_node is not limited"]),
         (
             {"gpu": 2},

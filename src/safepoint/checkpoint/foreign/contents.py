@@ -1,8 +1,8 @@
 """Checks one file of a checkpoint, or one folder of torch.distributed.checkpoint (DCP), without loading a tensor.
 
-No code of a file is run. Every function raises CheckpointError or ValueError; the message completes a sentence that
-begins with the name of the file. The functions read a bounded amount, whatever a file states. The `Budget` of a
-checkpoint limits what all its files cost together.
+No code of a file is run. If a file is damaged, a function raises CheckpointError or ValueError. The message completes
+a sentence that begins with the name of the file. The functions read a bounded amount, whatever a file states. The
+`Budget` of a checkpoint limits what all its files cost together.
 """
 
 import io
@@ -89,7 +89,7 @@ def check_pickles(path: ReadablePath, names: AllowedNames, budget: Budget) -> An
 
 
 def shards_named_by(path: ReadablePath) -> dict[str, set[str]]:
-    """The files that the index of a model in several files names, each with the weights that it holds."""
+    """The files that the index of a sharded model names, each with the names of its weights."""
     named: Any = read_json(path).get("weight_map")
     if not isinstance(named, dict) or not named:
         raise CheckpointError("it has no weight_map")
@@ -106,7 +106,7 @@ class DcpFolder(NamedTuple):
     """What the metadata of torch.distributed.checkpoint states.
 
     Args:
-        num_ranks: a lower bound of the number of ranks that wrote it.
+        num_ranks: a lower bound of the number of ranks that wrote the checkpoint.
         keys: the names of its tensors and values.
     """
 
@@ -117,8 +117,7 @@ class DcpFolder(NamedTuple):
 def check_dcp(folder: ReadablePath, names: AllowedNames, budget: Budget) -> DcpFolder:
     """Compare the metadata of torch.distributed.checkpoint with the files of the folder.
 
-    Values that are not tensors are read too. Each byte of a file is read once at most, because two parts must not
-    overlap.
+    Values that are not tensors are read too. No byte of a file is read twice, because parts that overlap are refused.
     """
     with (folder / METADATA).open("rb") as file:
         pickled = file.read(MAX_PICKLE_BYTES + 1)
@@ -133,7 +132,7 @@ def check_dcp(folder: ReadablePath, names: AllowedNames, budget: Budget) -> DcpF
     for index, info in cast("dict[Any, Any]", storage).items():
         name, key = info.get("relative_path"), index.get("fqn")
         (begin, length), offsets = numbers_of([info.get("offset"), info.get("length")]), index.get("offset", None)
-        if type(name) is not str or type(key) is not str:  # such as tuples in tuples, which take long to print
+        if type(name) is not str or type(key) is not str:  # not printed: nested tuples, for example, take long
             raise CheckpointError("it has names that are no strings")
         fault = path_fault(name)
         if fault or "/" in name:
@@ -166,7 +165,7 @@ def _check_parts(described: dict[str, Any], places: Collection[tuple[str, tuple[
                 raise CheckpointError(f"it does not say where {key} is")
             continue
         num_elements = 0
-        budget.spend(Cost.CHUNKS, len(entry.get("chunks")))  # one list may be the value of many entries
+        budget.spend(Cost.CHUNKS, len(entry.get("chunks")))  # for each entry: many entries may share one list
         for chunk in entry.get("chunks"):
             num_elements += math.prod(numbers_of(chunk.get("sizes")))
             if (key, numbers_of(chunk.get("offsets"))) not in places:

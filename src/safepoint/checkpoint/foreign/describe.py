@@ -1,6 +1,7 @@
 """Computes the manifest that a checkpoint of another program would have. It reads each file of the checkpoint once.
 
-What was examined is compared with what is digested, so that the manifest describes bytes that were examined.
+While it computes the digests, it compares the bytes with those that `examine` has read. So the manifest describes
+only bytes that were examined.
 
 The same files always have the same manifest, so that a repeated start continues the same run.
 """
@@ -28,12 +29,13 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
 
     Args:
         store: see `examine`.
-        found: without faults.
+        found: the result of `examine`, without faults.
         progress: called with bytes read so far and bytes in all.
 
     Raises:
         CheckpointError: the checkpoint changed after it was examined; it has too many files for a manifest, or a
-            value that no manifest can have; or a file in a folder cannot be read, or is refused by the store alone.
+            value that no manifest can have; a file in a folder cannot be read; or the object store refuses one object
+            of the checkpoint, but not others.
         StorageError: the object store cannot be read.
     """
     facts = found.facts
@@ -44,7 +46,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
     except ObjectNotFoundError as error:
         raise CheckpointError(f"{found.name} changed while it was read: {error.message}") from error
     except StorageError as error:
-        if not store.location.is_folder:  # the whole store may be out of reach, not this checkpoint
+        if not store.location.is_folder:  # an error of the store, not of this checkpoint
             raise
         raise CheckpointError(f"{found.name} cannot be read: {error.message}") from error
     except (ValueError, OverflowError) as error:

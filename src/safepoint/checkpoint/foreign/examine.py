@@ -45,18 +45,18 @@ _MAX_RECORDS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What was found.
+    """The result of an examination.
 
     Args:
         name: `checkpoint-<step>`.
         files: path → size in bytes.
-        faults: why it cannot be resumed from; empty if it can.
+        faults: why no run can resume from the checkpoint; empty if a run can.
         facts: what the files state; None if there is a fault. `run_id` is "unknown".
         is_batch_known: whether the files state how many samples a step has. If not, `global_batch` is 1, and so is
             `gradient_accumulation` unless it is known.
         writer: the library that wrote the checkpoint, for messages.
         modified_s: when a file was last written, seconds since 1970.
-        read: what was read of the files.
+        read: the ranges of the files that were read.
     """
 
     name: str
@@ -89,7 +89,7 @@ def examine(
         store: the output folder or the object store that contains it.
         name: `checkpoint-<step>`.
         allowed: functions and classes that its pickles may name, in addition to those that are always allowed.
-        accumulation: the number of micro-batches per step and rank. It is used if the files do not state it.
+        accumulation: the number of micro-batches per step and rank, in case the files do not state it.
 
     Raises:
         StorageError: the object store cannot be read. In a folder, an unreadable file is a fault.
@@ -187,7 +187,7 @@ class _Examiner:
     # ---- names --------------------------------------------------------------------------------------------------
 
     def _check_names(self) -> Strategy | None:
-        """Check which files there are. Returns None if no file must be opened."""
+        """Check the names of the files. Returns the strategy that they show; None if no file may be opened."""
         with self._noting("."):
             self._list()
         if self._faults:
@@ -253,8 +253,12 @@ class _Examiner:
         elif strategy is Strategy.ZERO and "latest" in self._sizes:
             with self._noting("latest"):
                 num_partitions = len(self._partitions())
-                if num_partitions < max(least, layout.num_ranks(self._sizes)):
-                    raise CheckpointError(f"its folder has the partitions of only {num_partitions} rank(s)")
+                num_ranks = max(least, layout.num_ranks(self._sizes))
+                if num_partitions < num_ranks:
+                    raise CheckpointError(
+                        f"the folder that it names has the optimizer partitions of only {num_partitions} of "
+                        f"{num_ranks} ranks"
+                    )
                 least = num_partitions
         return least
 
@@ -299,13 +303,13 @@ class _Examiner:
         return facts, is_known
 
     def _read_arguments(self) -> dict[str, Any]:
-        """The attributes of the TrainingArguments; empty if the file, which no Trainer loads, cannot be read."""
+        """The attributes of the TrainingArguments; empty if the file cannot be read, since no Trainer loads it."""
         try:
             found: Any = read_torch_file(self._folder / layout.ARGUMENTS, budget=self._budget)
             state: Any = found.state if isinstance(found, Inert) else None
         except TransientError:
             raise
-        except Exception:  # noqa: BLE001  if it has to be read, `_check_file` or `describe` report why it cannot be
+        except Exception:  # noqa: BLE001  if the file has to be read, `_check_file` or `describe` reports the error
             return {}
         return cast("dict[str, Any]", state) if isinstance(state, dict) else {}
 

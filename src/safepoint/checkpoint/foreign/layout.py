@@ -1,4 +1,4 @@
-"""Which files the Trainer needs of a checkpoint, by the strategy under which it was written.
+"""Which files of a checkpoint the Trainer needs, for each strategy under which a checkpoint can be written.
 
 The names are those of transformers 4.57 to 5.23, accelerate 1.12 to 1.15 and DeepSpeed 0.18 to 0.19.
 """
@@ -89,13 +89,16 @@ def missing(paths: Collection[str], strategy: Strategy) -> list[str]:
 
 
 def missing_rng(paths: Collection[str], at_least: int = 1) -> list[str]:
-    """The missing files of random number states: those of ranks below the highest one, or below `at_least`."""
+    """The missing files of random number states.
+
+    Each rank up to the highest rank that has a file needs one, and so does each rank below `at_least`.
+    """
     ranks, num_ranks = _rng_ranks(paths)
     num_ranks = max(num_ranks, at_least)
     if num_ranks == 1:
         return [] if ranks else ["rng_state.pth"]
     lacking = (f"rng_state_{rank}.pth" for rank in range(num_ranks) if rank not in ranks)
-    return list(itertools.islice(lacking, _MAX_SHOWN))  # a name may state any number
+    return list(itertools.islice(lacking, _MAX_SHOWN))  # a file's name may state any rank
 
 
 def num_ranks(paths: Collection[str]) -> int:
@@ -114,10 +117,10 @@ def is_pickle(path: str) -> bool:
 
 
 def is_tensors(path: str) -> bool:
-    """Whether it is a file of safetensors that the Trainer loads."""
+    """Whether this is a safetensors file that the Trainer loads."""
     return _TENSORS.fullmatch(path) is not None
 
 
 def is_config(path: str) -> bool:
-    """Whether it is a configuration that transformers or PEFT read."""
+    """Whether this is a configuration file that transformers or PEFT reads."""
     return _CONFIGS.fullmatch(path) is not None

@@ -2,8 +2,8 @@
 
 They are those that `weights_only=True` of torch allows, and those that Safepoint allows in addition for frameworks
 (`training/state/data_only.py`, which checks the names once more before a file is loaded). Each of them only makes
-data: a call of it runs no other code. Types of tensors such as `torch.FloatTensor` are not among them: `torch.save`
-does not write them, and a call of one with a size returns memory that is not initialised.
+data: a call of it runs no other code. Tensor types such as `torch.FloatTensor` are not among them: `torch.save` does
+not write them, and `torch.FloatTensor(1000)` returns memory that is not initialised.
 """
 
 import re
@@ -65,7 +65,7 @@ class AllowedNames:
         """Raise CheckpointError for a name that a file of `torch.save` must not have."""
         name = f"{module_name}.{global_name}"
         if not (_TORCH.fullmatch(name) or _NUMPY.fullmatch(name) or name in _OTHERS or name in self._also):
-            raise CheckpointError(f"it names {printable(name)}, and loading it could run code")
+            raise CheckpointError(f"it refers to {printable(name)}, so loading the file could run code")
 
     def check_in_metadata(self, module_name: str, global_name: str) -> None:
         """Raise CheckpointError for a name that DCP's `.metadata` must not have."""

@@ -3,8 +3,9 @@
 A checkpoint is a folder `checkpoint-<step>`. The checkpoint with the highest step counts as the newest. So a run that
 resumes from an older checkpoint, or from none, first moves the checkpoints with higher steps aside (see `set_aside`).
 
-In a sticky folder that others may write to, checkpoints of other users do not count (see `planted_checkpoints`).
-Otherwise another user could decide which checkpoint a run resumes from, and which of its checkpoints it deletes.
+In a folder that others may write to and that has the sticky bit, such as /tmp, checkpoints of other users do not
+count (see `planted_checkpoints`). If they counted, another user could decide which checkpoint a run resumes from, and
+which of its checkpoints the run deletes.
 """
 
 import os
@@ -28,7 +29,7 @@ _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of the checkpoint of `step`; the Trainer uses the same."""
+    """The name of the checkpoint of `step`; the Trainer uses the same name."""
     return f"checkpoint-{step}"
 
 
@@ -71,10 +72,10 @@ def _list_named(output: Path) -> list[Path]:
 def refuse_inside_checkpoint(folder: Path) -> None:
     """Refuse a folder that must not receive new files, because it belongs to a checkpoint or to Safepoint.
 
-    A folder is not a checkpoint if its file with the name of a manifest has other content. Nor is a folder that
-    everyone may write to, such as /tmp, if another user may have put the manifest there: otherwise that user could
-    stop all runs below this folder. A folder with the name of a checkpoint stays a checkpoint if its manifest is
-    damaged.
+    A folder with a file that is called like a manifest counts as a checkpoint if the file is a manifest, or if the
+    folder has the name of a checkpoint; then the manifest may be damaged. A manifest in a folder that everyone may
+    write to, such as /tmp, is ignored if another user may have put it there: with it, that user could stop all runs
+    below this folder.
 
     Raises:
         UsageError: `folder` is a committed checkpoint or `.safepoint`, or is inside one of these.
@@ -131,15 +132,15 @@ def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tu
 
 
 def refuse_planted(output: Path, num_planted: int) -> NoReturn:
-    """Raise the error for a folder that holds checkpoints of other users, and no other ones.
+    """Raise the error for a folder in which all checkpoints belong to other users.
 
     Raises:
         NothingValidError: always.
     """
     raise NothingValidError(
-        f"{output} holds {plural(num_planted, 'checkpoint')} of other users, where others may write, and "
-        "no other ones; training was not started",
-        hint="name a folder that only you can write to; to start at step 0 in this one, use --from-scratch",
+        f"{output} holds only {plural(num_planted, 'checkpoint')} of other users, and others may write to "
+        "this folder; training was not started",
+        hint="name a folder that only you can write to; to start at step 0 in this folder, use --from-scratch",
     )
 
 
@@ -164,8 +165,8 @@ def refuse_invalid(output: Path) -> NoReturn:
     raise NothingValidError(
         f"{output} holds {plural(len(found), 'checkpoint folder')} and none of them is a valid checkpoint; training "
         "was not started",
-        hint="restore one, or start from the beginning with --from-scratch, which moves them aside and deletes "
-        "nothing",
+        hint="restore one of them, or start at step 0 with --from-scratch, which moves the folders aside and "
+        "deletes nothing",
     )
 
 

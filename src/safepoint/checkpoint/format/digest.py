@@ -66,13 +66,13 @@ class FileDigester:
                 self._end_part()
 
     def add_zeros(self) -> None:
-        """Add PART_BYTES zeros, without computing their digest each time. It must be the beginning of a part."""
+        """Add PART_BYTES zeros without computing their digest each time. Call it only at the start of a part."""
         assert not self._in_part
         self._parts.append(_digest_of_zeros())
         self._size += PART_BYTES
 
     def differs(self, parts: Sequence[str]) -> bool:
-        """Whether the last whole part differs from what it should be according to `parts`, if that is known."""
+        """Whether the last complete part has another digest than in `parts`; False if `parts` does not have it."""
         number = len(self._parts) - 1
         return 0 <= number < len(parts) and self._parts[number] != parts[number]
 
@@ -82,7 +82,7 @@ class FileDigester:
         self._in_part = 0
 
     def result(self) -> FileDigest:
-        """The size and the digests of all pieces. Call `update` no more after that."""
+        """The size and the digests of all pieces. Do not call `update` after this method."""
         if self._in_part or not self._parts:
             self._end_part()
         if len(self._parts) == 1:
@@ -118,12 +118,12 @@ def digest_file(
     Args:
         path: a regular file; links are not followed.
         progress: called with the number of bytes read since the last call.
-        expected_bytes: the size that the file should have. Of a larger file only one more byte is read, so its size
-            in the result is too large by one. None for a file of any size.
-        expected_parts: the digests that the parts of the file should have, if they are known. After the first part
-            with another digest nothing more is read, and the result is the digest of what was read. A part that is a
-            hole of the file, and should be zeros, is not read: a sparse file of many terabytes takes no room, and
-            would take hours.
+        expected_bytes: the size that the file should have. If the file is larger, only one byte more is read, and the
+            size in the result is this size plus one. None if any size is right.
+        expected_parts: the digests that the parts of the file should have, if they are known. Reading stops after the
+            first part with another digest, and the result is the digest of what was read. A part that should be
+            zeros, and is a hole of the file, is not read: to read a sparse file of many terabytes, which occupies no
+            disk space, would take hours.
 
     Raises:
         OSError: unreadable, a link, or not a regular file.
@@ -166,7 +166,7 @@ def digest_open_file(
 def _are_zeros(descriptor: int, start: int, expected_parts: Sequence[str]) -> bool:
     """Whether the part that begins at `start` should be zeros, and is one hole.
 
-    Some file systems report holes where a program has written zeros, so holes say nothing about a checkpoint.
+    A hole does not mean that data was lost: some file systems report holes where a program has written zeros.
     """
     number, end = start // PART_BYTES, start + PART_BYTES
     if number >= len(expected_parts) or expected_parts[number] != _digest_of_zeros():

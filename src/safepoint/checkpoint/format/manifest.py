@@ -4,8 +4,8 @@ Where every node has an output folder of its own, that folder holds a part of th
 has a record in place of the manifest, so that no reader takes it for a complete checkpoint.
 
 Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part; a record with an altered
-byte is refused; a hostile record is refused before any path in it is used. Reading executes nothing.
-Not promised: that the files are there. `safepoint.checkpoint.format.verify` checks that.
+byte is refused; a hostile record is refused before any path in it is used. Reading executes no code. Not promised:
+that the files are there. `safepoint.checkpoint.format.verify` checks that.
 """
 
 import contextlib
@@ -38,17 +38,18 @@ MAX_MANIFEST_BYTES = 64 << 20
 """Enough for about 500,000 files. A larger manifest is neither read into memory nor written."""
 
 _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # both blocks of control characters
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # control characters, surrogates and the backslash
 _MAX_PATH_BYTES = 4096
 _MAX_NAME_BYTES = 255
 """The longest name of a folder or file on usual file systems."""
 _SELF = "manifest_digest"
 _SELF_LINE = re.compile(rb'^ "manifest_digest": "([^"\\\n]*)",\n', re.MULTILINE)
 _LEAST_BYTES = 16
-"""A large record has at least this many bytes for each JSON value. An entry of a file has about 25 bytes for each."""
+"""A large record has at least this many bytes for each JSON value. The entry of a file has about 25 bytes for each
+value."""
 _MAX_SHOWN = 300
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
-"""The form of a run id. It is a part of names of folders."""
+"""The form of a run id, which becomes a part of folder names."""
 _MOST = (1 << 63) - 1
 _MOST_STEPS = 10**18 - 1
 """The highest step that the name of a checkpoint can state."""
@@ -175,13 +176,13 @@ class ManifestFacts:
 
     Args:
         run_id: the run that the checkpoint belongs to; the same in all attempts of a run.
-        attempt: which start of the run wrote it, from 1.
+        attempt: the number of the attempt that wrote the checkpoint, from 1.
         step: optimizer steps done.
-        epoch: epochs done, with the fraction of the running one.
+        epoch: epochs done, including the fraction of the current epoch.
         world_size: number of ranks that wrote it.
         global_batch: samples per optimizer step, over all ranks and micro-batches.
         gradient_accumulation: micro-batches per optimizer step and rank.
-        samples_seen: samples the optimizer has seen since the start of the run.
+        samples_seen: samples on which the run has trained, over all attempts.
         strategy: how the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`.
         zero_stage: the stage of DeepSpeed's ZeRO; 0 if ZeRO is off. None under other strategies, and in the manifests
             of releases that did not record it.
@@ -219,7 +220,7 @@ class ManifestFacts:
         return facts
 
     def to_manifest(self, *, trigger: Trigger, files: tuple[FileEntry, ...]) -> "Manifest":
-        """The manifest, created now, of a checkpoint with these facts and `files`, which have been written."""
+        """The manifest of a checkpoint with these facts and these written files. `created` is the current time."""
         known = {one.name: getattr(self, one.name) for one in fields(ManifestFacts)}
         return Manifest(**known, trigger=trigger, created=clock.utc_now(), files=files)
 
@@ -415,8 +416,8 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
             f"its version is {_shortened(repr(stated_version))}, this release reads version {VERSION}",
             hint="use the release of safepoint that wrote it",
         )
-    # The digest is that of the record without the line that states the digest. So the line is removed from `data`. To
-    # write the record again without it would take a minute for a large record.
+    # The digest covers the record without the line that states the digest, so this line is removed from `data` before
+    # the digests are compared. To serialize a large record again, without this line, would take a minute.
     stated = [one.decode(errors="replace") for one in _SELF_LINE.findall(data)]
     if stated != [record.get(_SELF)] or stated != [digest_bytes(_SELF_LINE.sub(b"", data))]:
         raise ManifestError("it was altered after it was written: its own digest does not match")
@@ -424,12 +425,12 @@ def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
 
 
 def is_of_newer_release(data: bytes) -> bool:
-    """Whether `data` is a record of a later version of the format. Callers do not replace or delete what it lists."""
+    """Whether `data` is a record of a later version of the format. Callers do not replace or delete its files."""
     with contextlib.suppress(ManifestError):
         record = parse_json_object(data)
         version = record.get("version")
         is_later = isinstance(version, str) or (isinstance(version, int | float) and version > VERSION)
-        return record.get("format") in (FORMAT, _PART_FORMAT) and is_later  # not in a set: the value may be a list
+        return record.get("format") in (FORMAT, _PART_FORMAT) and is_later  # not in a set, because a list has no hash
     return False
 
 

@@ -1,9 +1,9 @@
-"""Compares ranges of a checkpoint's files that were read with the bytes that were digested.
+"""Checks that the bytes that were read from a checkpoint's files are the bytes whose digests were computed.
 
-A file may answer differently each time that it is read: a hostile server may send other bytes, and another user may
-write to the file. So it is not enough that a file has the right digest when it is read once more. `ReadRanges` keeps
-the digest of every range that was used, or is going to be used, and finds out whether all reads returned the same
-bytes. It promises nothing about ranges that were not noted.
+Two reads of a file may return different bytes: a hostile server may send other bytes, and another user may write to
+the file. So the right digest of a second read does not prove that the first read was right. `ReadRanges` keeps the
+digest of every range that was used, or is going to be used, and finds out whether all reads returned the same bytes.
+It promises nothing about ranges that were not noted.
 """
 
 import threading
@@ -61,16 +61,16 @@ class ReadRanges:
             return iter(sorted(self._found))
 
     def comparing(self, key: str, start: int = 0) -> "Comparison":
-        """Compare what is noted of a file with its bytes from `start`, a multiple of PART_BYTES.
+        """Compare the noted ranges of a file with its bytes from `start`, a multiple of PART_BYTES.
 
-        The caller passes the bytes to `take`, in order, and calls `finish` when it knows that they are right. All
-        ranges that are noted of these bytes must have the same digests then. What was not read yet must have the same
-        digests when it is read.
+        The caller passes the bytes to `take`, in order, and calls `finish` when it knows that they are right.
+        `finish` compares the digest of every noted range of these bytes. If `expect` has noted a range, and the range
+        is read later, this read must have the same digest.
         """
         return Comparison(self, key, start)
 
     def checked(self, ranges: Iterable[tuple[str, int, int]], sink: Callable[[memoryview], None]) -> "CheckedSink":
-        """A sink that compares what it gets with the noted digests, and passes it on to `sink`.
+        """A sink that compares the digests of its bytes with the noted ones, and passes the bytes on to `sink`.
 
         Args:
             ranges: key, first byte and length of the ranges whose bytes it gets, in order.
@@ -96,7 +96,8 @@ class ReadRanges:
         with self._lock:
             known = self._of(key, start).get((start, length))
             is_same = known in {None, digest}
-            # After a difference no later read is right, because it is not known which of the two was used.
+            # After a difference, all later reads of the range are refused too: it is unknown which of the two
+            # contents was used.
             self._of(key, start)[start, length] = digest if is_same else b""
         if not is_same:
             raise CheckpointError(
@@ -143,7 +144,7 @@ class Comparison:
         self._open, self._position = still_open, end
 
     def finish(self) -> None:
-        """Compare, when all bytes were added and their digest is right.
+        """Compare the noted ranges. Call this when all bytes were added, and are known to be right.
 
         Raises:
             CheckpointError: a range was read with other bytes.
@@ -169,7 +170,7 @@ class CheckedSink:
         """Take the next bytes.
 
         Raises:
-            CheckpointError: a range that ends in them was read with other bytes before.
+            CheckpointError: an earlier read of a range that ends in this block had other bytes.
         """
         rest = block
         while rest:

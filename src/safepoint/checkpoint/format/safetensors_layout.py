@@ -1,4 +1,4 @@
-"""The layout of a safetensors file, from names, types and shapes.
+"""Computes the layout of a safetensors file from the names, types and shapes of its tensors.
 
 The format: 8 bytes with the length of a JSON header, the header, the tensors without gaps. As in the library's own
 files, tensors are sorted by the size of their elements, largest first, and then by name, and the header is padded to
@@ -29,7 +29,8 @@ KINDS = {
     "float8_e5m2": "F8_E5M2",
 }
 """Torch's name of a type → its name in safetensors."""
-# The library sorts types by the size of an element; among types of equal size, in the order of its list of types.
+# The library sorts types by the size of an element. Types of equal size have the order of the library's list of
+# types.
 SIZES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
     **dict.fromkeys(("F32", "U32", "I32"), 4),
@@ -43,7 +44,7 @@ class Shape(NamedTuple):
     """A tensor of the file.
 
     Args:
-        name: in the file.
+        name: its name in the file.
         kind: the type of its elements, one of the values of KINDS.
         sizes: the sizes of its dimensions.
     """
@@ -59,7 +60,7 @@ class Shape(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A file.
+    """The layout of a file.
 
     Args:
         header: everything before the first tensor.

@@ -1,8 +1,8 @@
 """Verifies that a folder holds what its record describes: a checkpoint, or one node's part of a checkpoint.
 
-Promises: a file that is changed or missing, or is a link, is found before a byte of it is used; links are never
-followed, and nothing outside the folder is opened. Files that the manifest does not name are reported; they do not
-make a checkpoint invalid.
+Promises: a file that is missing or changed, or is a link, is reported before any byte of the folder is used. Links
+are never followed, and nothing outside the folder is opened. Files that the manifest does not name are reported, but
+do not make a checkpoint invalid.
 """
 
 import contextlib
@@ -121,7 +121,7 @@ def _read_record(path: Path) -> bytes:
     try:
         return read_regular(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
-        raise ManifestError("there is none, so this is not a checkpoint") from error
+        raise ManifestError("there is no manifest, so this is not a checkpoint") from error
     except OSError as error:
         reason = "it is a link" if os.path.islink(path) else f"it cannot be read: {error.strerror}"
         raise ManifestError(reason) from error

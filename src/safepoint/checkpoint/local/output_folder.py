@@ -55,7 +55,7 @@ class OutputFolder:
         self._lock: files.FolderLock | None = None
 
     def check_usable(self) -> None:
-        """Create the folder if it does not exist, and nothing in it.
+        """Create the folder if it does not exist, but create nothing inside it.
 
         Raises:
             StorageError: the folder cannot be created, is a file, or another user may have put it there.
@@ -150,7 +150,7 @@ class OutputFolder:
         Args:
             wait_s: how long to wait for another run.
             waiting: called once, when the wait begins, with a description of the process that holds the folder.
-            keeper: the identity of this run's keeper, which may hold the folder since an earlier start of this run.
+            keeper: the identity of this run's keeper. It may still hold the folder from an earlier start of this run.
 
         Returns:
             Whether the file system supports locks. Without locks, `clean` must not be called: another run may be
@@ -161,7 +161,7 @@ class OutputFolder:
             StorageError: the lock cannot be opened.
         """
         path = self.control / "lock"
-        # Another run that is refused shows these values in its message.
+        # A run that is refused because of this lock shows these values in its message.
         owner = {"pid": os.getpid(), "host": host_name(), "since": clock.utc_now()}
         deadline = clock.monotonic_s() + wait_s
         is_reported = False
@@ -264,18 +264,18 @@ class OutputFolder:
     def open_attempt(self, attempt_id: str) -> None:
         """Create the working folder of an attempt.
 
-        Only this user may enter it. So another user who may write to the output folder cannot replace the folders in
-        it by links while a framework saves there.
+        Only this user may enter the working folder. So another user who may write to the output folder cannot replace
+        folders inside the working folder by links while a framework saves there.
         """
         no_links.make_folder(self.work / attempt_id, 0o700)
 
     def set_aside(self, paths: Sequence[Path]) -> Aside:
         """Move checkpoints aside; see `catalog.set_aside`. Requires `claim`.
 
-        Those that cannot be moved are passed over from now on; see `passed_over`.
+        Checkpoints that cannot be moved are passed over from now on; see `passed_over`.
         """
         aside = set_aside(self.root, paths)
-        if aside.left or (aside.num_moved and read_notes(self.control)):  # notes of moved checkpoints go
+        if aside.left or (aside.num_moved and read_notes(self.control)):  # deletes the notes of moved ones
             self.pass_over(aside.left)
         return aside
 
@@ -333,7 +333,8 @@ class OutputFolder:
             policies,
             now_s=clock.wall_s(),
             protected=protected,
-            # The content was digested when it was written; to read it again would delay the next save.
+            # Names and sizes are enough: digests were computed during the write, and to read all files would delay a
+            # save.
             is_good=lambda step: has_all_files(self.root / checkpoint_name(step)),
             run_id=run_id,
         )
@@ -352,8 +353,8 @@ class OutputFolder:
     def is_in_use(self, name: str) -> bool:
         """Whether a process reads or uploads the checkpoint, or the part, called `name`.
 
-        If it is not known who holds the lock, it counts for the newest two checkpoints with such a lock. Otherwise
-        everyone who may read the folder, in another container for example, could fill the disk.
+        If the holder of the lock is unknown, only the newest two checkpoints with such a lock count as in use. If all
+        counted, everyone who may read the folder, in another container for example, could fill the disk.
         """
         lease = self._lease_on(name)
         if lease is not Lease.UNKNOWN:

@@ -2,9 +2,9 @@
 
 A run that resumes from an older checkpoint moves the newer ones aside, because the highest step counts as the newest
 checkpoint. A checkpoint that cannot be moved (an immutable folder, a mount point) is noted in
-`.safepoint/passed-over.json` instead, with the digest of its record. Then no start resumes from it, retention does
-not count it, and it is not uploaded. A new checkpoint under the same name has another record, so it is not passed
-over.
+`.safepoint/passed-over.json` instead, with the digest of its record. From then on, no start resumes from it,
+retention does not count it, and it is not uploaded. A new checkpoint under the same name has another record, so it is
+not passed over.
 """
 
 import contextlib

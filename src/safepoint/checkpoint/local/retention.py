@@ -6,7 +6,7 @@ A checkpoint stays if any policy keeps it. If no policy sets a limit, all stay; 
 stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, and those that the caller
 protects. A checkpoint that is known to be damaged does not count as one of the N of a policy, and is not deleted.
 
-All of this is true of each run by itself: checkpoints of one run are never deleted because another run has newer or
+These rules apply to each run separately: checkpoints of one run are never deleted because another run has newer or
 better ones at the same place. A run deletes only its own checkpoints.
 """
 
@@ -66,8 +66,8 @@ class Candidate:
 
         Args:
             manifest: of the checkpoint.
-            policies: if they are given, only the metrics that they use are kept. A manifest can have any number of
-                metrics, and there can be any number of manifests.
+            policies: if they are given, only the metrics that they use are kept, to save memory: there can be any
+                number of manifests, and each can have any number of metrics.
         """
         try:
             created_s = clock.parse_utc(manifest.created)
@@ -156,13 +156,13 @@ def select_superseded(
     """Choose the steps that no policy keeps, oldest first.
 
     Args:
-        candidates: the committed checkpoints, in any order. Those of different runs do not count for each other.
+        candidates: the committed checkpoints, in any order. The policies are applied to each run separately.
         policies: which to keep; without a policy that is a limit, all stay.
         now_s: seconds since 1970, by the clock that wrote `created_s`.
         protected: steps that are never chosen, such as the step of the best model so far.
-        is_good: checks the files of a checkpoint. If steps would be deleted, it is called for the valid checkpoints,
-            newest first, until it returns True. That checkpoint is kept. If it never returns True, all are kept. This
-            is done for each run.
+        is_good: checks the files of a checkpoint. If steps of a run would be deleted, it is called for the valid
+            checkpoints of the run, newest first, until it returns True. That checkpoint is kept. If it never returns
+            True, all checkpoints of the run are kept.
         run_id: choose only steps of this run; None for all runs.
     """
     if not any(policy.is_limit for policy in policies):
@@ -267,7 +267,7 @@ class CheckpointFolder(Protocol):
         ...
 
     def where(self, name: str) -> str:
-        """The checkpoint's place in full, for people."""
+        """The full path or location of the checkpoint, for messages."""
         ...
 
 
@@ -311,8 +311,8 @@ def prune(
         try:
             is_deleted = folder.delete(name, deadline_s=deadline_s)
         except (OSError, AccessDeniedError) as error:
-            # Use only a part of the text of an OSError: the rest names a file in the trash, which has a new name at
-            # each try, and the failure would be reported again.
+            # The text of an OSError also names a file in the trash, which has a new name at each try. With this name,
+            # each try would count as a new failure and be reported, so only `strerror` is used.
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if _reported.get(where) != reason:
                 _reported[where] = reason

@@ -52,8 +52,8 @@ class WorkingCheckpoint(FolderDestination):
 
     Args:
         output: the output folder.
-        attempt_id: the name of this start of the run. A process of an earlier start has another one, and writes
-            elsewhere.
+        attempt_id: the name of this start of the run. A process of an earlier start has another name, so it writes to
+            another folder.
         step: optimizer steps done.
         target: the folder to commit to; `checkpoint-<step>` in the output folder when None.
     """
@@ -65,13 +65,13 @@ class WorkingCheckpoint(FolderDestination):
         super().__init__(self._root / "merged", target, trash=output.trash)
 
     def rank_root(self, rank: int) -> Path:
-        """Create the output folder for the framework of `rank`, which saves to `checkpoint-<step>/` in it."""
+        """Create the output folder of the framework of `rank`, which saves to `checkpoint-<step>/` in this folder."""
         root = self._root / f"rank-{rank}"
         no_links.make_folders(root / self.name)
         return root
 
     def seal(self, rank: int, *, node: int = 0) -> RankPart:
-        """Make what `rank` wrote durable and move it into the merged folder.
+        """Make the files that `rank` wrote durable, and move them into the merged folder.
 
         Raises:
             SaveError: the rank wrote a link or a special file.

@@ -1,8 +1,8 @@
 """Checks the directory of a zip archive before anything in the archive is read.
 
 `torch.save` stores the records of its archives as they are. In an archive that an attacker has written, records can
-be compressed (4 MB become 4 GB), lie on top of each other, or have the same name, so that two readers read different
-data. `check_records` refuses such an archive.
+be compressed (4 MB become 4 GB), overlap, or have the same name, so that two readers read different data.
+`check_records` refuses such an archive.
 """
 
 import io
@@ -48,8 +48,8 @@ def check_records(file: BinaryIO) -> None:
     The position does not change.
 
     Raises:
-        ArchiveError: the archive is damaged; a record is compressed or encrypted, records have the same name, they
-            have more bytes than the file, or zip readers could find two different directories.
+        ArchiveError: the archive is damaged; a record is compressed or encrypted, two records have the same name, the
+            records together have more bytes than the file, or zip readers could find two different directories.
         OSError: the file cannot be read.
     """
     place = file.tell()
@@ -87,7 +87,7 @@ def check_directory(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: i
     """
     _check_place(file, archive, size_bytes)
     records = archive.infolist()
-    names = {record.filename.lower() for record in records}  # torch's reader does not distinguish cases
+    names = {record.filename.lower() for record in records}  # as torch's reader ignores case
     if len(names) != len(records):
         raise ArchiveError("two of its records have the same name")
     for record in records:
@@ -102,7 +102,8 @@ def check_directory(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: i
 def _check_place(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: int) -> None:
     """Refuse an archive whose directory is not where its end says, or that continues after its end.
 
-    `zipfile` corrects the place of a directory, and torch does not.
+    `zipfile` corrects a wrong position of the directory, but torch does not, so the two could read different
+    directories.
     """
     at = size_bytes - _END_BYTES
     file.seek(at)

@@ -1,7 +1,7 @@
-"""An unpickler with limits on the instructions, on the keys and on the states of a pickle.
+"""An unpickler that limits a pickle's instructions, keys of dictionaries and sets, and states of objects.
 
 A pickle of a few hundred bytes can make Python hash a key for hours, or fill the memory. This unpickler is written in
-Python: the one in C cannot check anything before it carries out an instruction.
+Python, because Python's unpickler in C cannot check an instruction before the instruction is carried out.
 """
 
 import pickle
@@ -34,9 +34,10 @@ class KeyLimits:
         most_tuples: how many tuples all keys together may have.
         most_parts: how many values, at any depth, one key may have.
         number_bits: how large the numbers in keys may be.
-        is_plain: whether a key that is no tuple, no number and none of `PLAIN_KEYS` is allowed.
-        parts_of: for a key that `is_plain` allows, the values from whose hashes its hash is computed; None if there
-            are none.
+        is_plain: whether a key is allowed that is neither a tuple nor a number, and whose type is not in
+            `PLAIN_KEYS`.
+        parts_of: returns, for a key that `is_plain` allows, the values from which the hash of the key is computed;
+            None if there are none.
     """
 
     def __init__(

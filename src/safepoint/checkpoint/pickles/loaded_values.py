@@ -1,6 +1,7 @@
-"""What `torch.load` may return from a checkpoint that anyone may have written.
+"""Checks and completes what `torch.load` returns from a checkpoint that an attacker may have written.
 
-`weights_only=True` restricts which functions a pickle calls, but not what it calls them with. These dangers remain:
+`weights_only=True` restricts which functions a pickle calls, but not the arguments of the calls. These dangers
+remain:
 
 - numpy's arrays and types take a state from the pickle, and do not check it: if a type is larger than its state says,
   numpy reads and writes outside of the array. So stand-ins take the place of numpy's functions while a pickle is
@@ -20,8 +21,8 @@ import torch
 _KIND = re.compile(r"[biufc][0-9]{1,2}")
 _MOST_REPEATED_BYTES = 64 << 20
 _MOST_REPEATS = 8
-"""The tensors of a file may have 64 MiB more than their storages or, if that is more, eight times their storages. A
-script may well save an expanded mask beside its model."""
+"""The tensors of a file may exceed their storages by 64 MiB or, if that is more, by eight times the size of the
+storages. The limit is not zero, because a script may save an expanded mask beside its model."""
 _MOST_VALUES = 1 << 27
 """The most values in a file. A container that is in several places is counted once for each place."""
 

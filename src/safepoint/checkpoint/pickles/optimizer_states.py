@@ -1,9 +1,9 @@
 """Checks the optimizer states that are loaded from a checkpoint which an attacker may have written.
 
-An optimizer keeps the tensors that it loads. Its fused kernels take the memory of these tensors to be as large as the
-parameter, and do not check it: with a smaller or an expanded tensor, a step reads and writes other memory of the
-process. So while `checked_optimizers` runs, a loaded state is compared with the parameters, and with the state that
-the optimizer itself creates.
+An optimizer keeps the tensors that it loads. Its fused kernels assume, without a check, that the memory of each
+tensor is as large as that of the parameter: with a smaller or an expanded tensor, a step reads and writes other
+memory of the process. So while `checked_optimizers` runs, a loaded state is compared with the parameters, and with
+the state that the optimizer itself creates.
 
 How a step is computed (`fused`, `foreach`, …) is not a part of the state: these settings stay those of the script.
 """
@@ -38,7 +38,8 @@ _ELEMENTWISE = {
 }
 """The tensors that kernels read and write together with the parameter, element by element."""
 _WITH_KERNELS = {"torch", "apex", "bitsandbytes", "deepspeed", "transformers"}
-"""The packages whose optimizers may have no tensors but those that they create themselves."""
+"""The packages whose optimizers have kernels without checks. A tensor that such an optimizer loads has to fit the
+parameter, or has to be like the tensor that the optimizer itself creates."""
 _HINT = (
     "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one; otherwise "
     "create the optimizer as in the run that wrote it"
@@ -51,11 +52,11 @@ def checked_optimizers(where: object, *optimizers: torch.optim.Optimizer) -> Gen
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
-        optimizers: those that are known. They are checked also if their class loads states without the method of
-            `torch.optim.Optimizer`.
+        optimizers: the optimizers that the caller knows. They are also checked if their class loads states without
+            the method of `torch.optim.Optimizer`.
 
     Raises:
-        CheckpointError: a state has tensors or settings that do not fit. The optimizer has its earlier state then.
+        CheckpointError: a state has tensors or settings that do not fit. The optimizer gets its earlier state back.
     """
     kind: Any = torch.optim.Optimizer
     original = kind.load_state_dict
@@ -84,7 +85,7 @@ def checked_optimizers(where: object, *optimizers: torch.optim.Optimizer) -> Gen
 
 
 class _Before:
-    """An optimizer, and what it had before it loaded a state."""
+    """An optimizer, with the state and the settings that it had before it loaded a state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer: Any = optimizer
@@ -98,7 +99,7 @@ class _Before:
         try:
             yield
         except BaseException:
-            # Some classes change their dictionaries in place.
+            # The settings are put back one by one, because some classes change their dictionaries in place.
             self._optimizer.__dict__.update(state=defaultdict[Any, Any](dict, self._state), param_groups=self._groups)
             for group, own in zip(self._groups, self._settings, strict=True):
                 group.update(own)
@@ -121,7 +122,7 @@ class _Before:
         """Check what the optimizer has loaded.
 
         Raises:
-            CheckpointError: it does not fit.
+            CheckpointError: the state or a setting does not fit.
         """
         for group, own in zip(self._optimizer.param_groups, self._settings, strict=True):
             for name, setting in own.items():
@@ -142,11 +143,12 @@ class _States:
         self._where = where
         kinds = [kind for kind in cast("Any", type(optimizer)).__mro__ if kind not in (torch.optim.Optimizer, object)]
         self._loads_itself = hasattr(optimizer, "init_state")
-        """Whether the class loads its states itself, as that of bitsandbytes, and the tensors keep their types."""
+        """Whether the class loads states with code of its own, as the optimizers of bitsandbytes do. Then the tensors
+        keep their types."""
         packages = {kind.__module__.partition(".")[0] for kind in kinds}
         self._has_kernels = self._loads_itself or bool(packages & _WITH_KERNELS)
         self._created: dict[Any, dict[str, Any]] = {}
-        """What the optimizer creates for a parameter, by the parameter's group, shape, type and device."""
+        """The state that the optimizer creates for a parameter, by the parameter's group, shape, type and device."""
 
     def check(self) -> None:
         """Raise CheckpointError if a tensor does not fit its parameter."""
@@ -171,11 +173,12 @@ class _States:
     def _fault(self, name: Any, tensor: Any, parameter: torch.Tensor, place: tuple[int, int]) -> str:
         """Why a tensor does not fit; empty if it fits."""
         here, there = _local(tensor), _local(parameter)
-        if not there.numel():  # this rank has no part of it, or DeepSpeed has moved it to a disk
+        if not there.numel():  # this rank has no part of the parameter, or DeepSpeed has moved it to a disk
             return ""
         is_scalar = name in _SCALARS and here.numel() == 1
         if type(here) is not torch.Tensor and type(here) is not torch.nn.Parameter:
-            # Such as torchao's quantized tensors: the script has allowed their class, and its methods check sizes.
+            # Such as torchao's quantized tensors: the script has allowed their class, and the methods of the class
+            # check sizes.
             fits, is_whole = here.shape == there.shape, True
         elif is_scalar or (here.numel() == there.numel() and not self._loads_itself):
             fits, is_whole = True, _is_whole(here)
@@ -187,7 +190,7 @@ class _States:
                 return ""  # a state of the script's own optimizer, whose operations check sizes
             is_whole = _is_whole(here)
         if not fits:
-            return f"has the shape {tuple(here.shape)} and the type {here.dtype}, which do not fit it"
+            return f"has the shape {tuple(here.shape)} and the type {here.dtype}, which do not fit the parameter"
         return "" if is_whole else "is expanded, or has gaps in memory, or no memory"
 
     def _create(self, parameter: torch.Tensor, place: tuple[int, int]) -> dict[str, Any]:
@@ -248,7 +251,7 @@ def _copied(state: Any) -> Any:
 
 
 def _with_own(group: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with the optimizer's own settings for `_OWN`, in the same order, so that files have the same bytes."""
+    """A group with the optimizer's own settings for `_OWN`. The order stays, so files have the same bytes."""
     kept = {name: one for name, one in group.items() if name not in _OWN or name in own}
     return {**kept, **{name: own[name] for name in _OWN if name in own}}
 

@@ -1,6 +1,6 @@
 """torch's restricted unpickler (`weights_only=True`), with checks of what it calls and of the keys that it hashes.
 
-torch restricts which functions a pickle calls, but not what it calls them with: `torch.FloatTensor(20000)` returns
+torch restricts which functions a pickle calls, but not the arguments of the calls: `torch.FloatTensor(20000)` returns
 memory of this process that was freed, and the next checkpoint would contain it.
 """
 
@@ -45,7 +45,7 @@ _WITHOUT_ARGUMENTS = {
     )
 }
 # The limits are higher than what the state of a script needs, such as 128-bit hashes or the tokens of a text as keys.
-# Otherwise, a run could not load its own checkpoints.
+# With lower limits, a run might not be able to load its own checkpoints.
 _MOST_TUPLES = 100_000
 _MOST_PARTS = 100_000
 _NUMBER_BITS = 2048
@@ -68,15 +68,16 @@ _REBUILD_FROM_TYPE: Any = cast("Any", torch)._tensor._rebuild_from_type_v2
 class CheckedUnpickler(restricted.Unpickler):
     """See the module. It takes the place of `torch._weights_only_unpickler.Unpickler`.
 
-    torch reads an instruction, and then its arguments, with `read`. So `read` knows when an instruction comes, and
-    checks the stack before the instruction is carried out.
+    torch reads an instruction, and then its arguments, with `read`. So `read` can distinguish the two, and checks the
+    stack before an instruction is carried out.
     """
 
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, **options)  # pyright: ignore[reportUnknownMemberType]
         self._read: Callable[[int], bytes] = file.read
-        # torch set the attribute `read` to `file.read`, which hides the method `read` of this class. To set the
-        # attribute to that method would make a reference cycle: all tensors would stay in memory until gc runs.
+        # torch set the attribute `read` to `file.read`, which hides the method `read` of this class, so the attribute
+        # is deleted. It is not set to the method, which would make a reference cycle: all tensors would stay in
+        # memory until gc runs.
         del self.__dict__["read"]
         self._arguments: list[int] = []
         self._argument = b""

@@ -1,9 +1,8 @@
 """The files that a program leaves in the output folder beside its checkpoints: plots, metrics, a model of its own.
 
 The files are uploaded under the same names, after the checkpoints, when the program or the attempt ends. They belong
-to no checkpoint: no manifest lists them, and if a later attempt writes a file of the same name, it replaces the
-object. Promises: at most the given number of bytes is uploaded, smallest files first, and what is left out is
-reported.
+to no checkpoint: no manifest lists them, and a later attempt that writes a file of the same name replaces the object.
+Promises: at most the given number of bytes is uploaded, smallest files first, and what is left out is reported.
 """
 
 import contextlib
@@ -170,7 +169,7 @@ class ExtraFiles:
 
 
 def _place_in(root: Path, path: str) -> Path | None:
-    """The file that `path` leads to through links in the folder `root`; None if there is none in this folder.
+    """The regular file to which `path` leads; None if it is outside of the folder `root`, or in `.safepoint`.
 
     A link may lead out of the folder or into `.safepoint`, to files that are not the program's output.
     """

@@ -122,7 +122,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
 
 @contextlib.contextmanager
 def refusing_impossible_path(path: str) -> Generator[None]:
-    """Raise CheckpointError where the file system cannot have the file `path` of a checkpoint."""
+    """Raise CheckpointError if the file system cannot create the file `path` of a checkpoint."""
     try:
         yield
     except OSError as error:
@@ -152,7 +152,7 @@ def fetch(
 
     Raises:
         CheckpointError: a part is missing, had a wrong digest each time it was fetched, or is in a file that the
-            store refuses, while it gives others.
+            store refuses although it serves others.
         StorageError: the store cannot be read.
         OSError: the disk is full or gone.
     """
@@ -184,7 +184,8 @@ def check(
         store: the store with the checkpoint.
         name: such as `checkpoint-20`; empty for the store's own location.
         parts: the parts to read.
-        read: what else is read of the checkpoint; other bytes than the right ones are a fault.
+        read: the ranges of the checkpoint that the caller has read or is going to read; a range that was read with
+            other bytes is a fault.
         progress: receives the number of bytes that were read since its last call; one call at a time.
         deadline_s: when to give up.
 

@@ -1,11 +1,11 @@
-"""Marks: which objects a writer has begun to write or delete, so that what it leaves when it dies can be deleted.
+"""Marks record which objects a writer has begun to write or delete. If the writer dies, its leftovers can be deleted.
 
 A mark is an object like any other. A stranger may have written it, to make Safepoint delete what other programs have
-written. So a mark only says which objects may be leftovers. An object counts as one only if it has the size that the
-mark states, and if one of these is true:
+written. So a mark only says which objects may be leftovers. An object counts as a leftover only if it has the size
+that the mark states, and if one of these is true:
 
-- it is not older than the mark: a writer marks what it is going to write;
-- it still has the version that the mark states: a writer that deletes a checkpoint marks what exists.
+- it is not older than the mark: a writer writes the mark before the objects;
+- it still has the version that the mark states: a writer that deletes a checkpoint marks the objects that exist.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ class Mark:
     Args:
         sizes: path → the sizes that the object may have. Several saves of one step may differ.
         versions: path → the version of an object that existed when the mark was written.
-        modified_s: when the mark was written, seconds since 1970 by the store's clock; infinite if there is none.
-        content: all of the mark, with fields that this class does not know.
+        modified_s: when the mark was written, seconds since 1970 by the store's clock; infinite if there is no mark.
+        content: all fields of the mark, also those that this class does not use.
     """
 
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
@@ -43,7 +43,7 @@ class Mark:
 
     @classmethod
     def parse(cls, data: bytes, modified_s: float) -> "Mark":
-        """Read a mark. What is not valid in it is ignored."""
+        """Read a mark. Invalid fields are ignored."""
         content: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
             content = parse_object(data or b"{}", max_bytes=MAX_MARK_BYTES)
@@ -71,7 +71,7 @@ class Mark:
     def extended(
         self, files: Mapping[str, int], found: Mapping[str, StoredObject], existing: Iterable[str] = ()
     ) -> "Mark":
-        """This mark, before it is written again with more files.
+        """This mark with more files, as it is to be written next.
 
         Args:
             files: path → size of the files that are going to be written.

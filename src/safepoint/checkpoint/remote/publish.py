@@ -47,7 +47,7 @@ class Published(Enum):
     BEFORE = auto()
     """The checkpoint was in the store already, with all of its files."""
     NOW = auto()
-    """It is committed now."""
+    """This call has committed the checkpoint."""
     IN_PART = auto()
     """This node's files are in the store, and files of other nodes are missing."""
 
@@ -103,7 +103,8 @@ def publish(
 def finish_parts(remote: RemoteFolder) -> list[str]:
     """Commit the checkpoints that all nodes of an ended attempt have uploaded and no node has committed.
 
-    A committed checkpoint is replaced only if the new manifest adds files to it. The marks may be a stranger's.
+    A committed checkpoint is replaced only if the new manifest adds files to it, because a stranger may have written
+    the marks.
 
     Args:
         remote: claimed by this attempt.
@@ -116,7 +117,7 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
         try:
             with remote.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
                 present = remote.bytes_of_manifest(name)
-        except UnreadableError:  # it may be another checkpoint, and is not replaced
+        except UnreadableError:  # it may be that of another checkpoint, which is not replaced
             continue
         if present is not None and not extends(manifest, present):
             continue
@@ -241,7 +242,7 @@ class NodeUploaders:
 
     def note(self, name: str, manifest: Manifest, published: Published) -> None:
         """Record the result of an upload."""
-        self.awaited.pop(name, None)  # it may be an earlier save of this step, with another manifest
+        self.awaited.pop(name, None)  # the entry may be of an earlier save of this step, with another manifest
         if published is Published.IN_PART:
             self.awaited[name] = manifest
 
@@ -258,7 +259,8 @@ class NodeUploaders:
 
         Args:
             newest: its name.
-            alive: called if a mark of an awaited checkpoint has changed since the last call: a node is uploading.
+            alive: called if a mark of an awaited checkpoint has changed since the last call, which shows that a node
+                is uploading.
             deadline_s: when to give up on the store.
 
         Raises:

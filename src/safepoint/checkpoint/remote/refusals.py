@@ -1,9 +1,9 @@
-"""Tells a store that refuses one object from a store that refuses everything.
+"""Distinguishes a store that refuses one object from a store that refuses everything.
 
-Promises: if a store refuses an object of one checkpoint and gives other objects, that is a fault of this checkpoint
-only. Examples are an archived object (Glacier), an object that is encrypted with a key that was disabled, and a
-policy on one key. Otherwise one such object would hide all other checkpoints. If the store gives nothing, or does not
-accept the credentials, the error stays an error of the store.
+Promises: if a store refuses an object of one checkpoint, but serves other objects, that is a fault of this checkpoint
+only. Examples are an archived object (Glacier), an object whose encryption key was disabled, and a policy that denies
+access to one object. If it counted as an error of the store, one such object would hide all other checkpoints. If the
+store serves no object, or does not accept the credentials, the error stays an error of the store.
 """
 
 import itertools
@@ -24,10 +24,10 @@ _ADVICE = (
 
 
 class Refusals:
-    """Looks, after a refusal, whether the store gives other objects.
+    """Finds out, after a refusal, whether the store serves other objects.
 
     Args:
-        store: with the checkpoints.
+        store: the store with the checkpoints.
     """
 
     def __init__(self, store: Store) -> None:
@@ -36,15 +36,15 @@ class Refusals:
 
     @contextmanager
     def as_fault(self, key: str, *, deadline_s: float | None = None) -> Generator[None]:
-        """The block reads the object under `key`.
+        """For a `with` block that reads the object `key`: turn the refusal of this object into UnreadableError.
 
         Raises:
-            UnreadableError: the store refuses this object, and gives others.
+            UnreadableError: the store refuses this object, but serves others.
         """
         try:
             yield
         except StorageError as error:
-            # A busy server may answer later, and refused keys are refused for every object.
+            # A busy server may serve the object later. Access keys that are refused are refused for every object.
             if isinstance(error, TransientError | ObjectNotFoundError | RefusedKeysError):
                 raise
             if not self._gives_another(key, deadline_s):
@@ -67,7 +67,8 @@ class Refusals:
         return False
 
     def _others(self, key: str, deadline_s: float | None) -> Iterator[str]:
-        """Keys of other objects: first one that was given before, and last the files of the same checkpoint."""
+        """Keys of other objects, in the order to try them: an object that was served before comes first, and the
+        files of the same checkpoint come last."""
         first = [one for one in (self._given, ATTEMPT_KEY) if one not in {None, key}]
         yield from dict.fromkeys(one for one in first if one is not None)
         checkpoint = key.partition("/")[0]

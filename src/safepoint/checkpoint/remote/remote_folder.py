@@ -93,9 +93,9 @@ class RemoteFolder:
 
     @classmethod
     def as_guest(cls, store: Store) -> "RemoteFolder":
-        """The folder for a command that may be used during a run. It writes with the claim of the present attempt.
+        """An object for commands during a run. It writes with the claim of the present attempt.
 
-        After another attempt has claimed the location, it writes nothing more.
+        After another attempt has claimed the location, the object writes nothing more.
         """
         holder = cls(store).claimed_by()
         return cls(store, attempt_id=holder.attempt_id if holder else None)
@@ -120,7 +120,7 @@ class RemoteFolder:
         return {name for name in names if is_name(name)}  # other objects there are ignored
 
     def marked_files(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
-        """The files that the mark of `name` lists: path → size in bytes. They need not be Safepoint's, see `Mark`."""
+        """The files that the mark of `name` lists: path → size in bytes. A stranger may have written the mark."""
         sizes = self._read_mark(name, deadline_s)[0].sizes
         return {path: max(known) for path, known in sizes.items()}
 
@@ -135,7 +135,7 @@ class RemoteFolder:
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
-            UnreadableError: the store refuses it, and gives other objects.
+            UnreadableError: the store refuses it, but serves other objects.
         """
         manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
         if manifest.step != step:
@@ -147,12 +147,12 @@ class RemoteFolder:
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
-            UnreadableError: the store refuses it, and gives other objects.
+            UnreadableError: the store refuses it, but serves other objects.
         """
         with self.refusals.as_fault(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s):
             data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
         if data is None:
-            raise ManifestError("there is none, so this is not a checkpoint")
+            raise ManifestError("there is no manifest, so this is not a checkpoint")
         return Manifest.from_bytes(data)
 
     def bytes_of_manifest(self, folder: str, *, deadline_s: float | None = None) -> bytes | None:
@@ -188,14 +188,14 @@ class RemoteFolder:
         steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
         now_s = clock.wall_s()
         if all(isinstance(policy, KeepNewest) for policy in policies):
-            # These policies look at nothing but steps. If they would keep all, as if all were of one run, they also
+            # These policies use only the steps. If they keep all checkpoints when all count as one run, they also
             # keep all of each run, and no manifest has to be read.
             as_one_run = [Candidate(step=step) for step in steps]
             if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
                 return []
         candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
-        # Only checkpoints of this attempt count as good. One of an earlier attempt may be damaged by now: to find
-        # out, all of it would have to be read.
+        # Only checkpoints of this attempt count as good. An older one may be damaged by now: to find out, all its
+        # files would have to be read.
         is_good = self._committed.__contains__
         return select_superseded(
             candidates, policies, now_s=now_s, protected=protected, is_good=is_good, run_id=run_id
@@ -203,7 +203,7 @@ class RemoteFolder:
 
     def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
         if step not in self._candidates:
-            # One that cannot be read may be good. So it is neither counted nor deleted.
+            # A checkpoint whose manifest cannot be read may be good, so it is neither counted nor deleted.
             with contextlib.suppress(ManifestError, UnreadableError):
                 self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s))
         return self._candidates.get(step)
@@ -321,7 +321,7 @@ class RemoteFolder:
             try:
                 data = json.dumps(merged.fields()).encode()
                 self.store.write(f"{UNFINISHED}/{name}", data, condition=condition, deadline_s=deadline_s)
-            except ConditionError:  # another node of this run has marked it
+            except ConditionError:  # another node of this run has written the mark
                 if not num_left:
                     raise
             else:
@@ -349,7 +349,7 @@ class RemoteFolder:
         marked = self.unfinished(deadline_s=deadline_s) if names is None else names
         listed: dict[str, Mapping[str, int]] = {}
         for name in marked:
-            listed[name] = {}  # for a mark that the store refuses
+            listed[name] = {}  # stays empty if the store refuses the mark
             with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{UNFINISHED}/{name}"):
                 listed[name] = self.marked_files(name, deadline_s=deadline_s)
 
@@ -367,14 +367,14 @@ class RemoteFolder:
         return self.store.sweep(only=is_ours, keys=large, begun_before_s=begun_before_s, deadline_s=deadline_s)
 
     def _files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
-        # A refusal is an error here: without its manifest, it is not known which files may be deleted.
+        # A refusal is an error here: without the manifest, it is unknown which files may be deleted.
         with contextlib.suppress(ManifestError):
             manifest = Manifest.from_bytes(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")
             return {entry.path: entry.size_bytes for entry in manifest.files} | {MANIFEST_NAME: 0}
         return {}
 
     def clean(self, *, keep: Collection[str], deadline_s: float | None = None) -> int:
-        """Delete what ended attempts left unfinished; call it after `claim`.
+        """Delete the objects that ended attempts left unfinished. Call this after `claim`.
 
         Objects that the store does not let this run read or delete stay, with a warning.
 
@@ -443,8 +443,8 @@ class RemoteFolder:
         doomed = {path for path, item in found.items() if path in own or mark.names(path, item)}
         for path in sorted((found.keys() & mark.sizes.keys()) - doomed)[:1]:
             _log.warning(
-                "%s/%s, and other objects like it, stay in %s: a mark of an unfinished save names them, but it is "
-                "newer than they are, or states other sizes. Delete them if they are of no use",
+                "%s/%s, and other objects like it, stay in %s: a mark of an unfinished save names them, but the "
+                "mark is newer than these objects, or states other sizes. Delete them if they are of no use",
                 name,
                 printable(path),
                 self.store.location,
@@ -464,7 +464,7 @@ class RemoteFolder:
         self.store.delete(f"{UNFINISHED}/{name}", deadline_s=deadline_s)
 
     def note_commit(self, step: int) -> None:
-        """Record that this attempt has committed the checkpoint of `step`; forget an earlier one of this step."""
+        """Record that this attempt has committed `step`. Drop the facts of an earlier checkpoint of this step."""
         self._committed.add(step)
         self._candidates.pop(step, None)
         self._passed_over.discard(step)

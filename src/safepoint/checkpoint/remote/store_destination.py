@@ -55,7 +55,7 @@ class StoreDestination:
         self._deadline_s = deadline_s
         self._entries: dict[str, FileEntry] = {}
         self._manifest: Manifest | None = None
-        # The store has this manifest already, and some of its files; these paths have the right size.
+        # Set if the store has this manifest already, but not all of its files: the paths that have the right size.
         self._completed: frozenset[str] | None = None
 
     @property
@@ -66,8 +66,9 @@ class StoreDestination:
     def begin(self, manifest: Manifest | None = None, *, files: Mapping[str, int] | None = None) -> bool:
         """Mark the name as unfinished. After a failure the caller may call it again, to continue.
 
-        A committed checkpoint of this name is no longer a checkpoint, unless `manifest` only adds files to it. If the
-        store has exactly this manifest, and lacks files of it, `put` uploads only these.
+        A committed checkpoint of this name loses its manifest, so that it is no longer a checkpoint, unless
+        `manifest` only adds files to it. If the store has exactly this manifest, but lacks some of its files, `put`
+        uploads only the missing files.
 
         Args:
             manifest: of the checkpoint that is going to be committed, if it is known.
@@ -214,7 +215,7 @@ class StoreDestination:
     def discard(self) -> None:
         """See `Destination`; files that cannot be deleted now stay marked as unfinished.
 
-        Of a checkpoint that this writer has only completed, nothing is deleted.
+        If this writer only had to upload missing files of a committed checkpoint, nothing is deleted.
         """
         deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S
         with contextlib.suppress(SafepointError):

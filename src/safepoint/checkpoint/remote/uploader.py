@@ -78,7 +78,7 @@ class Uploader:
         self.last_progress_s = clock.monotonic_s()
         """The time, by the monotonic clock, at which the time limit of an upload starts.
 
-        It is set when bytes reach the store, when another node gives a sign of life, and when the request to finish
+        It is set when bytes reach the store, when a mark of another node changes, and when the request to finish
         arrives.
         """
         self.with_final = False
@@ -95,8 +95,8 @@ class Uploader:
         """The folder to upload next; None if nothing is left, or if other nodes have to upload their parts first.
 
         First come checkpoints that another node has begun (see `NodeUploaders`), then the newest checkpoint, then
-        older ones that are not periodic, then the final model. Older periodic checkpoints are superseded. So are
-        checkpoints that retention has deleted before they were uploaded.
+        older ones that are not periodic, then the final model. Older periodic checkpoints are superseded, and so are
+        checkpoints that retention has deleted before their upload.
         """
         committed = list(self._committed())
         present = {folder.name for folder, _ in committed}
@@ -129,9 +129,11 @@ class Uploader:
         if self._done.get(folder.name) == _identity(record):
             return False
         if isinstance(record, Manifest):
-            # This folder has the whole checkpoint. So has every other node's folder; only the first node uploads it.
+            # This folder has the whole checkpoint, and so has the folder of every other node. Only the first node
+            # uploads it.
             return self._node == 0
-        # A checkpoint from another number of nodes cannot be completed: this run lacks folders with parts of it.
+        # A checkpoint from another number of nodes cannot be completed: this run does not have the folders of all
+        # parts.
         return record.num_nodes == self._num_nodes
 
     def check_complete(self) -> None:
@@ -155,10 +157,10 @@ class Uploader:
                 f"{where} waits until the other nodes have uploaded their parts of an older checkpoint"
             )
         if self._others.exist:
-            self._prune()  # another node may have committed the newest
+            self._prune()  # another node may have committed the newest checkpoint
 
     def upload_extra_files(self) -> None:
-        """Upload the other files of the folder: no process of the training writes there any more.
+        """Upload the other files of the folder. Call this when no process of the training writes there any more.
 
         Raises:
             ConflictError: another attempt has claimed the location.

@@ -3,7 +3,7 @@
     python -m safepoint.checkpoint.remote.uploader_process PLAN
 
 PLAN is an `UploaderPlan` as JSON. The process reads the checkpoints from the output folder. Commands come on stdin,
-one JSON object a line. `{"newest_only": …, "deadline_s": …}` is the request to finish; the deadline is by the
+one JSON object a line. `{"newest_only": …, "deadline_s": …}` is the request to finish; `deadline_s` is a time of the
 monotonic clock, or null. If stdin ends without a request to finish, the training's process has died: the uploader
 then has the grace period to upload the newest checkpoint. Exit code 0: everything that had to be uploaded is in the
 store.
@@ -34,7 +34,8 @@ from safepoint.storage.opening import open_store
 
 _LOOK_EVERY_S = 0.25
 _KEEPER_S = 10.0
-"""How long a keeper, the process that writes snapshots to disk, may take with the last one of a dead training."""
+"""How long the uploader waits until the keeper, the process that writes snapshots to disk, has written the last
+snapshot of a training that has died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +214,8 @@ class _Process:
 
 def main(arguments: list[str]) -> int:
     """Run the uploader with the plan `arguments[0]`, an `UploaderPlan` as JSON, until it has finished or given up."""
-    # Some platforms signal every process of a job. This process must outlive the signal: it learns from the end of
-    # stdin that its training has ended.
+    # Some platforms signal every process of a job. This process ignores the signals, because it must outlive the
+    # training. The end of stdin shows that the training has ended.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     return _Process(UploaderPlan(**json.loads(arguments[0]))).run()

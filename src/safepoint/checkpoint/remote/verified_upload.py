@@ -1,4 +1,4 @@
-"""Uploads single files and digests them on the way, so that a file with unexpected content never becomes an object.
+"""Uploads single files and digests them on the way, so that a file with unexpected content never becomes visible.
 
 `UploadRecord` records which files were uploaded, so that the same content is not uploaded twice. `patience_s` says
 how long failed uploads are retried.
@@ -30,7 +30,7 @@ _PATIENCE_WITH_REFUSALS_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """The pause between two tries doubles from the first value up to the second."""
 _MAX_RECORD_BYTES = 2 * MAX_MANIFEST_BYTES
-"""A line of the record may be longer than the file's entry in a manifest."""
+"""Larger than a manifest, because a line of the record may be longer than the file's entry in a manifest."""
 _Result = Callable[[], FileDigest]
 """Returns the digest. It is called after all bytes were sent. For a file, it may wait, or raise OSError."""
 
@@ -69,8 +69,8 @@ def upload_verified(
 ) -> FileEntry:
     """Upload one file. It becomes visible only if it matches its manifest entry.
 
-    A stream that does not match may have been damaged on its way to this machine. So it is read and sent again, three
-    times in all. Parts that are in the store already are not sent again.
+    A stream that does not match may have been damaged on its way to this machine. So the stream is read and sent
+    again, at most three times in all. Parts that are in the store already are not sent again.
 
     A file is opened once, and no link below `SourceFile.below` is followed. What is sent, the digest and the
     checksums of the store all come from this open file, whatever another process does to its path meanwhile.

@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """What became of one checkpoint.
+    """The result for one checkpoint.
 
     Args:
         item: the checkpoint, as it was listed.
@@ -54,7 +54,7 @@ def adopt(
         inventory: of their location.
         items: foreign checkpoints, newest first.
         accumulation: see `examine`.
-        dry_run: examine them only.
+        dry_run: only examine the checkpoints.
         progress: see `Progress`.
 
     Raises:
@@ -91,7 +91,7 @@ def _adopt(
         raise
     except OSError as error:
         return (Fault(file=".", reason=str(error)),)
-    except Exception as error:  # noqa: BLE001  what nothing has foreseen; the next one is adopted nevertheless
+    except Exception as error:  # noqa: BLE001  hostile content; the next one is adopted nevertheless
         return (Fault(file=".", reason=f"it is damaged: {type(error).__name__}: {error}"),)
 
 
@@ -109,7 +109,8 @@ def _adopt_held(
         return found.faults
     if not found.is_batch_known:
         reason = (
-            "it is missing or damaged, and only it states the micro-batches of a step; use --gradient-accumulation"
+            "it is missing or damaged, and no other file states the micro-batches of a step; use "
+            "--gradient-accumulation"
         )
         return (Fault(file=ARGUMENTS, reason=reason),)
     if dry_run:
@@ -127,7 +128,7 @@ def _adopt_held(
 
 
 def _commit(destination: Destination, manifest: Manifest) -> tuple[Fault, ...]:
-    """Commit a checkpoint. The faults are why it cannot be committed; the next one is adopted nevertheless."""
+    """Commit a checkpoint. Returns why it cannot be committed; the next one is adopted nevertheless."""
     try:
         commit(destination, manifest)
     except (SaveError, OSError) as error:  # such as a folder that may not be written
@@ -138,7 +139,7 @@ def _commit(destination: Destination, manifest: Manifest) -> tuple[Fault, ...]:
 class _InPlace:
     """A folder that has its name and its files already, and gets a manifest; see `Destination`.
 
-    The manifest is written into the open folder, also if another process has given the folder's name to a link.
+    The manifest is written into the open folder, even if another process has given the folder's name to a link.
     """
 
     def __init__(self, place: HeldFolder) -> None:

@@ -4,9 +4,10 @@
 - An export to the prefix `final` of a run's location in a store, where the run's final model belongs, writes the
   manifest last, as a training does at its end.
 - An export to any other prefix of a store first writes a mark, the object `.safepoint/export.json`, which names the
-  files. It writes the file that loaders read first last, and then deletes the mark. If an export was interrupted, the
-  next export to the same prefix deletes the files in its mark, and no others. A mark that another person has written
-  deletes nothing that was there before the mark (`safepoint.checkpoint.remote.marks`).
+  files. The last file that it writes is the one that loaders read first. Then it deletes the mark. If an export was
+  interrupted, the next export to the same prefix deletes the files that the mark of the interrupted export names, and
+  no others. Because another person may have written the mark, it deletes only objects that the rules in
+  `safepoint.checkpoint.remote.marks` allow.
 """
 
 import contextlib
@@ -56,7 +57,7 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
 
     Args:
         target: the folder or prefix.
-        has_manifest: whether what is exported has a manifest, see `export_to_store`.
+        has_manifest: whether the source of the export has a manifest, see `export_to_store`.
 
     Raises:
         ConflictError: there are files.
@@ -105,13 +106,13 @@ def _refuse_inside(target: Location) -> None:
 def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
     """Whether the prefix `name` holds a checkpoint or a model of Safepoint.
 
-    A prefix with an object that is only named like a manifest is not a checkpoint. A prefix with one of Safepoint's
-    own names is a checkpoint even if its manifest is damaged.
+    A prefix with an object that is only named like a manifest is not a checkpoint. A prefix that is itself called
+    like a checkpoint (`checkpoint-500`) or `final` counts as one even if its manifest is damaged.
     """
     try:
         remote.manifest_of(name)
     except UnreadableError:
-        return True  # it may be one
+        return True  # it may be a checkpoint
     except ManifestError:
         return remote.is_newer_format(name) or (is_name(name) and _has_manifest(remote, name))
     return True
@@ -120,7 +121,7 @@ def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
 def _has_manifest(remote: RemoteFolder, name: str) -> bool:
     with contextlib.suppress(ManifestError):
         return remote.bytes_of_manifest(name) is not None
-    return True  # it is too large to be read
+    return True  # the manifest is too large to be read
 
 
 def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
@@ -156,10 +157,12 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
 
 
 class _NewFolder(FolderDestination):
-    """The working folder of an export. Safepoint fills the open folder and, after an error, empties it.
+    """The working folder of an export.
 
-    So a user who may write to the folder above cannot lead the export into another folder, neither with a link nor by
-    giving another folder the name of the working folder. Until the commit, only this user may enter it.
+    Safepoint fills and, after an error, empties the folder through an open descriptor, not through its path. So a
+    user who may write to the folder above cannot lead the export into another folder, neither with a link nor by
+    giving another folder the name of the working folder. Until the commit, only the user who runs the export may
+    enter the working folder.
 
     Args:
         place: the working folder.
@@ -181,7 +184,7 @@ class _NewFolder(FolderDestination):
         self._place.check_name(self.source)
         self._set_mode(self._mode)
         super().publish()
-        self._place.check_name(self.target)  # the name may have been exchanged just before it was changed
+        self._place.check_name(self.target)  # another folder may have taken the name before the rename
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):
@@ -204,7 +207,7 @@ def export_to_store(
         target: a prefix with nothing below it.
         model: the files.
         describe: makes the manifest of the model. It is used only for a target called `final`: the final model of a
-            run has a manifest, other exports have none. None if the source has no manifest.
+            run has a manifest, other exports have none. `describe` is None if the source has no manifest.
         progress: receives the number of bytes that have reached the store.
         check: called immediately before the commit; its exceptions end the export.
 
@@ -284,7 +287,7 @@ class _PrefixDestination:
 
     def _fence(self, deadline_s: float | None = None) -> None:
         if _read_mark(self._store, deadline_s).content.get("id") != self._id:
-            raise ConflictError(f"another export to {self._store.location} has begun; this one has ended")
+            raise ConflictError(f"another export to {self._store.location} has begun; this export was stopped")
 
     def discard(self) -> None:
         deadline_s = clock.monotonic_s() + DISCARD_WITHIN_S
@@ -340,7 +343,8 @@ def _leftovers(mark: Mark, found: Mapping[str, StoredObject]) -> set[str]:
 
 
 def _is_exported(path: str) -> bool:
-    """Whether an export may have written it: never below the name of a checkpoint, nor a file with a hidden name."""
+    """Whether an export may have written the file at `path`. An export writes no hidden files, and no files below a
+    prefix that is called like a checkpoint or `final`."""
     parts = path.split("/")
     return not any(part.startswith(".") for part in parts) and not (len(parts) > 1 and is_name(parts[0]))
 

@@ -104,7 +104,7 @@ def is_there(source: Inventory, item: Item, target: Location) -> bool:
     if present is not None:
         raise ConflictError(
             f"{target} has a different {item.name}; nothing was copied",
-            hint="copy to another location, or delete that one first",
+            hint="copy to another location, or delete the checkpoint there first",
         )
     if target.is_folder and os.path.lexists(target.folder / item.name):
         raise ConflictError(
@@ -140,9 +140,8 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
     """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
 
-    Files and folders whose name begins with a dot are left out, with a warning: no part of a model has a name with a
-    dot at its beginning, and at the target it might be a program's settings, such as `.git/hooks`, or the mark of an
-    export.
+    Files and folders whose name begins with a dot are left out, with a warning: no file of a model has such a name,
+    and at the target the file might become the settings of a program, such as `.git/hooks`, or the mark of an export.
 
     An export to an object store writes nothing to a disk of this machine.
 

@@ -59,7 +59,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
     """Write the model of a checkpoint for which `is_in_pieces` is true, in the layout that `from_pretrained` reads.
 
     If the checkpoint has a manifest, all bytes that the export uses are compared with its digests before the first
-    byte is written. So the weights are read twice, and the bytes of the second time are compared with those of the
+    byte is written. So the weights are read twice, and the bytes of the second read are compared with those of the
     first.
 
     Args:
@@ -164,7 +164,7 @@ def _weights(folder: StorePath, pieces: StorePath, budget: Budget | None = None)
 def _model(
     folder: StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None, known: ReadRanges | None
 ) -> list[SourceFile]:
-    """The files as `from_pretrained` reads them."""
+    """The files of the model, in the layout that `from_pretrained` reads."""
     entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
     beside = [path for path in folder.iterdir() if path.is_file() and _BESIDE.fullmatch(path.name)]
     return [
@@ -188,7 +188,7 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
 
 
 def _check_windows(folder: StorePath, store: Store, prefix: str, manifest: Manifest, used: ReadRanges) -> None:
-    """Compare all parts of the checkpoint's files from which a range is `used` with the manifest's digests."""
+    """Compare the parts of files from which the export reads ranges (`used`) with the digests in the manifest."""
     windows = set(used.parts())
     entries = {entry.path: entry for entry in manifest.files}
     chosen: list[Window] = []

@@ -1,8 +1,9 @@
 """Lists, verifies and deletes the checkpoints in a folder or an object store, for commands.
 
 Promises: listing changes nothing. A hostile name or manifest is reported and never used as a path. A checkpoint is
-complete if all files of its manifest exist and have the sizes in it; only `verify` also compares their contents.
-One manifest is in memory at a time: an item keeps a few facts of it, and the first of its faults.
+complete if all files of its manifest exist and have the sizes that the manifest states; only `verify` also compares
+their contents. Only one manifest is in memory at a time: an item keeps a few facts of its manifest, and a limited
+number of faults.
 """
 
 import contextlib
@@ -47,13 +48,13 @@ from safepoint.storage.store import Store, StoredObject
 
 _ANSWER_WITHIN_S = 20.0
 _FINAL_IN_FOLDER = final_folder(OutputFolder(Path())).as_posix()
-"""Where a run keeps the final model that waits for the store."""
+"""Where a run keeps the final model until it is uploaded."""
 
 
 _MAX_FAULTS = 1000
 """Each item keeps this many faults. A manifest of 64 MiB can name half a million files that are missing."""
 _MAX_NAME_CHARS = 1 << 16
-"""The metrics of a checkpoint are ignored if their names are longer, all together."""
+"""The metrics of a checkpoint are ignored if their names together have more characters."""
 
 
 class Kind(StrEnum):
@@ -81,7 +82,7 @@ class Stated:
 
     @classmethod
     def by(cls, manifest: Manifest) -> "Stated":
-        """The facts of a manifest. Of a time that is far too long only the beginning is kept."""
+        """The facts of a manifest. If the text of `created` is far too long, it is cut."""
         is_short = sum(map(len, manifest.metrics)) <= _MAX_NAME_CHARS
         return cls(
             run_id=manifest.run_id,
@@ -101,8 +102,9 @@ class Item:
         prefix: its key in the store.
         where: its location, for messages.
         stated: what its manifest states; None when it cannot be read.
-        faults: what is wrong with it; contents are not compared. If there are many, the first ones, and their number.
-        kind: whether it is a checkpoint, or what else.
+        faults: what is wrong with it; contents are not compared. If there are many: the first ones, and the number of
+            the others.
+        kind: what it is, such as a checkpoint or a node's part of one.
         num_files: the number of files, without the manifest.
         size_bytes: the size of these files.
         modified_s: when something in it was last written, seconds since 1970.
@@ -197,11 +199,11 @@ class Inventory:
         return found[0]
 
     def read_manifest(self, item: Item) -> Manifest:
-        """The manifest of an item; of a part, that of the whole checkpoint.
+        """The manifest of an item; for a part, the manifest of the whole checkpoint.
 
         Raises:
             ManifestError: there is no valid manifest any more.
-            UnreadableError: the store refuses it, and gives other objects.
+            UnreadableError: the store refuses it, but serves other objects.
         """
         if self.folder is None:
             return self._remote.manifest_of(item.prefix)
@@ -242,7 +244,7 @@ class Inventory:
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
             faults = (Fault(file=MANIFEST_NAME, reason=f"its step is {manifest.step}"), *faults)
         if is_passed_over:
-            reason = "its run did not use it, and could not move it aside: move it away, or see --drop-damaged"
+            reason = "the run did not use it, and could not move it aside: move it away, or see --drop-damaged"
             faults = (Fault(file="the folder", reason=reason), *faults)
         modified_s = max(item.modified_s for item in objects)
         created_s = Candidate.of(manifest, ()).created_s if manifest is not None else modified_s
@@ -264,7 +266,8 @@ class Inventory:
     def _is_newer_format(self, prefix: str) -> bool:
         if self.folder is not None:
             return is_newer_format(self.folder / prefix)
-        # If the store refuses the manifest, this is not known, and `delete` fails for the same reason.
+        # If the store refuses the manifest, the release that wrote it is unknown. Then `delete` fails for the same
+        # reason.
         with contextlib.suppress(UnreadableError), self._remote.refusals.as_fault(f"{prefix}/{MANIFEST_NAME}"):
             return self._remote.is_newer_format(prefix)
         return False
@@ -343,7 +346,7 @@ class Inventory:
             and item.stated is not None
             and item.name == checkpoint_name(item.stated.step)
         }
-        if self.folder is not None:  # one of another user in a sticky folder counts neither here nor for a run
+        if self.folder is not None:  # as in a run, without checkpoints of other users in a folder with the sticky bit
             counted = {step_of(path) for path in list_checkpoints(self.folder)}
             by_step = {step: item for step, item in by_step.items() if step in counted}
         candidates = [

@@ -1,4 +1,4 @@
-"""Checks one checkpoint of a known step, and says what was checked: the receipt of a suspension."""
+"""Checks the checkpoint of a given step, and returns what was checked, as the receipt of a suspension."""
 
 import json
 from collections.abc import Callable

@@ -27,7 +27,7 @@ class Removal:
 
 
 def remove(inventory: Inventory, items: Iterable[Item]) -> Removal:
-    """Delete items. One that cannot be deleted, such as an immutable folder, does not keep the others.
+    """Delete items. If an item cannot be deleted, such as an immutable folder, the others are deleted nevertheless.
 
     Raises:
         ConflictError: a run has begun to use the object store meanwhile.
@@ -72,7 +72,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
         where, reason = next(iter(failed.items()))
         others = f", and {plural(len(failed) - 1, 'other')}" if len(failed) > 1 else ""
         raise StorageError(
-            f"{where}{others} cannot be deleted ({reason}); the others were deleted",
+            f"{where}{others} cannot be deleted ({reason}); all else was deleted",
             hint="the job still exists; fix the owner or the attributes of the folder, then delete the job again",
         )
     if kept:

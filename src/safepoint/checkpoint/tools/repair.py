@@ -19,7 +19,7 @@ from safepoint.checkpoint.tools.removal import remove
 from safepoint.foundation import clock
 from safepoint.storage.store import Store
 
-NOT_OURS = "a mark of an unfinished save names it, but is newer than its objects, or states other sizes"
+NOT_OURS = "a mark of an unfinished save names it, but the mark is newer than its objects, or states other sizes"
 """Why an unfinished checkpoint in an object store stays."""
 Progress = Callable[[str, int, int], None]
 """Receives the name of the checkpoint that is read, bytes done, and bytes in all."""
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What `repair` has found and, unless it was a dry run, done.
+    """What `repair` has found and, except in a dry run, has done.
 
     Args:
         unfinished: checkpoints in an object store that Safepoint began and never committed; they are deleted. Empty
@@ -125,7 +125,7 @@ def _is_left(store: Store, name: str) -> bool:
 
 
 def _drop_marks(inventory: Inventory, before_s: float, *, keep: Collection[str]) -> int:
-    """Delete the marks of unfinished checkpoints whose other objects are gone; returns how many there were."""
+    """Delete the marks of unfinished checkpoints whose other objects are gone; returns the number of marks."""
     marks = [item for item in inventory.store.list(UNFINISHED) if item.modified_s < before_s]
     names = {item.key.removeprefix(f"{UNFINISHED}/") for item in marks}
     doomed = sorted(name for name in names if is_name(name) and name not in keep)

@@ -1,4 +1,4 @@
-"""Finds the weights in a checkpoint, without loading it and without running code of it.
+"""Finds the weights in a checkpoint, without loading the checkpoint and without running its code.
 
 stored_weight               a weight as ranges of files, and the files that `from_pretrained` reads
 budget                      limits what the reading of one checkpoint may cost

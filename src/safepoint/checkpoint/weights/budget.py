@@ -4,8 +4,8 @@ A pickle can refer to one object again and again. So a file of some kilobytes ca
 a million pieces. Separate limits for a tensor and for a file do not help: a checkpoint may reach both, and its cost
 is then one limit times the other. So all that is read from one checkpoint counts against one `Budget`.
 
-Not promised: a limit of the memory in bytes. Each limit is a number of things, and a comment states what that many of
-them take.
+Not promised: a limit of the memory in bytes. Each limit is a number of objects, and a comment states how much memory
+or time that many objects take.
 """
 
 import enum
@@ -52,11 +52,11 @@ class Budget:
     """The costs that one checkpoint has left. Several threads may use it.
 
     Args:
-        stored_bytes: the size of all files of the checkpoint. The weights may have no more runs than the files have
-            bytes, and 2^20 runs in addition for expanded tensors. They may have at most 16 times the bytes of the
-            files, or 1 GiB if that is more. The limit of steps (instructions and records) is higher for a large
-            checkpoint: one more for each 1000 bytes, which takes about as long as reading these bytes. None if the
-            size is not known: then there are only the fixed limits.
+        stored_bytes: the size of all files of the checkpoint. The weights may have no more runs (contiguous pieces)
+            than the files have bytes, and 2^20 runs in addition for expanded tensors. They may have at most 16 times
+            the bytes of the files, or 1 GiB if that is more. The limit of steps (instructions and records) is higher
+            for a large checkpoint: one more for each 1000 bytes, which takes about as long as reading these bytes.
+            None if the size is not known: then there are only the fixed limits.
     """
 
     def __init__(self, stored_bytes: int | None = None) -> None:
@@ -69,7 +69,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def spend(self, cost: Cost, count: int = 1) -> None:
-        """Count `count` things. Call it before they are made.
+        """Count `count` objects. Call this before they are created.
 
         Raises:
             CheckpointError: there are more than the limit.
@@ -83,6 +83,6 @@ class Budget:
                 )
 
     def return_unused(self, cost: Cost, count: int) -> None:
-        """Take back `count` things that `spend` has counted, and that were not made."""
+        """Subtract `count` objects that `spend` has counted, but that were not created."""
         with self._lock:
             self._spent[cost] -= count

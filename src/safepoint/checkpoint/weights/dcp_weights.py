@@ -31,7 +31,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 
 class Place(NamedTuple):
-    """Where the archive of a part of a tensor is, or of another value.
+    """Where the archive of one part of a tensor, or of another value, is.
 
     Args:
         file: its name in the folder.
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 def check_apart(places: Iterable[Place]) -> None:
-    """Check that no byte belongs to two archives, as torch writes it. So reading all of them reads each byte once.
+    """Check that no two archives overlap; torch writes none that do. So reading all archives reads no byte twice.
 
     Raises:
         CheckpointError: two places overlap.
@@ -119,7 +119,7 @@ def _parts(entry: Any, budget: Budget | None = None) -> Iterator[tuple[tuple[int
     same offsets, are left out."""
     chunks = entry.get("chunks")
     if budget is not None:
-        budget.spend(Cost.CHUNKS, len(chunks))  # one list may be the value of many keys
+        budget.spend(Cost.CHUNKS, len(chunks))  # for each key: many keys may share one list
     for chunk in chunks:
         offsets, sizes = numbers_of(chunk.get("offsets")), numbers_of(chunk.get("sizes"))
         if math.prod(sizes):
@@ -153,7 +153,7 @@ def _names(described: dict[str, Any], paths: dict[str, Any], budget: Budget) -> 
     split: dict[str, tuple[str, ...]] = {}
     for key in tensors:
         path = paths.get(key) or (key,)
-        budget.spend(Cost.PATH_PARTS, len(path))  # one path may be the value of many keys
+        budget.spend(Cost.PATH_PARTS, len(path))  # for each key: many keys may share one path
         if not all(type(part) in {str, int} for part in path):
             raise CheckpointError(f"{METADATA} has names that are no strings")
         if _NOT_MODEL.isdisjoint(path):

@@ -82,11 +82,12 @@ def gather(
     Args:
         weights: the weights of the whole model. Their paths must come from `safepoint.storage.browsing.browse`.
         max_file_bytes: the most bytes of tensors in one file. A larger tensor has a file of its own.
-        known: what was digested of the checkpoint's files, if they have digests.
+        known: the ranges of the checkpoint's files that were digested; None if the checkpoint has no digests.
 
     Returns:
         The content of each file, by its name. Reading a content raises StorageError if a file of the checkpoint is
-        shorter than it should be, or cannot be read; and CheckpointError if it has other bytes than are `known`.
+        shorter than it should be, or cannot be read; and CheckpointError if a range has another digest than in
+            `known`.
     """
     groups = _split(weights, max_file_bytes)
     names = ["model.safetensors"]

@@ -49,8 +49,8 @@ _STORAGES = {
 }
 
 CheckName = Callable[[str, str], None]
-"""Called with the module and the name of each class or function that a pickle names and its reader does not know. It
-may raise CheckpointError."""
+"""Called with the module and the name of each class or function that a pickle names, except those for which the
+reader of the pickle has a replacement. It may raise CheckpointError."""
 
 
 def _allow_all(module_name: str, global_name: str) -> None:
@@ -141,7 +141,7 @@ def _has_state(target: Any, state: Any) -> bool:
 
 
 def _ordered_dict() -> OrderedDict[Any, Any]:
-    """A dictionary that takes no arguments: the pickle adds the items afterwards, so that their keys are checked."""
+    """Make a dictionary without arguments: the pickle adds the items afterwards, so that their keys are checked."""
     return OrderedDict()
 
 
@@ -254,7 +254,7 @@ def read_torch_file(
                 return _read(path, begin, archive, file, check_name, budget)
         except (SafepointError, OSError, MemoryError):
             raise
-        except Exception as error:  # zipfile raises many more than it documents, such as RuntimeError for encryption
+        except Exception as error:  # zipfile raises exceptions that it does not document, such as RuntimeError
             raise CheckpointError(f"{path.name} is not a file of torch.save: {error}") from error
 
 

@@ -90,7 +90,7 @@ def zero_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Sto
         if name in weights and alias not in weights:
             known = weights[name]
             budget.spend(Cost.WEIGHTS)
-            budget.spend(Cost.RUNS, len(known.runs))  # the export reads them once more
+            budget.spend(Cost.RUNS, len(known.runs))  # the export reads these runs once more
             weights[alias] = StoredWeight(known.shape._replace(name=alias), known.runs)
     for weight in _others(model[0], stage, budget):
         weights.setdefault(weight.shape.name, weight)
@@ -112,7 +112,7 @@ class _Flats:
     """Flat tensors, as one sequence of elements.
 
     Args:
-        tensors: one after the other.
+        tensors: in the order of the sequence.
         budget: of the checkpoint, which tensors and runs count against.
     """
 
@@ -126,7 +126,7 @@ class _Flats:
 
     @property
     def count(self) -> int:
-        """How many elements they have."""
+        """How many elements the tensors have."""
         return self._begins[-1]
 
     def runs(self, first: int, count: int, begin: int = 0) -> Iterator[Run]:

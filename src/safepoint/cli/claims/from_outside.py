@@ -1,7 +1,7 @@
-"""`--on PLACE` for the commands about checkpoints: claims (volumes) are reached through a pod, stores directly.
+"""`--on PLACE` for the commands about checkpoints.
 
-For a claim, the whole command runs in the pod. This process first checks the command line, and prints the answer of
-the pod.
+A command opens an object store from this machine. For a claim (a volume of the cluster), the whole command runs in a
+pod that mounts the claim. This process first checks the command line, and later prints the output of the pod.
 """
 
 import functools
@@ -32,7 +32,7 @@ _WRITTEN = {
     "copy": "target",
     "export": "target",
 }
-"""The command → the argument that names the location to which it writes. Other commands mount a claim read-only."""
+"""For each command that writes: the argument that names the location. Other commands mount a claim read-only."""
 _OURS = ("on", "namespace", "image", "memory")
 _NO_COLOUR, _FROM_THE_BEGINNING = "\x1b[0m", "\r\x1b[K"
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
@@ -88,7 +88,7 @@ class _Given:
 
 
 def with_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--on`, `--namespace`, `--image` and `--memory`, so that it works for claims of a cluster."""
+    """Give a command `--on`, `--namespace`, `--image` and `--memory`. The command then works for claims too."""
     own = inspect.signature(command).parameters
 
     @functools.wraps(command)
@@ -137,7 +137,7 @@ def with_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _storage_of(context: typer.Context, given: _Given, values: Mapping[str, Any]) -> ClusterStorage | None:
-    """The cluster that the command names, by `--on` or by `job:NAME`; None if it names none."""
+    """The cluster that the command names, by `--on` or by `job:NAME`; None if it names no cluster."""
     found: ClusterStorage | None = context.meta.get(CLUSTER_JOB)
     if found is not None:
         return found if values["connection"] is None else replace(found, connection=values["connection"])
@@ -267,22 +267,23 @@ def words_of(context: typer.Context, values: Mapping[str, Any]) -> tuple[str, ..
 
 
 def print_part(part: Part, text: str) -> None:
-    """Print what the pod has sent. A terminal gets its colours and lines of progress, and no other sequence."""
+    """Print output of the pod. On a terminal, escape control characters, except in colours and progress lines."""
     stream = sys.stdout if part is Part.STDOUT else sys.stderr
     if stream.isatty():
         pieces = _COLOUR.split(text)
         text = "".join(piece if number % 2 else _plain(piece, part) for number, piece in enumerate(pieces))
         text += _NO_COLOUR if len(pieces) > 1 else ""
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))  # names of files may be no text
+    # The name of a file may contain characters that cannot be encoded.
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()
 
 
 def _plain(text: str, part: Part) -> str:
-    """The text without control characters.
+    """The text with its control characters escaped, except in progress lines.
 
-    A line of progress on stderr begins with a carriage return. What the line says so far is erased, so that the two
-    texts cannot be read as one.
+    A progress line on stderr begins with a carriage return, which makes the terminal write over the previous text.
+    The returned text also erases the previous text, because its end could remain beside the new text.
     """
     progress = _FROM_THE_BEGINNING if part is Part.STDERR else None
     kept = {"\n": "\n", "\r": progress or "\\r"}

@@ -1,7 +1,7 @@
 """Runs one command in a pod. A command outside of the cluster has started the pod, and reads the pod's log.
 
-The log gets frames (`foundation.events.answer_frames`): stdout, stderr, and how the command ended. This process does
-not print failures; the command outside prints them.
+This process writes frames to the log (`foundation.events.answer_frames`). They contain stdout, stderr, and how the
+command ended. This process does not print failures; the command outside prints them.
 """
 
 import json
@@ -29,7 +29,8 @@ TERMINAL = "SAFEPOINT_HELPER_TERMINAL"
 
 def main() -> None:
     """Entry point of the archive in a helper pod."""
-    signal.signal(signal.SIGTERM, _interrupt)  # a container's first process gets no signal that it does not handle
+    # This is the first process of a container: without a handler, the kernel would not deliver SIGTERM to it.
+    signal.signal(signal.SIGTERM, _interrupt)
     forget_service_links()
     mounts = dict(pair.split("=", 1) for pair in os.environ.get(CLAIMS, "").split(",") if "=" in pair)
     shown = {folder: f"pvc://{claim}" for claim, folder in mounts.items()}
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str], writer: FrameWriter, *, is_terminal: bool) -> Ending:
-    """Run a command of Safepoint, and write what it prints as frames."""
+    """Run a command of Safepoint, and write its output as frames."""
     before = sys.stdout, sys.stderr
     sys.stdout = writer.stream(Part.STDOUT)
     sys.stderr = writer.stream(Part.STDERR, is_terminal=is_terminal)
@@ -58,7 +59,7 @@ def _ending_of(arguments: Sequence[str]) -> Ending:
         ended = root().main(list(arguments), prog_name="safepoint", standalone_mode=False)
         return Ending(code=ended if isinstance(ended, int) else ExitCode.OK)
     except KeyboardInterrupt:
-        return Ending(code=ExitCode.SIGINT, message="the pod was asked to end; the command was not completed")
+        return Ending(code=ExitCode.SIGINT, message="the pod was stopped; the command was not completed")
     except SystemExit as left:
         return Ending(code=left.code if isinstance(left.code, int) else ExitCode.FAILED)
     except Exception as error:  # noqa: BLE001  the command outside prints every error

@@ -1,6 +1,6 @@
 """`safepoint checkpoints …`: list, check, copy and prune checkpoints in a folder or an object store.
 
-The answer goes to stdout: lines, or one JSON document with `--json`. Progress goes to stderr.
+The result goes to stdout: lines, or one JSON document with `--json`. Progress goes to stderr.
 """
 
 import dataclasses
@@ -298,7 +298,7 @@ def export(
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
 ) -> None:
-    """Write the model of a checkpoint as `from_pretrained` reads it.
+    """Write the model of a checkpoint in the format that `from_pretrained` loads.
 
     SRC may also be a folder that torch.distributed.checkpoint or DeepSpeed ZeRO wrote without Safepoint. If SRC and
     DST are in object stores, nothing is written to a disk of this machine.
@@ -418,7 +418,7 @@ def _export_item(inventory: Inventory, item: Item, place: Location, progress: co
 
 
 def _sharded_model(text: str) -> Location | None:
-    """The location, if it contains a sharded model and, in an object store, is no checkpoint; otherwise None."""
+    """The location if it contains a sharded model, otherwise None. A checkpoint in an object store gives None too."""
     location = location_of(text)
     if location.is_folder:
         return location if exporting.is_in_pieces(browse(open_store(location))) else None

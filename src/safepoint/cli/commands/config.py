@@ -35,7 +35,7 @@ def show(
 ) -> None:
     """Print the settings that are in effect, as a settings file.
 
-    If several places set the same setting, the first place in this list is used: environment variables,
+    If several sources set the same setting, the first source in this list is used: environment variables,
     ./safepoint.toml, [tool.safepoint] in ./pyproject.toml, ~/.config/safepoint/config.toml. Settings that have their
     defaults are left out, unless --all is given.
     """
@@ -50,7 +50,7 @@ def show(
         for item in found:
             document = {"command": " ".join(names), **dataclasses.asdict(item), "origin": item.origin or None}
             documents.append(document)
-    check_tables(configuration, root)  # now that all commands are imported
+    check_tables(configuration, root)  # after the loop, because the check needs all commands imported
     check_places(configuration, root)
     document: dict[str, Any] = {"settings": documents}
     origins = configuration.origins

@@ -108,7 +108,7 @@ def run(
         max_restarts=max_restarts,
     )
     check_resume(settings.resume)
-    if settings.output_dir is not None:  # report a location that cannot be used before the ranks load a model
+    if settings.output_dir is not None:  # report an unusable location now, before the ranks load a model
         OutputFolder(place_output(settings.output_dir, local_dir=settings.local_dir).folder).prepare()
     report = report_to_program if as_json else None
     code = launch(plan, settings, on_exit=report)

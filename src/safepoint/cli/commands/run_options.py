@@ -1,7 +1,7 @@
 """The options that `run` and `submit` share.
 
-A command has one parameter for them, `options: RunOptions`. The decorator `with_options` gives Typer a signature in
-which one parameter for each field of `RunOptions` replaces this parameter.
+A command has one parameter for them, `options: RunOptions`. Typer needs one parameter for each option instead. So the
+decorator `with_options` gives Typer a signature with one parameter for each field of `RunOptions`.
 """
 
 import inspect
@@ -161,9 +161,10 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="Where to start. auto: from the newest valid checkpoint. never: at step 0. In `safepoint run`, "
-            "this also holds after a restart of the ranks. A submitted job starts at step 0 once; its later starts "
-            "resume from its newest checkpoint. PATH: from this checkpoint, at the first start only.",
+            help="Where to start. auto: from the newest valid checkpoint. never: at step 0. With `safepoint run`, "
+            "the ranks also begin at step 0 after each restart. With `submit`, only the first start of the job "
+            "begins at step 0; later starts resume from its newest checkpoint. PATH: from this checkpoint, at the "
+            "first start only.",
         ),
     ] = "auto"
     from_scratch: Annotated[
@@ -187,7 +188,7 @@ class RunOptions:
     ] = 0
 
     def settings(self) -> Any:
-        """The `RunSettings` with the values of these options, and of the settings that only variables can set.
+        """The `RunSettings`: the values of these options, and the values that only environment variables can set.
 
         Raises:
             UsageError: an option or a variable is invalid.

@@ -210,7 +210,7 @@ def submit(
     automatic = {"auto": machine.gpu or machine.cpu, "cpu": machine.cpu, "gpu": machine.gpu}
     ranks = automatic[asked] if isinstance(asked, str) else asked
     if ranks < 1:
-        raise UsageError(f"--nproc-per-node {asked}: this machine has none", hint="give a number, or auto")
+        raise UsageError(f"--nproc-per-node {asked} means 0 ranks on this machine", hint="give a number, or auto")
     gpus = (ranks if machine.gpu else 0) if gpu is None else gpu
     settings = options.settings()
     log = console.set_up(settings.verbosity)

@@ -85,7 +85,8 @@ class _Screen:
         lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
         if len(lines) >= size.lines:
             lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]
-        # If the width of the terminal has changed, clear it: the row at which the previous table begins is unknown.
+        # If the width of the terminal has changed, the row at which the previous table begins is unknown: clear the
+        # whole terminal.
         back = f"\033[{self._height}F" if self._height and self._width == size.columns else "\033[H\033[2J"
         sys.stdout.write((back if self._width else "") + "".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
         sys.stdout.flush()

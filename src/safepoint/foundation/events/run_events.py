@@ -84,9 +84,9 @@ class ResumedFromForeign(Event, is_warning=True):
     def _sentence(self) -> str:
         return (
             f"Safepoint did not write {self.path} ({printable(self.writer)} did): its files were checked, but it has "
-            "no digests with which to compare them. The Trainer loads it as it would without Safepoint. Not exact "
-            "are the order of samples in the running epoch, the loss since the last log line, what a trainer counts "
-            "between two log lines, and the training time. The next save is a checkpoint of Safepoint"
+            "no digests with which to compare them. The Trainer loads it as it would without Safepoint. These are "
+            "not exact: the order of samples in the running epoch, the loss since the last log line, what a trainer "
+            "counts between two log lines, and the training time. The next save is a checkpoint of Safepoint"
         )
 
 
@@ -232,8 +232,7 @@ class StepGivenUp(Event):
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
     """The state of a step is in memory, or is being copied there. With `is_wanted`, it is to become a checkpoint.
 
-    Other snapshots are reported at most every ten seconds. `count` is the number of snapshots since the last report,
-    including this one.
+    Other snapshots are reported at most every ten seconds. `count` is how many snapshots this report stands for.
     """
 
     step: int
@@ -312,7 +311,7 @@ class Pruned(Event, cause="reason"):
 
 
 class PruneFailed(Event, is_warning=True, cause="reason"):
-    """A checkpoint that no policy keeps could not be deleted; `step` is None if no list of them could be read."""
+    """A checkpoint that no policy keeps was not deleted; `step` is None if the checkpoints could not be listed."""
 
     step: int | None
     path: str
@@ -320,7 +319,8 @@ class PruneFailed(Event, is_warning=True, cause="reason"):
 
     def _sentence(self) -> str:
         did = "it stays, and later saves try again; to free its space, fix its owner or attributes, or delete it"
-        return f"{self.path} could not be pruned: {self.reason}; {did if self.step is not None else 'nothing is'}"
+        did = "no checkpoint was deleted" if self.step is None else did
+        return f"{self.path} could not be pruned: {self.reason}; {did}"
 
 
 class Failed(Event, is_quiet=True, cause="reason"):

@@ -62,7 +62,7 @@ class Event(ABC):
 
 
 class EventLog:
-    """Appends events as JSON lines to files; several processes may append to the same one.
+    """Appends events as JSON lines to files; several processes may append to the same file.
 
     Args:
         paths: the files. A path that is None is left out.

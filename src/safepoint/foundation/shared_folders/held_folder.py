@@ -44,7 +44,7 @@ class HeldFolder:
         if not self.has_name(name):
             raise StorageError(
                 f"{name} is no longer the folder that was written or read: another process has replaced it",
-                hint="use a folder that only you can write to, in a folder that only you can write to",
+                hint="use a folder that only you can write to, inside another folder that only you can write to",
             )
 
     def has_name(self, name: Path) -> bool:
@@ -60,7 +60,7 @@ def held(path: Path, *, shown: Path | None = None) -> Generator[HeldFolder]:
 
     Args:
         path: the folder; it may not be a link.
-        shown: what errors that are raised meanwhile show in place of `HeldFolder.inside`; `path` when None.
+        shown: the path that errors in the `with` block show in place of `HeldFolder.inside`; `path` when None.
 
     Raises:
         OSError: it is a link, is no folder, or cannot be opened.
@@ -83,7 +83,8 @@ def held(path: Path, *, shown: Path | None = None) -> Generator[HeldFolder]:
 
 def _check_proc(folder: HeldFolder) -> None:
     if not os.path.isdir(folder.inside):
-        raise OSError(errno.ENOENT, "/proc is not mounted, which leads to open folders", os.fspath(folder.path))
+        what = "/proc, through which Safepoint reaches open folders, is not mounted"
+        raise OSError(errno.ENOENT, what, os.fspath(folder.path))
 
 
 def _shown(folder: HeldFolder, text: str, place: Path) -> str:

@@ -1,10 +1,10 @@
 """Leases: locks on the manifest of a checkpoint that is being read, so that no run deletes the checkpoint meanwhile.
 
-Everyone who may read a file can take a shared lock on it, from another machine or container too, and nothing tells
-who that was: the number of a process that has ended may belong to another one by now. So a reader takes an exclusive
-lock if it can, which needs the permission to write to the file. Each reader locks one byte of its own, far behind the
-end of the file; so readers do not exclude each other. The lock of a reader that may not write, such as a pod in which
-the volume is read-only, is a shared one. The caller of `lease_on` decides how many of these count.
+Everyone who may read a file can take a shared lock on it, even from another machine or container, and it is unknown
+who did: the pid of the process that took the lock may belong to another process by now. So a reader takes an
+exclusive lock if it can, which needs the permission to write to the file. Each reader locks one byte of its own, far
+behind the end of the file; so readers do not exclude each other. The lock of a reader that may not write, such as a
+pod in which the volume is read-only, is a shared one. The caller of `lease_on` decides how many shared locks count.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ class Lease(enum.Enum):
 
 @contextlib.contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Hold a lease on the file `path` while the `with` block runs. A process that would delete it asks `lease_on`.
+    """Hold a lease on the file `path` while the `with` block runs.
 
-    If another process prevents the lock for half a second, or if the file system has no locks, the block runs without
-    a lease.
+    A process that is about to delete the file calls `lease_on` first. If another process prevents the lock for half a
+    second, or if the file system has no locks, the block runs without a lease.
     """
     with _open_to_lock(path) as file:
         close_in_children(file)
@@ -92,7 +92,7 @@ def _has_lock(file: IO[bytes]) -> bool:
         OSError: there are no locks.
     """
     start = _FIRST_BYTE + (int.from_bytes(os.urandom(8)) >> (64 - _NUM_BITS))
-    # A stranger's shared lock on all bytes prevents an exclusive one.
+    # A stranger's shared lock on all bytes prevents an exclusive lock. Then a shared one is tried.
     for kind in (fcntl.F_RDLCK,) if _is_read_only(file) else (fcntl.F_WRLCK, fcntl.F_RDLCK):
         try:
             call_lock(file, fcntl.F_OFD_SETLK, kind, start=start, length=1)
@@ -107,7 +107,7 @@ def _has_lock(file: IO[bytes]) -> bool:
 
 
 def _has_flock(file: IO[bytes]) -> bool:
-    """Try to lock the file where locks on bytes belong to the process, which loses them when it closes any copy.
+    """Try `flock`, for kernels on which a process loses its locks on bytes when it closes any copy of the file.
 
     Raises:
         OSError: there are no locks.

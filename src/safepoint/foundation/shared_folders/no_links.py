@@ -31,8 +31,8 @@ def located(path: Path, *, below: Path | None = None) -> Generator[Located]:
     """Open the folder of `path`, as the module's description says. Errors name the whole path.
 
     Args:
-        path: the path. Its last part may be a link: the call decides whether it follows that.
-        below: a folder above `path`; the folders between the two are no links either.
+        path: the path. Its last part may be a link: the system call decides whether to follow this link.
+        below: a folder above `path`; the folders between the two may not be links either.
 
     Raises:
         OSError: a folder does not exist, or is a link.
@@ -91,10 +91,11 @@ def open_file(path: Path, flags: int, mode: int = 0o666, *, below: Path | None =
 
 
 def make_folders(path: Path, mode: int = 0o777) -> None:
-    """Create a folder, and the missing folders above it. It may exist.
+    """Create a folder, and the missing folders above it. The folder may exist already.
 
     Raises:
-        OSError: a folder cannot be created, or there is something else, such as a link to a folder in `.safepoint`.
+        OSError: a folder cannot be created, or something else has its name, such as a link to a folder in
+            `.safepoint`.
     """
     names = _own_names(path / "x", None)
     if not names:
@@ -128,7 +129,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def rename(source: Path, target: Path, *, below: Path | None = None) -> None:
-    """`os.rename`: what is at `target` is replaced. `below` counts for both paths."""
+    """`os.rename`: what is at `target` is replaced. `below` applies to both paths."""
     with located(source, below=below) as old, located(target, below=below) as new:
         os.rename(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder)
 

@@ -1,6 +1,6 @@
 """Opens files in a folder that other users may write to: regular files only, and no links.
 
-A file that is opened to be written has no second name (a hard link): the other one may be in another folder.
+A file that is opened for writing has no second name (a hard link), because that name may be in another folder.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def _replace_by_copy(path: Path, size_bytes: int) -> None:
 def count_names(path: Path, descriptor: int) -> int:
     """How many names the open file has; 0 if `path` is not one of them any more.
 
-    Both come from one look at `path`: another user may give the file this name, and take it away, at any time.
+    One call of `stat` determines both, because another user may give the file this name, or remove it, at any time.
     """
     try:
         with no_links.located(path) as (name, folder):

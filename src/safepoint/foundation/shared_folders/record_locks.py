@@ -22,7 +22,7 @@ _FLOCK = "hhqqi4x"
 
 
 def call_lock(file: IO[bytes] | int, command: int, kind: int, *, start: int = 0, length: int = 0) -> int:
-    """Set or query a lock; returns the kind of lock in the kernel's answer.
+    """Set or query a lock; returns the kind of lock that the kernel reports.
 
     Args:
         file: the open file, or its descriptor.

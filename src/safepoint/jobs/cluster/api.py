@@ -24,12 +24,12 @@ _MOST_EXPIRED = 5
 _LIST_S = 600.0
 _LATE_S = 10.0
 _ASKED_S = 120.0
-"""`find` waits this long for the answer to a request that was sent ahead. Then it sends the request again."""
+"""`find` waits this long for the reply to a request that `asked_ahead` sent. Then `find` sends the request again."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _NAME_ONLY = _NAMES_ONLY.replace("MetadataList", "Metadata")
 _WITHOUT_CONTENT = {"configmaps": {"accept": _NAME_ONLY}, "secrets": {"accept": _NAME_ONLY}}
-"""For kinds whose content is large or secret: after a change, the answer has only the metadata of the object."""
+"""For kinds whose content is large or secret: headers with which the reply to a change has only the metadata."""
 _GROUPS = {
     "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
@@ -93,14 +93,14 @@ class ClusterApi:
             name: its name.
 
         Raises:
-            NotFoundError: there is no such object, or the cluster does not know the kind.
+            NotFoundError: there is no such object, or the cluster does not have this kind.
             AccessDeniedError: you may not read the object.
             TransientError: the cluster did not answer in time.
         """
         return self._client.request("GET", self._path(kind, name))
 
     def find(self, kind: str, name: str) -> Object | None:
-        """One object; None if it does not exist, or if the cluster does not know the kind."""
+        """One object; None if it does not exist, or if the cluster does not have this kind."""
         asked = self._asked.pop((kind, name), None)
         if asked is not None and asked.is_done(_ASKED_S):
             return asked.result(0)
@@ -114,9 +114,9 @@ class ClusterApi:
 
     @contextlib.contextmanager
     def asked_ahead(self, wanted: Iterable[tuple[str, str]]) -> Generator[None]:
-        """Send the requests for objects that the block will `find`, all at once, and do not wait for the answers.
+        """Send the requests for all objects that the `with` block will `find`, without waiting for the replies.
 
-        The first `find` of each object in the block returns the answer, or raises the exception of its request.
+        In the block, the first `find` of each object returns the reply to this request, or raises its exception.
 
         Args:
             wanted: kinds and names.
@@ -128,7 +128,7 @@ class ClusterApi:
             self._asked = {}
 
     def objects(self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True) -> list[Object]:
-        """All objects of a kind, or those that the selectors choose. Empty if the cluster does not know the kind.
+        """All objects of a kind, or those that the selectors choose. Empty if the cluster does not have this kind.
 
         Args:
             kind: the plural of the kind.
@@ -151,7 +151,7 @@ class ClusterApi:
         budget = Budget(_MOST_OBJECT_BYTES, f"the {kind} of {self.connection.name}")
         marker, num_expired, until_s = "", 0, clock.monotonic_s() + _LIST_S
         while len(found) <= _MOST_OBJECTS:
-            if clock.monotonic_s() > until_s:  # pages may be empty
+            if clock.monotonic_s() > until_s:  # pages may be empty, so the limit for objects may never be reached
                 raise TransientError(f"the list of {kind} of {self.connection.name} took more than {_LIST_S:g} s")
             given: dict[str, str] = {
                 "limit": str(_PAGE),
@@ -177,14 +177,14 @@ class ClusterApi:
         raise TooMuchError(f"cluster {self.connection.name} has more than {_MOST_OBJECTS} {kind}; nothing was done")
 
     def create(self, kind: str, body: Object, *, is_dry_run: bool = False) -> Object:
-        """Create an object. With `is_dry_run`, only ask whether the object could be created.
+        """Create an object. With `is_dry_run`, only check whether the object could be created.
 
         Returns:
             The object; of a config map or a Secret, only its metadata.
 
         Raises:
             AlreadyExistsError: an object of this name exists, perhaps from an earlier try whose answer was lost.
-            UnknownFieldError: the cluster does not know one of the fields of `body`. Nothing was created.
+            UnknownFieldError: `body` has a field that the cluster does not support. Nothing was created.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
         headers = _WITHOUT_CONTENT.get(kind)
@@ -204,7 +204,8 @@ class ClusterApi:
     def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
         """Delete an object, if it exists. The cluster then deletes the objects that this object owns.
 
-        If the JobSet were deleted before its TrainJob, Trainer would make the JobSet again.
+        The object is deleted first, and then what it owns (`Background`). In the other order, Trainer would make the
+        JobSet of a TrainJob again, because the TrainJob would still exist.
 
         Args:
             kind: the plural of its kind.
@@ -238,8 +239,8 @@ class ClusterApi:
     def rights(self) -> Callable[[str, str, str], bool]:
         """Return a function of verb, kind and subresource, which says whether this identity has the right.
 
-        This sends one request for all rights in the namespace. The cluster need not list all rights. So if the
-        function returns False, call `may` to find out whether this identity has the right.
+        This sends one request for all rights in the namespace. The reply may omit some rights. So if the function
+        returns False, call `may`, which checks one right.
         """
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -257,7 +258,7 @@ class ClusterApi:
         return is_allowed
 
     def serves(self, kind: str) -> bool:
-        """Whether the cluster knows a kind of an API group, such as TrainJobs; True if you may not ask."""
+        """Whether the cluster has a kind of an API group, such as TrainJobs; True if you may not read this."""
         try:
             self.read(f"/{_GROUPS[kind]}")
         except NotFoundError:
@@ -272,7 +273,7 @@ class ClusterApi:
         return "" if group == _CORE else group.split("/")[1]
 
     def is_of_cluster(self, kind: str) -> bool:
-        """Whether objects of this kind are in no namespace."""
+        """Whether objects of this kind belong to the whole cluster, and not to a namespace."""
         return kind in _OF_CLUSTER
 
     def read(self, path: str) -> Object:
@@ -347,7 +348,7 @@ class ClusterApi:
             pod: the pod.
             container: one of its containers.
             command: the program and its arguments.
-            headers: ask the server to change from HTTP to WebSocket.
+            headers: the headers that ask the server to change from HTTP to WebSocket.
 
         Raises:
             AccessDeniedError: you may not run programs in pods.

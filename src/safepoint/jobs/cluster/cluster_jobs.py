@@ -101,7 +101,7 @@ class ClusterJobs:
             found = self._api.find("trainjobs", spec.name)
             if (
                 found is not None or known is None or spec.name in known
-            ):  # a job that is being scaled has a config map
+            ):  # a job that is being scaled may have a config map, but no TrainJob
                 self._carry_on(spec.name)
                 found = self._api.find("trainjobs", spec.name)
             if found is not None:
@@ -189,7 +189,7 @@ class ClusterJobs:
 
         Raises:
             NotFoundError: there is no such job.
-            ConflictError: another person has changed what says this.
+            ConflictError: this is not certain, for example because another person has changed the job.
         """
         return storage_of(self._api, self.observe(name).trainjob)
 
@@ -249,7 +249,7 @@ class ClusterJobs:
                 if name is None:
                     found = [job for job in found if job.state.is_active or job.name in before]
                     before = {job.name for job in found if job.state.is_active}
-                else:  # while `scale` replaces a TrainJob, none of this name exists for a moment
+                else:  # while `scale` replaces a TrainJob, there is no TrainJob of this name for a moment
                     found = [job for job in found if job.name == name] or [self.job(name)]
                 yield found
                 if name is not None and not found[0].state.is_active:
@@ -342,7 +342,7 @@ class ClusterJobs:
         Raises:
             UsageError: the pods would not share the output location, or the new TrainJob would be too large.
             ConflictError: Safepoint did not submit the job, the job has ended, or the claim is not ReadWriteMany.
-            WaitTimeoutError: the change is not complete; the next command that looks at the job continues it.
+            WaitTimeoutError: the change is not complete; the next command that reads the job continues it.
         """
         self._carry_on(name, timeout_s=timeout_s)
         seen = self.observe(name)
@@ -352,8 +352,7 @@ class ClusterJobs:
             raise ConflictError(f"job {name} is {job.state}", hint=hint)
         if not job.is_ours:
             raise ConflictError(
-                f"Safepoint did not submit job {name}, and cannot know whether it resumes from a checkpoint; "
-                "nothing was done",
+                f"Safepoint did not submit job {name}, so the job may not resume from a checkpoint; nothing was done",
                 hint="suspend it, and submit it again with another number of nodes",
             )
         check_claim(self._api, job.output, num_nodes)
@@ -446,7 +445,7 @@ class ClusterJobs:
         return num_deleted
 
     def _check_trainer(self) -> None:
-        """Raise NotFoundError if the cluster does not know the kind TrainJob."""
+        """Raise NotFoundError if the cluster does not have the kind TrainJob."""
         if not self._api.serves("trainjobs"):
             raise NotFoundError(
                 f"cluster {self.place} has no Kubeflow Trainer; nothing was done",

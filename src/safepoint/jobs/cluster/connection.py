@@ -52,7 +52,7 @@ class Connection:
 
     Args:
         name: the cluster's name in messages: the context, `in-cluster`, or the address.
-        config: address, certificates and identity. It is in no `repr`.
+        config: address, certificates and identity. It is excluded from `repr`.
         namespace: the namespace of the jobs.
     """
 
@@ -149,7 +149,7 @@ def _connection(name: str, config: SingleConfig | None, namespace: str | None) -
         )
     program = config.user.exec if config.user is not None else None
     if program is not None and program.apiVersion == _EXEC_V1:
-        program.apiVersion = _EXEC_KNOWN  # lightkube knows only v1beta1; a program's answer is the same
+        program.apiVersion = _EXEC_KNOWN  # lightkube accepts only v1beta1; the output of the program is the same
     return Connection(name=name, config=config, namespace=namespace or config.namespace or _DEFAULT_NAMESPACE)
 
 
@@ -212,7 +212,7 @@ def _text_of(file: Path) -> str | None:
                 f"the kubeconfig {file} has more than {_MOST_BYTES:,} bytes; it was not used", hint=CORRECT
             )
         return data.decode("utf-8")
-    except PlantedError as error:  # a kubeconfig can name a program that is run
+    except PlantedError as error:  # refused, because a kubeconfig can name a program to run
         raise UsageError(
             f"kubeconfig {file} was not used: {error.strerror}", hint="set KUBECONFIG to a file of your own"
         ) from error

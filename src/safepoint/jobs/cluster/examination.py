@@ -42,7 +42,7 @@ _NEEDED = (
         "`submit --grace` has no effect: the pods keep the grace period of the runtime",
     ),
 )
-"""For each: kind, subresource, verbs, and what happens without these rights; empty if no job works without them."""
+"""For each right: kind, subresource, verbs, and what happens without the right; empty if no job works without it."""
 _OF_QUEUES = (
     ("workloads", "", ("get", "list", "watch", "patch"), "the state of a job in a queue is incomplete"),
     ("localqueues", "", ("get", "list"), "`submit` accepts the wrong name of a queue, and the job waits for ever"),
@@ -131,7 +131,7 @@ def _version(api: ClusterApi, deployment: str, namespaces: Sequence[str]) -> str
 
 
 def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str]]) -> Iterator[Finding]:
-    """A finding for each kind of which a right is missing; if no right is missing, one finding that says so."""
+    """A finding for each kind for which a right is missing; if all rights are there, one finding that says so."""
     allowed = api.rights()
     has_all = True
     for kind, subresource, verbs, without in needed:

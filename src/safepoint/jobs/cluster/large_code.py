@@ -1,4 +1,4 @@
-"""Code that is too large for a config map. It is stored in the job's output location, under its digest. Pure."""
+"""Code that is too large for a config map. It is stored in the job's output location, in a file named by digest."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -45,11 +45,14 @@ class LargeCode:
 
 
 def split(spec: ClusterSpec, *, room_bytes: int) -> tuple[ClusterSpec, LargeCode | None]:
-    """If the code does not fit into a config map, the job without it, and the code; otherwise the same job, and None.
+    """Separate the code from a job if the code does not fit into a config map.
 
     Args:
         spec: the job.
         room_bytes: the room that a config map has beside the archive of Safepoint.
+
+    Returns:
+        The job without the code, and the code; if the code fits, the unchanged job, and None.
 
     Raises:
         UsageError: the code is too large, or the job has no output location that all its pods share.

@@ -1,4 +1,7 @@
-"""Makes the objects of a job: its TrainJob, its config map, its Secrets and its runtime. Pure; no requests."""
+"""Makes the objects of a job: its TrainJob, its config map, its Secrets and its runtime.
+
+This module sends no requests.
+"""
 
 import base64
 import copy
@@ -224,8 +227,9 @@ def _patch(replicated_job: str, pod: Object) -> Object:
 
 
 def with_secret(trainjob: Object, secret: str) -> Object:
-    """A copy of a TrainJob that had one pod and gets several: it mounts the Secret by which the pods recognize each
-    other.
+    """A copy of a TrainJob that also mounts the Secret by which its pods recognize each other.
+
+    A TrainJob with one pod has no such Secret; a job needs the Secret when `scale` gives it several pods.
 
     Args:
         trainjob: the TrainJob.
@@ -244,7 +248,7 @@ def with_secret(trainjob: Object, secret: str) -> Object:
 def lacks_secret(trainjob: Object) -> bool:
     """Whether the pods of a TrainJob have no Secret by which they recognize each other, and `with_secret` can add it.
 
-    It cannot if the TrainJob was made for Trainer 2.1.
+    `with_secret` cannot change a TrainJob that was made for Trainer 2.1.
     """
     env = items(trainjob, "spec", "trainer", "env")
     return bool(_own_pods(trainjob)) and not any(at(entry, "name") == _SECRET_VARIABLE for entry in env)
@@ -319,7 +323,7 @@ def config_map_name(job: str, digest: str) -> str:
 
     Args:
         job: the name of the job.
-        digest: of the content of the config map.
+        digest: the digest of the content of the config map.
     """
     return f"{job[:40].rstrip('-')}-{digest[:12]}"
 

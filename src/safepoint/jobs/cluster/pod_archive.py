@@ -17,8 +17,10 @@ from typing import Any
 from safepoint._version import __version__
 
 NAME = "safepoint.pyz"
-_CONTROL_SIDE = frozenset({"doctor", "jobs", "planning", "sdk"})
-"""The packages and modules of `safepoint` that a pod never imports."""
+_CONTROL_SIDE = frozenset(
+    {"safepoint/doctor", "safepoint/jobs", "safepoint/planning", "safepoint/sdk", "safepoint/cli/commands/plan"}
+)
+"""The packages that a pod never imports."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 # `safepoint run` starts further Python processes. PYTHONPATH lets them import Safepoint from the same file.
 _MAIN = """\
@@ -85,12 +87,13 @@ main()
 
 
 # Every command that a pod runs contains this program and the digest. The program reads each file of the config map
-# once, compares what it has read with the digest, and writes that into a private folder. All later processes of the
+# once, compares the contents with the digest, and writes them into a private folder. All later processes of the
 # pod use only this folder. So the right to replace the config map is not enough to make the pods run other code,
 # neither when they start nor when their ranks restart. Arguments and variables that name a file of the config map are
 # changed to the path of the copy: the script, the zip of the code, the certificates.
 #
-# The name of the folder does not begin with `safepoint-`: a launcher removes such folders if it finds a lock in them.
+# The name of the folder does not begin with `safepoint-`, because a launcher removes folders with such names if they
+# contain a lock.
 _CHECK = """\
 import atexit
 import hashlib
@@ -207,7 +210,7 @@ def digest_of(data: bytes) -> str:
 def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
         path = f"{name}/{item.name}"
-        if name == "safepoint" and item.name in _CONTROL_SIDE:
+        if path in _CONTROL_SIDE:
             continue
         if item.is_dir() and item.name != "__pycache__":
             yield from _modules(item, path)

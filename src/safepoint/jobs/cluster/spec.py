@@ -155,9 +155,10 @@ _NOT_RECORDED = {"files", "code", "given", "initializer_secrets"}
 def plan_name(content: str) -> str:
     """The name of the TrainJob that keeps a plan, from the plan's text.
 
-    Nothing else of a TrainJob is out of reach of a person who may only change TrainJobs: Trainer refuses to change
-    `spec.trainer`, but not to remove it and then to add another one. 110 bits of the digest, so that no other text
-    has the same name, and the names that Kubernetes derives for pods are still short enough.
+    The name is the only part that a person who may only change TrainJobs cannot change. (Trainer refuses to change
+    `spec.trainer`, but that person could remove this field, and then add another one.) The name contains 110 bits of
+    the digest: enough that no other text has the same name, and few enough for the names that Kubernetes derives for
+    pods.
     """
     digest = hashlib.sha256(content.encode(errors="replace")).digest()
     return f"successor-{base64.b32encode(digest).decode()[:_PLAN_LETTERS].lower()}"

@@ -1,4 +1,4 @@
-"""Derives the state of a job on a cluster from all its objects. Pure; no requests.
+"""Derives the state of a job on a cluster from all its objects. This module sends no requests.
 
 No single condition shows the state: after a resume Trainer does not change the condition `Suspended`, and in a queue
 either Kueue or a person may have suspended the job.
@@ -107,9 +107,9 @@ class ClusterJob:
         runtime: the name of its runtime.
         pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
-        attempts: the attempts before this TrainJob. While the job has pods or soon will, also the current attempt.
+        attempts: the attempts before this TrainJob. While the job has pods or is about to, also the current one.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
-        receipt: what its suspension has saved; None while the job is not suspended, or if it is unknown.
+        receipt: what its suspension has saved; None while the job is not suspended, or without a receipt.
     """
 
     name: str
@@ -274,7 +274,7 @@ def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
     if is_new_in_queue:
         return JobState.QUEUED, f"waits for queue {queue}"
     if workload is None or at(workload, "spec", "active") is False:
-        return (JobState.SUSPENDING if has_pods else JobState.SUSPENDED), f"by {by}" if by else ""
+        return (JobState.SUSPENDING if has_pods else JobState.SUSPENDED), f"requested by {by}" if by else ""
     evicted = condition(workload, "Evicted")
     if has_pods:
         return JobState.SUSPENDING, str(at(evicted, "message") or "its queue takes the quota back")

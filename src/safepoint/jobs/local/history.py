@@ -55,7 +55,7 @@ CREATE INDEX event_by_job ON event (job, id);
 _SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
 """For each version of the schema, the statements that make it from the previous version.
 
-A new file needs all of them.
+For a new file, the statements of all versions are executed.
 """
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
@@ -122,10 +122,10 @@ class History:
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _use_write_ahead_log(self) -> None:
-        """Make it possible that processes read while another process writes.
+        """Let processes read while another process writes.
 
-        When several processes request this for a new file at the same time, SQLite reports at once to all but one
-        process that the file is locked. So this method tries again.
+        If several processes request this for a new file at the same time, SQLite accepts one request. For the others,
+        it reports at once that the file is locked. So this method tries again.
         """
         deadline_s = clock.monotonic_s() + _BUSY_S
         while True:
@@ -165,7 +165,7 @@ class History:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None]:
-        """Make all changes in the block, or no change.
+        """Make all changes in the block or, if the block fails, no change.
 
         While the block runs, no other process can write. May be nested.
         """

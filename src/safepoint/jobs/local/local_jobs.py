@@ -153,7 +153,7 @@ class LocalJobs:
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
-            keys_of(spec.data_connection)  # fails without keys; with an output location, check_output checks this
+            keys_of(spec.data_connection)  # raises an error without keys; if there is a location, check_output does
         check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:
@@ -310,7 +310,7 @@ class LocalJobs:
         if with_checkpoints:
             return self._delete_all(job, timeout_s)
         if not self._remove(name):
-            with contextlib.suppress(NotFoundError):  # the supervisor has deleted it
+            with contextlib.suppress(NotFoundError):  # raised when the supervisor has deleted the job
                 self._until(name, lambda _: False, "deleted", timeout_s)
         return 0
 
@@ -402,7 +402,7 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """The full output location: from the job's specification or, without one there, from the ranks' reports."""
+        """The full output location: from the job's specification or, if it names none, from the ranks' reports."""
         is_given = job.spec.settings.output_dir is not None
         return output_of(job.spec, None if is_given else self.progress_of(job))
 

@@ -2,12 +2,13 @@
 
 A slot is a CPU core or a GPU. To preempt a job is to save and stop it in favour of a job with a higher priority.
 
-A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job starts when its slots are free. But
-even then an earlier job goes first if the earlier job can start now, or could start once other jobs have been
-preempted for it. Slots that are about to become free are kept for an earlier job that needs them. Otherwise jobs that
-were preempted for a large job would restart, and the large job would never start. A job that does not fit preempts
-jobs of lower priority, and no more than it needs: those of the lowest priority first, and among them the youngest
-first.
+A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job may start when its slots are free,
+and no earlier job goes first. An earlier job goes first if it can start now, or could start after other jobs have
+been preempted for it. Slots that other jobs are about to free are kept for an earlier job that needs them. Without
+this rule, the jobs that were preempted for a large job would restart, and the large job would never start.
+
+A job that does not fit preempts jobs of lower priority, but only as many as necessary: those of the lowest priority
+first, and among jobs of the same priority the youngest first.
 """
 
 import itertools
@@ -19,6 +20,7 @@ from pathlib import Path
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.processes import JOB_VARIABLE
+from safepoint.foundation.units import plural
 from safepoint.jobs.model.records import JobRecord, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.states import JobState
@@ -71,8 +73,8 @@ class Admission:
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
     """The slots of this machine.
 
-    The numbers come from SAFEPOINT_CPU_SLOTS and SAFEPOINT_GPU_SLOTS. Without these, they come from `[local]` of the
-    user's settings, and otherwise they are the numbers of the machine's cores and devices.
+    Each number comes from the first of these that sets it: the variable SAFEPOINT_CPU_SLOTS or SAFEPOINT_GPU_SLOTS,
+    `[local]` of the user's settings, the number of cores or devices of the machine (see `devices`).
 
     Raises:
         UsageError: a variable is not a number, or the settings cannot be read.
@@ -85,9 +87,9 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them.
 
-    If that variable is set, and this is not a process of a job: its devices, limited to the number of GPU slots, if
-    that number is configured. In all other cases: devices numbered from 0, as many as there are configured GPU slots
-    or, without that setting, devices in the machine.
+    If that variable is set, and this is not a process of a job: the variable's devices, limited to the number of GPU
+    slots, if that number is configured. In all other cases: devices numbered from 0, as many as there are configured
+    GPU slots or, without that setting, devices in the machine.
 
     Raises:
         UsageError: as for `count_slots`.
@@ -145,7 +147,10 @@ def remark_on(spec: JobSpec, capacity: Slots) -> str:
     cpu = spec.num_nodes * spec.cpu_per_node
     if cpu <= capacity.cpu:
         return ""
-    return f"the job needs {cpu} CPU slots, and this machine has {capacity.cpu}: its ranks share them"
+    return (
+        f"the job requests {cpu} CPU slots, but this machine has only {capacity.cpu}; the job still runs, and its "
+        f"ranks share the {plural(capacity.cpu, 'slot')}"
+    )
 
 
 def needs(job: JobRecord, capacity: Slots) -> Slots:

@@ -139,7 +139,7 @@ class Supervisor:
             message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is saved"
             self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
             return False
-        if job.wanted is RequestedAction.PREEMPT:  # it has no processes to stop
+        if job.wanted is RequestedAction.PREEMPT:  # the job has no processes to stop
             self._history.become(self._name, JobState.PREEMPTED, actor=self._actor, wanted=RequestedAction.RUN)
             job = self._job
         if job.state is JobState.RESTARTING:

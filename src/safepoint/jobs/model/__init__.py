@@ -1,1 +1,1 @@
-"""The values of jobs: specification, state, events, outcome of an attempt. Nothing here starts a process."""
+"""The values of jobs: specification, state, events, outcome of an attempt. This package starts no processes."""

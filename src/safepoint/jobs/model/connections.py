@@ -9,7 +9,8 @@ AWS_SECRET_ACCESS_KEY = "…"
 AWS_S3_ENDPOINT = "https://minio.example:9000"
 ```
 
-The values go only into the environment of a job's launchers.
+Safepoint copies these values to no other file. A job's launchers receive them as environment variables, and commands
+that open an object store use them.
 """
 
 import logging
@@ -33,10 +34,11 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables in another person's object that may be used on this machine: they select a region or an account.
+    """Of the variables in a TrainJob or another object: those that may be used on this machine.
 
-    The other variables of the stores are left out: they could make this machine send a file, or send the user's
-    credentials to another server or through a proxy.
+    Another person may have written the object. Variables that only select a region or an account are safe. The other
+    variables of the stores are left out: they could make this machine send a file, or send the user's credentials to
+    another server or through a proxy.
     """
     return {name: text for name, text in variables.items() if name in variables_of(VariableKind.PLACE)}
 

@@ -1,9 +1,9 @@
 """Turns a training function and its arguments into a script that another process runs.
 
-Promises: the script contains the source of the function unchanged, and arguments that are equal to those given. No
-shell and no pickle is used. A function that uses names from outside the function is refused, and so are arguments
-that are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and lists, tuples,
-sets, frozensets and dicts of these.
+Promises: the script contains the source of the function unchanged, and arguments that are equal to those given.
+Neither a shell nor a pickle is used. A function that uses names from outside the function is refused, and so are
+arguments that are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and
+lists, tuples, sets, frozensets and dicts of these.
 """
 
 import __future__
@@ -48,7 +48,7 @@ class Shipment:
     arguments: str
 
     def script(self, *, look_in: str | None = None, arguments: str | None = None) -> str:
-        """The script. In a rank it calls the function; data loader workers that import the script do not call it.
+        """The script. In a rank, it calls the function. In data loader workers that import it, it does not.
 
         Args:
             look_in: a folder to import modules from when they are found nowhere else.

@@ -10,7 +10,7 @@ class VariableKind(enum.Enum):
     """
 
     KEY = "a key; no job shows it"
-    KEY_OWNER = "who owns a key; no secret, but it is taken only from where keys are taken"
+    KEY_OWNER = "who owns a key; not secret, but accepted only from the sources from which keys are accepted"
     LOGIN = "how this machine gets keys"
     SERVER = "the address of the server; another person's object sets it only together with keys"
     PLACE = "the region or the account; another person's object may set it"
@@ -54,4 +54,4 @@ SECRET_KEYS = variables_of(VariableKind.KEY)
 IDENTITY = frozenset(
     name for name, kind in VARIABLES.items() if name.startswith("AWS_") and kind is not VariableKind.PLACE
 )
-"""The variables that choose an S3 server and the keys to it. A data connection replaces all of them."""
+"""The variables that select an S3 server and the keys for it. A data connection replaces all of them."""

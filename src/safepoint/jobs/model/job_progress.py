@@ -28,7 +28,7 @@ def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
 
 
 def place_of(spec: JobSpec, output: str) -> str:
-    """The folder or object store of an output location. Two jobs with equal results write to the same place."""
+    """The folder or object store of an output location. Jobs with the same result write to the same place."""
     location = parse_location(output)
     with contextlib.suppress(ValueError):  # the claim has no folder on this machine
         location = resolve_claim(location, spec.env.get(CLAIMS, ""))

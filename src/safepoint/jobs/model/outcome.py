@@ -50,7 +50,7 @@ def conclude(
     """Decide the state of a job whose launchers have all ended.
 
     Args:
-        exit_codes: of the launchers, by node; None for one that was killed.
+        exit_codes: the exit codes of the launchers, by node; None for a launcher that was killed.
         wanted: the requested action when the launchers ended.
         safe_step: the newest step that is committed.
         missing_in: the object store, if the checkpoint of `safe_step` was not uploaded to it; otherwise empty.
@@ -89,7 +89,7 @@ def _failure_of(exit_codes: Sequence[int | None]) -> int | None:
     """The exit code that shows why the job has failed; None when the job has not failed.
 
     A rank that has lost a peer ends with 1. So any other code takes precedence over 1. When a launcher was killed,
-    the 1 of another launcher is only a consequence.
+    the 1 of another launcher is only a consequence, and does not count.
     """
     failures = [code for code in exit_codes if code is not None and code not in _INTERRUPTED and code != ExitCode.OK]
     own = next((code for code in failures if code != ExitCode.FAILED), None)

@@ -37,7 +37,7 @@ class JobRecord:
         created: RFC 3339 UTC.
         changed: when `state` last changed.
         message: why it is in this state; may be empty.
-        exit_code: of the last attempt that has ended; None if no attempt has ended.
+        exit_code: the exit code of the last attempt that has ended; None if no attempt has ended.
         attempt: the number of its newest attempt; 0 before the first.
         safe_step: the newest step known to be committed.
         setbacks: consecutive interruptions from outside without progress.

@@ -52,7 +52,7 @@ class JobSpec:
         num_nodes: number of launchers.
         ranks_per_node: number of ranks of each node.
         cpu_per_node: CPU slots of each node.
-        gpu_per_node: GPUs of each node; the node sees only these.
+        gpu_per_node: GPUs of each node. Its processes can use only these GPUs.
         settings: the options of the run.
         max_restarts: how often a launcher restarts the ranks after a failure.
         env: variables for the program.
@@ -170,7 +170,7 @@ def check_name(name: str) -> None:
 def name_from(text: str, unique: str) -> str:
     """A name for a job whose user gave no name: the name of the program in valid characters, and a unique ending.
 
-    It is short enough, and begins with a letter, so that Kubernetes can derive the names of pods from it.
+    The name is short enough, and begins with a letter, so that Kubernetes can derive the names of pods from it.
     """
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not plain[:1].isalpha():

@@ -76,7 +76,7 @@ class LocalBackend(RuntimeBackend):
             device_count=str(count),
         )
         trainer.set_command(_COMMAND)
-        kinds = getattr(types, "RuntimeKind", None)  # Red Hat's 0.3 has none
+        kinds = getattr(types, "RuntimeKind", None)  # Red Hat's release 0.3 has no RuntimeKind
         kind: dict[str, Any] = {} if kinds is None else {"kind": kinds.TRAINING_RUNTIME}
         return types.Runtime(name=constants.DEFAULT_TRAINING_RUNTIME, trainer=trainer, **kind)
 
@@ -154,7 +154,10 @@ class LocalBackend(RuntimeBackend):
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """For the step `node-N`, the output of the node's launcher and ranks; for `rank-N`, that of one rank."""
+        """The output of a part of a job; Kubeflow calls the parts steps.
+
+        The step `node-N` has the output of the node's launcher and ranks; `rank-N` has that of one rank.
+        """
         with as_kubeflow_raises(), LocalJobs() as jobs:
             jobs.job(name)
             kind, _, text = step.rpartition("-")

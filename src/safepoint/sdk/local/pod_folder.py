@@ -1,8 +1,8 @@
-"""Provides the folders that a function written for a pod expects on this machine.
+"""Provides, on this machine, the folders that a function for a pod expects.
 
 A function for a pod may read and write below `/mnt/kubeflow-checkpoints`, where OpenShift AI mounts a claim (a
 volume). On this machine that path becomes a link to the folder of the claim. Options may mount volumes at further
-paths, which must exist. Promises: nothing that exists at these paths is changed. If a folder is missing, the job is
+paths, which must exist. Promises: what exists at these paths is not changed. If a folder is missing, the job is
 refused, with a message that has the command that makes a link.
 """
 
@@ -52,7 +52,7 @@ def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
             f"sudo ln -sfn {target} {POD_FOLDER}",
         )
     elif not os.path.isdir(POD_FOLDER):
-        raise UsageError(f"{POD_FOLDER} is no folder; nothing was started", hint="remove it, or make it a folder")
+        raise UsageError(f"{POD_FOLDER} is not a folder; nothing was started", hint="remove it, or make it a folder")
 
 
 def check_mounts(option: Any) -> None:

@@ -145,7 +145,8 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
         )
     if not all(part.isidentifier() for part in function.split(".")):
         raise UsageError(f"func {function!r} is neither the path of a script nor the name of a module")
-    # If another interpreter runs the job, or the job installs packages, the job may have modules that are not here.
+    # If another interpreter runs the job, or the job installs packages, the job may have modules that this process
+    # does not have. Then the module is not looked up.
     is_ours = config.python == sys.executable and not trainer.packages_to_install
     if is_ours and not is_importable(function, folder):
         raise UsageError(f"there is no module {function}", hint="check its name and PYTHONPATH")

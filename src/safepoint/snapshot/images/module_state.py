@@ -1,4 +1,4 @@
-"""State dicts of modules and optimizers: the same objects as long as nothing but the content of tensors changes.
+"""State dicts of modules and optimizers: the same objects at each save while only the content of tensors changes.
 
 Making and comparing state dicts takes most of the time at a boundary (between two optimizer steps). So the last state
 dict is returned again while every tensor has the same address, type, shape and strides (`TensorPlaces`).

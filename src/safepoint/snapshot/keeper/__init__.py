@@ -5,7 +5,7 @@ The main thread waits. The keeper ends when its owner (the process that started 
 and nothing is left to write. It ignores the signals that end ranks.
 
 __main__           the process: accepts connections, and ends
-message_handler    does what a rank's message asks for
+message_handler    does what a rank's message requests
 keeper_state       what the threads share, behind one condition: ranks, memory, snapshots, the folder
 snapshot_registry  which snapshots there are, what is written next, which memory is free
 writer             the thread that makes checkpoints of snapshots

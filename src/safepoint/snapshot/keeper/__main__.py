@@ -1,4 +1,7 @@
-"""The keeper's process: accepts connections, runs as long as it is needed, and cleans up after its owner."""
+"""The keeper's process: accepts connections, and runs as long as it is needed.
+
+If its owner (the process that started it) was killed, the keeper removes the owner's temporary folder.
+"""
 
 import json
 import os

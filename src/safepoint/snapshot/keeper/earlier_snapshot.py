@@ -40,7 +40,7 @@ class EarlierSnapshotLinks:
         earlier = self._state.earlier
         if earlier is None:
             return None
-        # Wait even if no snapshot is complete: the rank that asks is going to clean the output folder, so the keeper
+        # Wait even if no snapshot is complete: the requesting rank is going to clean the output folder, so the keeper
         # must not write there any more.
         self._state.changed.wait_for(lambda: self._state.is_done(earlier))
         newest = earlier.registry.newest_complete
@@ -78,7 +78,10 @@ def _saved_files(facts: CheckpointFacts) -> dict[str, FileEntry]:
 
 
 def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
-    """Make one file of a complete snapshot: a link to its block in this process, or a copy if it shares the block.
+    """Make one file of a complete snapshot.
+
+    If the file has a block of shared memory to itself, make a link to this block, through `/proc/<pid>/fd` of this
+    process. If the block also holds other files, make a copy.
 
     Args:
         source: the file.

@@ -1,8 +1,8 @@
 """What the threads of a keeper share. A keeper is the process of a node that writes snapshots to disk.
 
-They share the ranks, their memory and snapshots, and the output folder. A thread that changes this state holds the
-lock `KeeperState.changed`, and calls `notify` before it releases the lock. To read a single flag, or to use
-`reporter` or `priority`, a thread does not need the lock.
+The threads share the ranks, the memory and the snapshots of the ranks, and the output folder. A thread that changes
+this state holds the lock `KeeperState.changed`, and calls `notify` before it releases the lock. To read a single
+flag, or to use `reporter` or `priority`, a thread does not need the lock.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ OTHER_NODES_S = 15.0
 
 
 class Rank:
-    """A rank that is connected, or has ended and left its memory to the keeper.
+    """A rank that is connected, or that has ended, and whose memory the keeper still holds.
 
     Args:
         number: of the rank, in the job.
@@ -64,7 +64,7 @@ class Rank:
         return ctypes.c_uint64.from_address(control.address + 8 * (block % NUM_MARKS)).value
 
     def send(self, message: KeeperMessage) -> None:
-        """Send a message; nothing is sent to a rank that has ended."""
+        """Send a message, unless the rank has ended."""
         if self.is_connected:
             try:
                 self.channel.send(encode(message))
@@ -83,7 +83,7 @@ class Rank:
 
 
 class RankGroup:
-    """The ranks of one start.
+    """The ranks of this node from one start or restart to the next.
 
     Args:
         restart: how often the ranks had been restarted.
@@ -107,12 +107,12 @@ class RankGroup:
         self.is_rescuing = False
         """Whether a thread agrees with the keepers of other nodes on the snapshot to write (`rescue.rescue`)."""
         self.is_rescued = False
-        """Whether that thread has ended, so that `rescued_step` does not change any more."""
+        """Whether the thread of `is_rescuing` has ended, so that `rescued_step` does not change any more."""
         self.rescued_step: int | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether all its ranks have ended."""
+        """Whether all ranks of the group have ended."""
         return not any(rank.is_connected for rank in self.ranks.values())
 
     def has_waited_enough(self, num_bytes: int = 0) -> bool:
@@ -171,7 +171,7 @@ class KeeperState:
         self.folder = HeldFolder(reporter)
         self.priority = Priority()
         self.current: RankGroup | None = None
-        """The ranks that are served."""
+        """The ranks of the newest start or restart."""
         self.earlier: RankGroup | None = None
         """The ranks before the last restart, while their memory may be needed."""
         self.is_writing = False
@@ -188,13 +188,13 @@ class KeeperState:
                     self.earlier, self.current = group, RankGroup(hello.restart, hello.num_ranks)
                     group = self.current
                     break
-            if hello.rank in group.ranks:  # it connects again, and lends its memory again
+            if hello.rank in group.ranks:  # it connects again, and sends its blocks again
                 group.registry.remove_rank(hello.rank)
             rank = group.ranks[hello.rank] = Rank(hello.rank, channel)
             return group, rank
 
     def forget_earlier(self) -> None:
-        """With `changed` held: wait until the earlier ranks' requests are written, then release their memory."""
+        """With `changed` held: wait until the earlier ranks' requested snapshots are written. Free their memory."""
         while (earlier := self.earlier) is not None:
             self.changed.wait_for(lambda earlier=earlier: self.earlier is not earlier or self.is_done(earlier))
             if self.earlier is earlier:

@@ -37,7 +37,7 @@ class MessageHandler:
         self._earlier = earlier
 
     def handle(self, group: RankGroup, rank: Rank, body: bytes, descriptors: Sequence[int]) -> None:
-        """Do what a message asks for.
+        """Do what a message requests.
 
         Args:
             group: the ranks that started together with `rank`.
@@ -151,7 +151,8 @@ class MessageHandler:
         state.is_closing = False
         state.folder.close()
         group.registry.clear()
-        # This sends `BlocksFree`. After the answer, the next training would receive that message.
+        # This call may send `BlocksFree`. If it were made after the answer, the next training would receive that
+        # message.
         state.notify(group)
 
     # ---- snapshots ----------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def _rescue_with_others(state: KeeperState, group: RankGroup, facts: CheckpointF
         step = nodes.newest_of_all(group.has_waited_enough)
     except OSError as error:
         state.reporter.log.warning(
-            "the nodes cannot agree on the newest step of which all have a snapshot: %s", error
+            "the nodes cannot agree on the newest step of which every node has a snapshot: %s", error
         )
     finally:
         with state.changed:

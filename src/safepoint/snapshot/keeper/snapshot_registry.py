@@ -1,8 +1,9 @@
 """Which snapshots there are, which one is written next, and which memory may be overwritten.
 
-This module uses no sockets, files or threads. A snapshot is *complete* when every rank has staged its part, that is,
-has copied all its files into memory. The newest complete snapshot stays in memory until it is durable, or until its
-write has failed.
+This module uses no sockets, files or threads. The files of a snapshot lie in *blocks* of shared memory. Each rank
+allocates blocks, and lends them to the keeper (the process of each node that writes snapshots to disk): the keeper
+can then read them. A snapshot is *complete* when every rank has staged its part, that is, has copied all its files
+into memory. The newest complete snapshot stays in memory until it is durable, or until its write has failed.
 """
 
 import enum
@@ -50,7 +51,7 @@ class Snapshot:
     """False once a rank has begun to overwrite its part in memory, or will not stage it."""
     num_ranks: int = 1
     number: int = 0
-    """The number in `BeginSnapshot`. If the ranks begin the snapshot of this step again, it is higher."""
+    """The number in `BeginSnapshot`. If the ranks begin the snapshot of this step again, the new number is higher."""
 
     @property
     def has_begun(self) -> bool:
@@ -74,7 +75,7 @@ class Snapshot:
 
 
 class SnapshotRegistry:
-    """The snapshots of one start of the ranks.
+    """The snapshots that the ranks take between one start and the next restart.
 
     Args:
         num_ranks: how many ranks this node has.
@@ -88,7 +89,8 @@ class SnapshotRegistry:
         self._replaced: list[Snapshot] = []
         """Snapshots that are still being written, although a new snapshot of the same step was begun."""
         self._reported_free: set[tuple[int, int]] = set()
-        """(rank, block) of each block that was reported to its rank as free, or is newly lent."""
+        """(rank, block) of each free block that need not be reported to its rank: it was reported already, or the
+        rank has just lent it."""
         self._in_use: set[tuple[int, int]] = set()
         """(rank, block) of each block that its rank is about to overwrite for a snapshot that has not begun."""
 
@@ -107,7 +109,7 @@ class SnapshotRegistry:
         return self._snapshots.get(step)
 
     def add_block(self, rank: int, block: int) -> None:
-        """Register a new block that a rank has lent.
+        """Register a new block of memory that a rank has lent to the keeper.
 
         The block is free; the rank needs no message `BlocksFree` about it.
         """
@@ -195,7 +197,7 @@ class SnapshotRegistry:
             self._spoil(snapshot)
 
     def remove_rank(self, rank: int) -> None:
-        """Cancel the snapshots of a rank whose memory the keeper no longer has."""
+        """Cancel the snapshots of a rank whose memory the keeper can no longer read."""
         for snapshot in self.snapshots:
             if rank in snapshot.parts:
                 self.cancel(snapshot.step)

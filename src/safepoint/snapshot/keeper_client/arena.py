@@ -60,7 +60,7 @@ class Arena:
 
         Args:
             sizes: bytes.
-            still_to_come: bytes that the training itself is going to take.
+            still_to_come: bytes that the training itself is going to allocate.
             device: the CUDA device that will write to the blocks, if any; their pages are locked for this device.
 
         Raises:
@@ -118,7 +118,7 @@ class Arena:
         return block
 
     def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
-        """Whether `take` would return blocks for images of these sizes, or raise. False: it would return None."""
+        """Whether `take` would return blocks for images of these sizes, or raise. If False, it would return None."""
         if self.most_bytes is not None and _needed_bytes(sizes) > self.most_bytes:
             return True  # `take` raises an error: a wait would not free enough memory
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))

@@ -1,6 +1,7 @@
-"""A rank's connection to its node's keeper: lends memory, describes snapshots, receives the outcomes of saves.
+"""A rank's connection to its node's keeper: lends memory to it, describes snapshots, receives the outcomes of saves.
 
-The keeper is the process of a node that writes snapshots to disk.
+The keeper is the process of a node that writes snapshots to disk. A rank *lends* a block of shared memory to the
+keeper by sending the descriptor of the block, so that the keeper can read the block.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ class KeeperClient:
         rank: the number of this rank in the job.
         num_ranks: how many ranks this node has.
         restart: how often the ranks have been restarted.
-        on_leave: called on the receiving thread when the keeper sends `Leave`. It has to end this rank.
+        on_leave: called on the receiving thread when the keeper sends `Leave`. The function has to end this rank.
     """
 
     def __init__(
@@ -43,9 +44,9 @@ class KeeperClient:
     ) -> None:
         self.is_alive = True
         self.pid = 0
-        """The pid of the keeper; 0 until it has answered."""
+        """The pid of the keeper; 0 until the keeper has answered."""
         self.identity = ""
-        """Identifies the keeper; see `HeldFolder`. Empty until it has answered."""
+        """Identifies the keeper; see `HeldFolder`. Empty until the keeper has answered."""
         self.write_bytes_per_s: float | None = None
         """How fast the last save was written; None before the first."""
         self._channel = channel
@@ -154,7 +155,7 @@ class KeeperClient:
         return next(self._block_numbers)
 
     def lend(self, block: Block) -> None:
-        """Lend a block to the keeper, which maps it."""
+        """Send the descriptor of a block to the keeper, which maps the block."""
         message = messages.LendBlock(number=block.number, capacity_bytes=block.capacity_bytes)
         self.send(message, [block.descriptor])
 
@@ -227,7 +228,7 @@ class KeeperClient:
         if outcome is not None:
             return outcome
         if step not in self._requests:
-            return Outcome(step=step, error="its save was not requested, or too long ago to be remembered")
+            return Outcome(step=step, error="its save was not requested, or was requested too long ago")
         return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the deadline passed first")
 
     # ---- the job ----------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ class KeeperClient:
         return self.folder_error()
 
     def request_folder(self, folder: str, *, is_committer: bool = True) -> None:
-        """Like `open_folder`, but return before the keeper has answered; it may still be starting."""
+        """Like `open_folder`, but return before the keeper has answered; the keeper may still be starting."""
         self._request(messages.OpenFolder(folder=folder, is_committer=is_committer))
 
     def folder_error(self) -> str:
@@ -272,7 +273,7 @@ class KeeperClient:
         return self._wait_for_answer()
 
     def _request(self, message: messages.RankMessage) -> None:
-        """Send a message that the keeper answers. Waits first for the answer to the last one."""
+        """Send a message that the keeper answers. Waits first for the answer to the last request."""
         if self._is_asking:
             self._wait_for_answer()
         with self._changed:

@@ -26,8 +26,8 @@ class Snapshotter:
 
     Args:
         keeper: of this node.
-        optimizers: their tensors change only in their steps, and are copied during the next forward and backward.
-            None: all tensors are copied at the boundary.
+        optimizers: their tensors change only when these optimizers step, so the tensors are copied during the next
+            forward and backward. None: all tensors are copied at the boundary.
         slots: see `Arena`.
         on_torn: called with the step of a snapshot whose tensors were changed while they were copied.
     """
@@ -43,8 +43,8 @@ class Snapshotter:
         self.keeper = keeper
         self.arena = Arena(keeper, slots=slots)
         self.passing: frozenset[str] = frozenset()
-        """The files of the last snapshot whose tensors may have been created for that snapshot only. Do not keep
-        the layouts of these files: they would keep the tensors in memory."""
+        """The files of the last snapshot that have tensors which may have been created for this snapshot only. Do not
+        keep the layouts of these files: the layouts would keep the tensors in memory."""
         self._on_torn = on_torn
         self._stager = Stager(keeper.set_num_copied)
         self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)
@@ -74,7 +74,7 @@ class Snapshotter:
             images: of all files that this rank writes.
             trigger: why the snapshot is taken.
             is_requested: whether the keeper is to make a checkpoint of the snapshot.
-            facts: about the checkpoint; only the first rank of a node gives them.
+            facts: about the checkpoint; only the first rank of a node passes them.
             number: the number of the snapshot. It rises with each call, and is the same on all ranks.
             more_slots: see `Arena.take`.
 
@@ -134,7 +134,8 @@ class Snapshotter:
         for image in small:
             offsets.append(end)
             end = -(-(end + image.size_bytes) // _ALIGNMENT) * _ALIGNMENT
-        # The block ends with its last file. If it has only one, restarted ranks load the block itself as this file.
+        # The block of the small files ends with its last file. If it has only one file, restarted ranks load the
+        # block itself as this file.
         used = [max(offsets[-1] + small[-1].size_bytes, 1)] if small else []
         sizes = [image.size_bytes for image in large] + used
         blocks = self.arena.take(sizes, more_slots=more_slots)

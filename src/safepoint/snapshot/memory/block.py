@@ -129,7 +129,7 @@ class Block:
 
     @property
     def length_bytes(self) -> int:
-        """The length of the memory, in whole pages. The addresses beyond it have no memory."""
+        """The length of the memory, rounded up to whole pages. The addresses beyond it have no memory."""
         return _whole_pages(self._length_bytes)
 
     def note_pinned(self, unpin: Callable[[], None]) -> None:

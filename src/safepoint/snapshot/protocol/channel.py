@@ -28,7 +28,8 @@ _MAX_DESCRIPTORS = 2
 _NUM_NAMES = 8
 """How many names a keeper may use. Another user can take one of them each time that a keeper dies."""
 _SHORT_US, _LONG_US = 10_000, 1_000_000
-"""How long to wait for a socket whose queue is full, which another user may keep full."""
+"""How long to wait for a socket whose queue is full. All names are tried with the short wait first, because another
+user may keep a queue full."""
 _CREDENTIALS = struct.Struct("3i")
 _TIME = struct.Struct("ll")
 

@@ -2,8 +2,8 @@
 
 The keeper is the process of a node that writes snapshots to disk.
 
-A rank sends `Hello` first. A keeper of another protocol version answers `Refused` and closes the connection.
-The keeper closes the connection of a rank that sends anything but these messages, and continues to serve the others.
+A rank sends `Hello` first. A keeper of another protocol version sends `Refused` and closes the connection. The keeper
+closes the connection of a rank that sends anything but these messages, and continues to serve the others.
 """
 
 import os
@@ -139,12 +139,12 @@ class KeeperPlan:
 
     Args:
         key: ranks find the keeper by this key; see `channel.names_of`. The command line has the name of the socket
-            instead of the key, because everyone can read it.
+            instead of the key, because everyone can read a command line.
         listening: the descriptor of the socket that listens.
-        owner_pid: the keeper runs at least as long as this process; None: as long as its own stdin is open.
+        owner_pid: the keeper runs at least as long as this process; None: as long as the keeper's stdin is open.
         verbosity: of the console.
         scratch: a temporary folder of the owner, in which the keeper makes folders too. The keeper removes it if the
-            owner is killed. The keeper notices that only if `owner_pid` is None.
+            owner is killed. The keeper notices a kill only if `owner_pid` is None.
         events: a file for the job's events, besides the one in the output folder.
     """
 

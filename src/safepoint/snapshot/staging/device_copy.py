@@ -29,13 +29,15 @@ _foreach_copy: Any = torch._foreach_copy_  # pyright: ignore
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _MOST_TARGETS = 16
-"""How many lists of targets a plan holds: a file alternates between the blocks of two snapshots."""
+"""How many lists of targets a plan holds. A few suffice, because a file alternates between the blocks of two
+snapshots."""
 
 
 class DevicePlan:
     """What is copied from devices into one image; valid until the image's pieces or their owners change.
 
-    It holds the tensors that the device copies from and to, since making them takes longer than to start a copy.
+    The plan holds the tensors that the device copies from and to, because making them takes longer than starting a
+    copy.
     """
 
     def __init__(self) -> None:
@@ -110,9 +112,9 @@ class DeviceCopier:
             self._have_started.clear()
 
     def _begin_on(self, index: int, placed: list[tuple[Placed, DevicePlan]]) -> list[tuple[int, Any]]:
-        """Start the copies of one device that no optimizer owns, and record the others.
+        """Start the copies of tensors of one device that no optimizer owns, and record the other copies for `go_on`.
 
-        Return the event at their end, if any.
+        Return the device and the event at the end of the started copies; an empty list if no copies were started.
         """
         stream = self._streams.get(index)
         if stream is None:
@@ -148,7 +150,7 @@ class DeviceCopier:
             self._have_started.set()
 
     def _wait_for_streams(self) -> None:
-        """After an error: the caller reuses the memory, into which copies may still be running."""
+        """After an error, wait until no copy is running, because the caller reuses the memory."""
         for stream in self._streams.values():
             with contextlib.suppress(RuntimeError):
                 stream.synchronize()
@@ -197,7 +199,7 @@ def _joined(
 def _copy(stream: Any, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> Any:
     """Start copies on a stream; returns the event at their end.
 
-    One call for all: it runs without the interpreter's lock, and the training's thread goes on.
+    One call starts all copies. It runs without the interpreter's lock, so the training's thread goes on.
     """
     with _cuda.stream(stream):
         _foreach_copy(targets, sources, non_blocking=True)

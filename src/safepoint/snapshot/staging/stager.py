@@ -54,7 +54,7 @@ class _Plan:
 
     Args:
         pieces: the pieces of the image.
-        guard: knows which tensors only an optimizer changes; None: any tensor may change at any time.
+        guard: finds the tensors that only an optimizer changes; None: any tensor may change at any time.
     """
 
     def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:
@@ -63,8 +63,8 @@ class _Plan:
         self.unowned: list[Piece] = []
         """The pieces that no optimizer owns."""
         self.is_lasting = True
-        """Whether the plan is kept after the save. A plan holds its tensors in memory, so one whose tensors may have
-        been made for one save only is dropped."""
+        """Whether the plan is kept after the save. A plan holds its tensors in memory, so it is dropped if they may
+        have been made for one save only."""
         self.at_once: list[tuple[int, int, int]] = []
         self.copies: list[_Copy] = []
         self.guarded: dict[int, list[torch.Tensor]] = {}
@@ -72,8 +72,8 @@ class _Plan:
         small: dict[int, list[tuple[int, int, int]]] = {}
         for piece in pieces:
             self._add(piece, guard, small)
-        # Batches come first: their bytes may be anywhere in the image, and the watermark must not pass one of them
-        # before it is copied.
+        # Batches come first: their bytes may be anywhere in the image, and the watermark must not pass a byte that is
+        # not copied yet.
         self.copies[:0] = [_Copy(0, 0, 0, owner, tuple(batch)) for owner, batch in small.items()]
         self.counts = Counter(copy.owner for copy in self.copies)
 
@@ -164,7 +164,7 @@ class Stager:
 
         Args:
             work: what to copy.
-            guard: knows which tensors only an optimizer changes; with None, this call returns when everything is
+            guard: finds the tensors that only an optimizer changes; with None, this call returns when everything is
                 copied.
 
         Returns:
@@ -358,7 +358,8 @@ class Stager:
         literals = image.literals
         if placed.offset or self._fixed.get(block.number) is not image.fixed:
             literals += image.fixed
-        # An archive has hundreds of fixed literals. If the block's last image had the same, the block contains them.
+        # An archive has hundreds of fixed literals. If the block's last image had the same ones, the block contains
+        # them already.
         self._fixed[block.number] = image.fixed if placed.offset == 0 else ()
         for offset, content in literals:
             block.write(placed.offset + offset, content)

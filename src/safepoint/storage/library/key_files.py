@@ -91,7 +91,7 @@ class _FileInMemory:
 
 
 def _find(location: Location) -> dict[str, str]:
-    """The path of each option."""
+    """obstore's option → the path of its file."""
     options = _OPTIONS.get(location.scheme, {})
     variables = {name.upper(): value for name, value in os.environ.items()}
     found = {option: value for name, option in options.items() if (value := variables.get(name))}

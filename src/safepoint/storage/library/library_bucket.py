@@ -4,9 +4,9 @@ This module repeats failed requests itself, because obstore's ten retries would 
 In an upload in parts, however, obstore repeats the requests. An interrupted upload of a large file starts from its
 first byte.
 
-The server may be hostile. Objects are read as streams, and no more than was asked for is kept. A listing has the same
-limits as one of S3. What obstore itself keeps in memory is not limited: one page of a listing, and the text of an
-error. Each of them has to arrive within the time limit of one request.
+The server may be hostile. Objects are read as streams, and no more bytes are kept than were requested. A listing has
+the same limits as one of S3. What obstore itself keeps in memory is not limited: one page of a listing, and the text
+of an error. Each of them has to arrive within the time limit of one request.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ _NUM_STREAM_TRIES = 10
 _BLOCK_BYTES = 16 << 20
 _READ_BYTES = 1 << 20
 _CHUNK = 100
-"""How many names obstore hands over at once. Until it has so many, it requests further pages."""
+"""How many names obstore returns at once. It requests pages until it has this many names."""
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _T = TypeVar("_T")
@@ -88,7 +88,7 @@ def _check_account(location: Location) -> None:
     for name, value in os.environ.items():
         if location.scheme is Scheme.AZ and name.upper() in _ACCOUNTS and not _ACCOUNT.fullmatch(value):
             raise UsageError(
-                f"{name} is {value[:80]!r}, which is no name of a storage account; {location} was not opened",
+                f"{name} is {value[:80]!r}, which is not the name of a storage account; {location} was not opened",
                 hint="a storage account has 3 to 24 lower-case letters and digits",
             )
 
@@ -261,7 +261,7 @@ class LibraryBucket:
         begun_before_s: float | None,
         deadline_s: float | None,
     ) -> int:
-        """Google and Azure delete unfinished uploads by themselves."""
+        """Do nothing: Google and Azure delete unfinished uploads by themselves."""
         del prefix, only, keys, begun_before_s, deadline_s
         return 0
 

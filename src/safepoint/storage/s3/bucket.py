@@ -55,7 +55,7 @@ class S3Bucket(S3Requests):
         self._exchange(lambda: request, what, receive, deadline_s)
 
     def get_rest(self, key: str, *, start: int, most_bytes: int, deadline_s: float | None) -> bytearray:
-        """See `Bucket`. The time limit suffices for `WHOLE_BYTES`, so use it for small objects only."""
+        """See `Bucket`. The time limit suffices for `WHOLE_BYTES`, so call this for small objects only."""
         what = self._what("GET", key)
 
         def receive(response: http.client.HTTPResponse) -> bytearray:

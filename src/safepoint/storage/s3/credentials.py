@@ -59,7 +59,7 @@ class Keys:
 
 
 class KeySource:
-    """The keys of a store; several threads may ask for them.
+    """The keys of a store. Several threads may use this object.
 
     Args:
         fetch: returns the newest keys. It raises OSError or ValueError when there are none.

@@ -24,7 +24,7 @@ class FilePart(NamedTuple):
 
 
 def md5_of(source: bytes | memoryview | FilePart) -> bytes:
-    """The MD5 of bytes, or of a part of a file; of a file that ends earlier, the MD5 up to its end."""
+    """The MD5 of bytes, or of a part of a file; if the file ends earlier, the MD5 of the bytes up to its end."""
     if not isinstance(source, FilePart):
         return hashlib.md5(source, usedforsecurity=False).digest()
     md5, reader = hashlib.md5(usedforsecurity=False), PartReader(source.file.descriptor, source.start)
@@ -35,10 +35,10 @@ def md5_of(source: bytes | memoryview | FilePart) -> bytes:
 
 
 class PartReader:
-    """A file object for `socket.sendfile` with a position of its own: several threads read one open file."""
+    """A file object for `socket.sendfile` with a position of its own, because several threads read one open file."""
 
     mode = "rb"
-    """`socket.sendfile` asks for it."""
+    """`socket.sendfile` requires this attribute."""
 
     def __init__(self, descriptor: int, position: int) -> None:
         self._descriptor = descriptor

@@ -34,7 +34,7 @@ _Parts = Mapping[int, tuple[int, int]]
 def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
     """The size of the parts of a source.
 
-    Every process computes the same size, so that it can continue the upload of another.
+    Every process computes the same size, so that one process can continue an upload that another has begun.
     """
     least = -(-size_bytes // _MAX_PARTS)
     if not is_stream:

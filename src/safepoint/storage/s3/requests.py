@@ -121,7 +121,7 @@ class S3Requests:
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
         """Begin an upload."""
         answer = self._call(Request(method="POST", key=key, query={"uploads": ""}), deadline_s)
-        # A part that is sent without an upload's name would replace the object itself.
+        # The name is required: a part that is sent without an upload's name would replace the object itself.
         with refusing_other_answers(self._what("POST", key)):
             return UploadId(key=key, upload_id=present(text_in(answer.xml, "UploadId")))
 
@@ -241,7 +241,7 @@ class S3Requests:
 
         Raises:
             ObjectNotFoundError: there is no such object.
-            StorageError: the object has fewer bytes than asked for.
+            StorageError: the object has fewer bytes than requested.
         """
         what = self._what("GET", key)
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, length)))

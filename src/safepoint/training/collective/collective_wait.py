@@ -18,7 +18,8 @@ def on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
         What the work returned on each rank, in the order of the ranks.
 
     Raises:
-        SafepointError: the same on every rank: the first `CheckpointError` of a rank, or else the first other error.
+        SafepointError: the work failed on a rank. Every rank raises the same error. If several ranks have failed, it
+            is the first `CheckpointError` in the order of the ranks, or the first other error if there is none.
     """
     return _results(peers.gather(_result_or_error(work, peers.place.rank)))
 
@@ -30,7 +31,7 @@ def long_on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
 
     Raises:
         SafepointError: as `on_all_ranks`.
-        PeerError: a rank is gone. The thread is not waited for, because this rank ends.
+        PeerError: a rank is gone. The call does not wait for the thread, because this rank ends.
     """
     running = Work(lambda: _result_or_error(work, peers.place.rank))
     while not all(peers.gather(running.is_done(_EXCHANGE_EVERY_S))):

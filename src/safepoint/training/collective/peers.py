@@ -70,7 +70,7 @@ class Sender:
         Every rank of the group calls this, with a block of the same size.
 
         Args:
-            block: uint8, one dimension; read on rank `source`, written on the others.
+            block: a uint8 tensor of one dimension. Rank `source` sends its content; the other ranks receive into it.
             source: the rank that sends.
 
         Raises:
@@ -84,7 +84,7 @@ class Peers:
     """All ranks of the job. In a job of one process there is no process group, and the calls return at once.
 
     Args:
-        place: this rank among them.
+        place: the position of this rank.
         timeout_s: how long to wait for a rank that runs but does not answer. A dead rank is noticed at once.
 
     Raises:
@@ -96,8 +96,9 @@ class Peers:
         self._timeout_s = timeout_s
         self._group: torch.distributed.ProcessGroup | None = None
         self._world: Any = None
-        # All reductions use one tensor over one array, and call the backend directly. A new tensor for each
-        # reduction, and the checks of `dist.all_reduce`, would take longer than the exchange (docs/benchmarks.md).
+        # All reductions use the same tensor, which shares the memory of `values`, and call the backend directly. A
+        # new tensor for each reduction, and the checks of `dist.all_reduce`, would take longer than the exchange
+        # itself (docs/benchmarks.md).
         self._backend: Any = None
         self._maximum = dist.AllreduceOptions()
         self._maximum.reduceOp = dist.ReduceOp.MAX
@@ -120,8 +121,8 @@ class Peers:
     def start_maximum(self, values: list[int]) -> Reduction:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
 
-        This call returns at once, unless the previous reduction still runs. Then it first waits for the previous one,
-        because all reductions share one array. The `Reduction` of the previous one keeps its result.
+        If the previous reduction is still running, this call first waits for its end, because all reductions share
+        one array. In all other cases the call returns at once. The previous `Reduction` keeps its result.
 
         Raises:
             PeerError: a rank is gone or does not answer.
@@ -176,7 +177,8 @@ class Peers:
         """Send a block from rank `source` to the first rank. Only these two ranks call this, with blocks of one size.
 
         Args:
-            block: uint8, one dimension, on the CPU; read on rank `source`, written on the first rank.
+            block: a uint8 tensor of one dimension on the CPU. Rank `source` sends its content; the first rank
+                receives into it.
             source: the rank that sends.
 
         Raises:
@@ -218,7 +220,7 @@ class Peers:
             yield
         except SealError as error:
             raise PeerError(
-                f"rank {self.place.rank} received {error}; nothing of it was read, and this rank ends",
+                f"rank {self.place.rank} received {error}; the message was not read, and this rank ends",
                 hint="another program reached a port of this rank; close that port to other pods (docs/security.md)",
             ) from error
         except RuntimeError as error:

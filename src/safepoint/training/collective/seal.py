@@ -1,8 +1,10 @@
 """Authenticates the messages between ranks (HMAC-SHA256), so that no rank unpickles the bytes of a stranger.
 
 gloo authenticates no peer: a stranger who connects in the place of a rank could send any bytes. The ranks agree on a
-key through the job's store, which strangers cannot read (`training/rendezvous`). In this module `seal` means to add
-an authentication code to a message; for files it means fsync and digest (docs/glossary.md).
+key through the job's store, which strangers cannot read (`training/rendezvous`).
+
+In this module, to seal a message means to add an authentication code, and to open a message means to check this code
+and to unpickle the value. (For files, to seal has another meaning: see docs/glossary.md.)
 """
 
 import hmac
@@ -23,7 +25,8 @@ class SealError(RuntimeError):
 class Seal:
     """Seals and opens the messages of one process group.
 
-    Every rank takes part in the same exchanges, in the same order.
+    Every rank takes part in the same exchanges, in the same order, because the authentication code of a message
+    covers the number of the exchange.
     """
 
     def __init__(self) -> None:

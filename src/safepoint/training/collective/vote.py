@@ -1,10 +1,12 @@
 """The vote: all ranks stop, save or give up a step at the same point of the loop, or no rank does.
 
-Each optimizer step has one small all-reduce (MAX). It starts while work is left in the step, and its result is read
-when the step ends, so training does not wait for it. If one rank requests something, all ranks do it. The reduction
-also carries the point of the loop at which each rank votes: if the ranks are at different points, all of them raise
-an error instead of saving different steps. And the reduction carries how long a step takes, so that all ranks agree
-on the point in the step at which they vote.
+Each optimizer step has one small all-reduce (MAX). The all-reduce starts while work is left in the step, and the
+ranks read its result when the step ends, so training does not wait for the exchange. If one rank requests something,
+all ranks do it.
+
+The all-reduce carries two further facts. The first is the point of the loop at which each rank votes: if the ranks
+are at different points, all of them raise an error instead of saving different steps. The second is how long a step
+takes: all ranks use the same value to choose when to vote (`engine/agreement.py`).
 """
 
 from typing import NamedTuple
@@ -13,10 +15,11 @@ from safepoint.errors import PeerError
 from safepoint.training.collective.peers import Peers, Reduction
 
 _DUE, _REQUESTED, _HELD = 1, 2, 3
-"""The reasons to save a checkpoint; the largest one takes precedence."""
+"""The reasons to save a checkpoint. If the ranks have different reasons, the largest value takes precedence."""
 
 
-# Named tuples: one is created in every step, and a frozen dataclass takes four times as long to create.
+# `Ballot` and `Decision` are named tuples, because every step creates some of them, and a frozen dataclass takes four
+# times as long to create.
 class Ballot(NamedTuple):
     """What one rank requests.
 
@@ -77,7 +80,7 @@ class Decision(NamedTuple):
 
 
 class Vote:
-    """Votes among `peers`, one at a time.
+    """Runs the votes of `peers`, one at a time.
 
     Args:
         peers: the ranks that vote.

@@ -11,27 +11,27 @@ TESTED = {
     "transformers": ("4.57", "5.23"),
     "accelerate": ("1.12", "1.15"),
 }
-"""Name of the package → the oldest supported release, and the newest known one."""
+"""Name of the package → the oldest supported release, and the newest tested release."""
 _log = logging.getLogger("safepoint")
 
 
 def check_release(name: str, *, version: str | None = None, warns: bool = True) -> None:
-    """Warn about a release that is newer than the newest known one, and refuse one that is too old.
+    """Refuse a release that is older than the oldest supported one; warn if it is newer than the newest tested one.
 
     This function does not check whether a newer release of transformers has the methods and attributes that Safepoint
     needs: `integrations/transformers/hook.py` does.
 
     Args:
-        name: of the package, which is imported.
-        version: of the package; None for the version that is installed.
-        warns: whether to warn; one rank is enough.
+        name: the package's name, as in `TESTED`.
+        version: the package's version; None for the version that is installed.
+        warns: whether to log the warning. It is enough if one rank does.
 
     Raises:
         SafepointError: the release is older than the oldest supported one.
     """
     try:
         found = metadata.version(name) if version is None else version
-    except metadata.PackageNotFoundError:  # imported from a folder
+    except metadata.PackageNotFoundError:  # the package was imported from a folder, without being installed
         return
     oldest, newest = TESTED[name]
     if _number(found) < _number(oldest):

@@ -21,7 +21,7 @@ HAS_SHUTDOWN_TIMEOUT = _OPTION in inspect.signature(LocalElasticAgent.__init__).
 
 
 class PatientAgent(LocalElasticAgent):
-    """torch elastic's agent, with a time of the caller's choice for ranks to end, in every release.
+    """torch elastic's agent, with an option, in every release of torch, for the time that ranks get to end.
 
     Args:
         shutdown_timeout: seconds between the signal and SIGKILL.

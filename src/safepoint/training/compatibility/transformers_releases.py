@@ -31,8 +31,8 @@ def split_loop(module: ModuleType) -> None:
     - `_init_training_state(epochs, batches)` returns the epoch, and the batch in this epoch, at which training
       starts.
     - `_run_epoch(train_dataloader=…, epoch=…)` is called after `on_epoch_begin`. If it returns False, the epochs end.
-    - `_finalize_training(trial, num_train_samples, start_time, finish)` is called after the last epoch; `finish` is
-      the rest of the method, and takes the same three arguments.
+    - `_finalize_training(trial, num_train_samples, start_time, finish)` is called after the last epoch. `finish` is a
+      function with the rest of the method. It takes the other three arguments.
 
     Args:
         module: `transformers.trainer`.

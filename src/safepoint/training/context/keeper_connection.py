@@ -1,6 +1,6 @@
 """This rank's connection to its node's keeper, the process that writes snapshots to disk.
 
-If the keeper dies, the rank connects to the new keeper.
+If the keeper dies, the rank connects to the keeper that replaces it.
 """
 
 import hashlib
@@ -27,7 +27,8 @@ class KeeperConnection:
     """The connection of one rank.
 
     Args:
-        settings: `keeper` is the key of the keeper that the launcher has started; None without a launcher.
+        settings: the options of the run. `settings.keeper` is the key with which ranks connect to the keeper that the
+            launcher has started; None without a launcher.
         place: this rank.
         on_leave: see `KeeperClient`.
     """
@@ -49,7 +50,7 @@ class KeeperConnection:
         return self.client is not None and self.client.is_alive
 
     def disable(self) -> None:
-        """Use no keeper until the next call of `open` or `reopen`, because it cannot write to the output folder."""
+        """Use no keeper until the next call of `open` or `reopen`; called if the keeper cannot use the folder."""
         self.client = None
 
     def open(self, job_secret: bytes | None = None) -> KeeperClient | None:
@@ -70,7 +71,7 @@ class KeeperConnection:
         return self.client if self.is_connected else self._reach_or_start(0.0)
 
     def _reach_or_start(self, wait_s: float) -> KeeperClient | None:
-        """Connect to a keeper that runs. If none runs, start one if that is this rank's task.
+        """Connect to the running keeper. If there is none, and no launcher, the node's first rank starts a keeper.
 
         Args:
             wait_s: how long to wait for a keeper that is starting.
@@ -98,7 +99,7 @@ class KeeperConnection:
     def _start(self) -> None:
         # Torchrun's agent restarts the ranks, so the keeper has to live as long as the agent. Without torchrun it
         # lives as long as this rank.
-        global _keeper_process  # noqa: PLW0603  it outlives this connection
+        global _keeper_process  # noqa: PLW0603  the keeper outlives this connection
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         events = str(self._settings.job_events) if self._settings.job_events else None
         assert self._key is not None
@@ -116,9 +117,10 @@ class KeeperConnection:
 def _key_for(place: Place, job_secret: bytes | None) -> str:
     """The keeper's key without Safepoint's launcher: the same on all ranks of the node, and unknown to other users.
 
-    The key is made from data of one process: the one that restarts the ranks, or the rank itself if it is the only
-    one. The secret part is the process's `/proc/<pid>/auxv`. This file holds random addresses, and only the user of
-    the process can read it. If the process belongs to another user, as under Slurm, `job_secret` is used instead.
+    The key is made from data of one process: the process that restarts the ranks, or the rank itself if it is the
+    only rank. The secret part is the content of this process's `/proc/<pid>/auxv`, which holds random addresses, and
+    which only the user of the process can read. If the process belongs to another user, as under Slurm, `job_secret`
+    is used instead.
     """
     owner = os.getppid() if is_launched(place) else os.getpid()
     try:

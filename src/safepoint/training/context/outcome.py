@@ -1,8 +1,8 @@
 """The progress and the end of a rank's run: the last step, the last saved step, and the exit code.
 
-One object holds all of this, because any of three threads can end the run: the thread of the training loop, the one
-that watches signals, and the one that receives messages from the keeper (the process that writes snapshots to disk).
-The first thread that ends the run decides the exit code.
+One object holds all of these values, because any of three threads can end the run: the thread of the training loop,
+the thread that watches signals, and the thread that receives messages from the keeper (the process that writes
+snapshots to disk). The first thread that ends the run decides the exit code.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Outcome:
         reporter: writes the events of the end.
         progress: publishes the progress and the end to `safepoint list` and other readers.
         record: reports the end to the launcher.
-        termination: knows how much time is left.
+        termination: says how much time is left.
         uploads: the uploads, which are finished before the process ends.
     """
 
@@ -64,10 +64,11 @@ class Outcome:
         self.step = 0
         """Optimizer steps done."""
         self.saved_step: int | None = None
-        """The newest committed step of this training, from this attempt or the checkpoint that it resumed from."""
+        """The newest committed step of this training: saved in this attempt, or the step that the attempt resumed
+        from."""
         self.interrupted: Interrupted | None = None
-        """The exception that ended the run early, or None. It is raised again if the program catches it and continues
-        training."""
+        """The exception that ended the run early, or None. If the program catches the exception and continues to
+        train, `check_not_interrupted` raises it again."""
         self.unsaved_end = ""
         """The error message for a training whose last step was not saved; empty when it was saved."""
 
@@ -90,7 +91,7 @@ class Outcome:
     def training_begins(self, step: int, *, is_saved: bool) -> None:
         """Record that a training begins.
 
-        Saves of an earlier training of this process do not count as saves of this one.
+        Saves of an earlier training of this process do not count as saves of the new training.
 
         Args:
             step: optimizer steps done before the training begins.
@@ -148,17 +149,18 @@ class Outcome:
         self._end_progress(State.FINISHED)
 
     def require_saved_end(self) -> None:
-        """Wait for the uploads of this rank, and check that all is saved; called if no launcher started the rank.
+        """Wait for the uploads of this rank, and check that the last step is saved; used without a launcher.
 
-        All ranks call it when a training has ended. For an unsaved last step only the first rank raises an error. If
-        another rank ended with an error, torchrun could end the first rank while that still waits for its uploads.
+        All ranks call this method when a training has ended. Only the first rank raises the error for an unsaved last
+        step. If another rank also ended with an error, torchrun could end the first rank before its uploads are
+        complete.
 
         Raises:
             StorageError: on the first rank, if the last step could not be saved; on a rank with an uploader, if
                 uploads have failed for good.
         """
         unsaved_end = self.unsaved_end
-        self.unsaved_end = ""  # a program that catches the error and trains again gets it only once
+        self.unsaved_end = ""  # if the program catches the error and trains again, the error is not raised again
         self._uploads.require_complete()
         if unsaved_end and self._place.is_first:
             raise StorageError(unsaved_end)
@@ -237,6 +239,6 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def _end_progress(self, state: State, message: str = "", *, limit_s: float | None = None) -> None:
-        if limit_s is None:  # a folder that hangs takes no more than half of the time that is left
+        if limit_s is None:  # even if the folder hangs, the write takes at most half of the time that is left
             limit_s = min(_MOST_REPORT_S, max(_LEAST_REPORT_S, self._termination.available_s / 2))
         self._progress.end(state, message, limit_s=limit_s)

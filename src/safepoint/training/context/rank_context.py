@@ -1,4 +1,4 @@
-"""The context of one rank: its settings, its place, and the few services whose state changes.
+"""The context of one rank: its settings, its position among the ranks, and the few services whose state changes.
 
 There is one context per process. Integrations get it from `current_context`; each class below them receives the
 context, or only the service that it needs.
@@ -25,11 +25,13 @@ from safepoint.training.outcome.rank_record import RankRecordWriter
 
 
 class RankContext:
-    """What the code of one rank shares. The attributes are never replaced. Creating one installs no signal handler.
+    """The objects that all code of one rank shares. No attribute is ever replaced.
+
+    Creating a context installs no signal handlers.
 
     Args:
         settings: the options of the run.
-        place: this rank among its peers.
+        place: the position of this rank.
     """
 
     def __init__(self, settings: RunSettings, place: Place) -> None:
@@ -76,8 +78,8 @@ class RankContext:
 def current_context() -> RankContext:
     """The context of this process.
 
-    The first call creates the context and installs the signal handlers. Make it on the main thread and before torch
-    is imported: the import takes seconds, in which a signal would otherwise not be handled.
+    The first call creates the context and installs the signal handlers. Make the first call on the main thread, and
+    before torch is imported. The import takes seconds, and a signal in this time must be handled.
 
     Raises:
         UsageError: a SAFEPOINT_* variable is invalid.

@@ -1,4 +1,7 @@
-"""Writes this rank's events: to the log, to the job's stream and to the stream of the output folder."""
+"""Writes this rank's events: to the log, to the job's stream and to the stream of the output folder.
+
+A stream is a file with one event per line.
+"""
 
 import logging
 import signal
@@ -31,16 +34,16 @@ class Reporter:
         self._shared_stream: Path | None = None
         self._events = self._log_to(None)
         self.warns_for_node = False
-        """Whether to report this rank's warnings even if it is not the first rank.
+        """Whether to report this rank's warnings even if the rank is not the first.
 
         With several output folders, this is True on the owner of each folder (see `Folders`).
         """
 
     def write_to(self, stream: Path) -> None:
-        """From now on write events to `stream` too."""
+        """From now on, also write events to `stream`, the stream of the output folder."""
         self._events = self._log_to(stream)
         if self._place.is_first and self._folder is not None:
-            deliver_pending_events(self._folder, stream)  # only to this stream: the launcher has logged them already
+            deliver_pending_events(self._folder, stream)  # not to the log: the launcher has logged them
 
     def share_stream(self, stream: Path) -> None:
         """From now on, also write the launcher's events, and the signals that this rank receives, to `stream`.

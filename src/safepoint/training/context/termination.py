@@ -49,7 +49,7 @@ class Termination:
         self._is_save_requested = False
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.stop_signal = 0
-        """The signal that asked this process or its launcher to stop, or 0."""
+        """The stop signal that this process or its launcher has received, or 0."""
 
     def install(
         self,
@@ -112,7 +112,7 @@ class Termination:
         self._chained.clear()
 
     def begin_stop(self) -> None:
-        """Set the deadline, unless it is set. Called when this rank or another one was asked to stop."""
+        """Set the deadline, unless it is set. Called when this rank or another rank has received a stop request."""
         if self._deadline_s == _NEVER_S:
             self._deadline_s = clock.monotonic_s() + self._within_s
             with contextlib.suppress(BlockingIOError):
@@ -177,8 +177,8 @@ class Termination:
 
     def _answer(self, number: int) -> None:
         if self._in_training:
-            # The main thread may be inside a long C call, in which no Python handler runs. So this thread reacts to
-            # the signal.
+            # This thread reacts to the signal, because the main thread may be inside a long C call, during which no
+            # Python handler runs.
             self.stop_signal = self.stop_signal or self._original(number)
             self.begin_stop()
         elif number == signal.SIGTERM and signal.getsignal(number) == self._handle:

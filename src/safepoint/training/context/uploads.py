@@ -1,7 +1,7 @@
 """A rank's uploads to the object store.
 
-The module starts the uploader's process, and finds out what is missing in the object store, and whether the run stops
-because uploads fail.
+This module starts the uploader's process. It finds out which uploads are missing at the end, and whether the run has
+to stop because uploads fail.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Uploader:
         """Check the uploader, and restart it if it died.
 
         Returns:
-            Why uploads fail. None if they do not fail, if the uploader has just been restarted, and if the last check
+            Why uploads fail. None if they do not fail, if the uploader has just been restarted, or if the last check
             was less than a second ago.
         """
         if clock.monotonic_s() < self._check_at_s:
@@ -73,8 +73,8 @@ class Uploader:
         return self.status().get("error")
 
     def status(self) -> dict[str, Any]:
-        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more. Empty if
-        it has written none yet."""
+        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more. Empty if there is
+        no status yet."""
         try:
             return read_object(self._status)
         except (OSError, ValueError):
@@ -91,10 +91,11 @@ class Uploader:
 
         Args:
             newest_only: whether to upload only the newest checkpoint.
-            deadline_s: by the monotonic clock; None waits as long as it takes.
+            deadline_s: a time of the monotonic clock; None for no limit.
 
         Returns:
-            Whether everything, or the newest checkpoint, is in the store. Later calls return the result of the first.
+            Whether everything, or the newest checkpoint, is in the store. Later calls return the result of the first
+            call.
         """
         if self._result is None:
             if self._process.poll() not in {None, ExitCode.CONFLICT}:
@@ -134,16 +135,16 @@ class Uploads:
         self._final_missing: str | None = None
         self._missing_before: str | None = None
         self.uploader: Uploader | None = None
-        """The uploader of the last training on this rank that had one."""
+        """The uploader of the last training that had an uploader on this rank."""
         self.stop_reason: str | None = None
-        """Why uploads fail, when the run stops because of that."""
+        """Why uploads fail, if the run stops for this reason; otherwise None."""
 
     def start(self, plan: UploaderPlan) -> None:
         """Start the uploader of a training."""
         self.uploader = Uploader(plan)
 
     def close_training(self) -> None:
-        """Before a further training: wait for the previous one's uploader, and record whether files are missing."""
+        """Before a further training: wait for the uploader of the last one, and record whether files are missing."""
         if not self.finish(newest_only=False):
             self._missing_before = self._missing_before or self._unfinished
         self._missing_before = self._missing_before or self._final_missing
@@ -157,7 +158,7 @@ class Uploads:
         """Record that the final model is not in the object store.
 
         Args:
-            reason: why it is not there, and what to do.
+            reason: why the model is not there, and what to do.
         """
         self._final_missing = reason
 

@@ -3,10 +3,10 @@
 A decision is never withdrawn: a stop that was received in an evaluation is still in effect at the next boundary (the
 point between two optimizer steps).
 
-If the vote (one small all-reduce in each step) starts just before the optimizer steps, it takes effect in the step in
-which a signal arrives. But the optimizer of a small model is faster than the vote, and the step would wait for the
-vote. So while steps are short, the vote starts with the step, and a signal may take effect one step later
-(docs/adr/0002).
+The ranks vote by one small all-reduce in each step. If steps are long, the vote starts just before `optimizer.step`,
+and a signal takes effect in the step in which it arrives. With a small model, `optimizer.step` is faster than the
+vote, so the training would have to wait. If steps are short, the vote therefore starts at the beginning of the step,
+and a signal may take effect one step later (docs/adr/0002).
 """
 
 from safepoint.foundation import clock
@@ -19,8 +19,8 @@ from safepoint.training.outcome.hold import Hold
 _SAVE_GUESS_S = 1.0
 """The assumed time of a save before the first one was measured."""
 _SHORT_STEP_MS = 250
-"""In steps that are shorter than this, the vote starts with the step. In longer ones it starts just before the
-optimizer, which costs 1.3 ms on two ranks of one machine (docs/benchmarks.md): half a percent of 250 ms."""
+"""If steps are shorter than this, the vote starts with the step. If they are longer, the vote starts just before
+`optimizer.step`. That costs 1.3 ms on two ranks of one machine (docs/benchmarks.md): half a percent of 250 ms."""
 
 
 class Agreement:
@@ -49,7 +49,9 @@ class Agreement:
         """When a periodic checkpoint is due. Only the first rank's clock decides; the vote carries the decision."""
 
     def exchange(self, step: int, *, micro_steps_left: int = 0) -> None:
-        """Receive the result of the last vote and start the next. Every rank calls it at the same point of the loop.
+        """Receive the result of the last vote and start the next vote.
+
+        Every rank calls this method at the same point of the loop.
 
         Args:
             step: optimizer steps done.
@@ -95,7 +97,7 @@ class Agreement:
             self.exchange(step)
 
     def gradients_complete(self, step: int) -> None:
-        """Record that the optimizer steps next. Start a vote, if steps are long.
+        """Record that `optimizer.step` comes next. Start a vote, if steps are long.
 
         Args:
             step: optimizer steps done.
@@ -105,7 +107,7 @@ class Agreement:
             self.exchange(step)
 
     def step_ends(self) -> None:
-        """Record that the optimizer is done. Receive the result of the step's last vote."""
+        """Record that `optimizer.step` has ended. Receive the result of the step's last vote."""
         self._step_ms = max(1, round(1000 * (clock.monotonic_s() - self._step_started_s)))
         self.receive()
 

@@ -202,7 +202,9 @@ class Boundary:
         """
         context, output = self._context, self._setup.output
         self.saves.finish()
-        self.saver.close_parts(step)  # the request waits for the upload, and the callbacks wait for the request
+        # The process that requested the hold waits for the upload, and the trainer's callbacks run only after the
+        # hold. So upload now, without waiting for files that callbacks add.
+        self.saver.close_parts(step)
         location = str(self._setup.location or "")
         is_saved = context.outcome.saved_step == step
         self._hold.begins(Held(step=step, is_saved=is_saved, folder=str(output.root.absolute()), location=location))
@@ -273,7 +275,7 @@ class Boundary:
         Returns:
             The exception for the caller to raise.
         """
-        # `Agreement.exchange` received the vote that decided to give up, and started one more: receive that one too.
+        # `Agreement.exchange` received the vote that decided to give up, and started a further vote: receive it too.
         self.agreement.receive()
         self._report_stop()
         if 0 < step != self._context.outcome.saved_step:
@@ -315,9 +317,9 @@ def release(
         context: this rank.
         output: the folder.
         start: where the training started; None if the ranks did not agree on a start.
-        boundary: of the training; None if the training ended before its boundary was made.
-        is_finished: whether the training has reached its end. If it was neither finished nor interrupted, it failed:
-            the keeper then commits the newest snapshot when this process ends.
+        boundary: the training's `Boundary`; None if the training ended before this object was created.
+        is_finished: whether the training has reached its end. A training that was neither finished nor interrupted
+            has failed: the keeper then commits the newest snapshot when this process ends.
     """
     context.termination.leave_training()
     is_orderly = is_finished or context.outcome.interrupted is not None

@@ -13,9 +13,9 @@ class Deadline:
     """Checks, on the thread that watches signals, how much time is left for the running step.
 
     Args:
-        context: knows how much time is left, and which step is running.
-        agreement: knows how long steps take.
-        snapshots: has the newest snapshot, and knows how long it takes to make the snapshot durable.
+        context: has the time that is left, and the number of the running step.
+        agreement: has measured how long steps take.
+        snapshots: has the newest snapshot, and estimates how long it takes to make this snapshot durable.
     """
 
     def __init__(self, context: RankContext, agreement: Agreement, snapshots: Snapshots) -> None:

@@ -1,8 +1,8 @@
 """Saves the finished model in the object store, in the layout that `from_pretrained` reads.
 
-Weights that the ranks hold are uploaded directly, without a disk in between (docs/adr/0015). If instead the framework
-itself writes all files, they stay in the output folder, and the uploader publishes them. A failure is reported, and
-the process exits with a code other than 0.
+Weights that the ranks hold in memory are uploaded directly, without a disk in between (docs/adr/0015). If instead the
+framework itself writes all files, the files are committed in the output folder, and the uploader publishes them. A
+failure is reported, and the process exits with a code other than 0.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class FinalModelSave:
             follow(peers, streams)
 
     def _on_all_ranks(self, work: Callable[[], _T]) -> _T:
-        """Call `work` on all ranks, and return its result on this one.
+        """Call `work` on all ranks, and return its result on this rank.
 
         Raises:
             PeerError: a rank is gone.
@@ -182,8 +182,8 @@ def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
         for entry in part.files:
             if entry not in known:
                 raise SaveError(
-                    "the final model was not saved: only the first node's files are stored, and node "
-                    f"{part.node} has {entry.path}, which the first node lacks or has with other content"
+                    "the final model was not saved: Safepoint stores only the files of node 0, but node "
+                    f"{part.node} has {entry.path}, which node 0 does not have, or has with other content"
                 )
     return here
 

@@ -67,7 +67,7 @@ class TrainingLoop(Protocol):
         """Write the finished model in the layout that the framework reads; all ranks call it.
 
         Returns:
-            None when everything is written; otherwise the large files that are still to be written. All ranks return
-            None, or none does.
+            None when everything is written; otherwise the large files that are still to be written. Either all ranks
+            return None, or no rank does.
         """
         ...

@@ -2,21 +2,18 @@
 
 Only the first rank's clock decides. The vote carries the decision to the other ranks, so that all save the same step.
 
-The best interval between checkpoints that stall training for δ seconds, where work is lost about every M seconds, is
-
-    τ = √(2δM) · (1 + ⅓·√(δ/2M) + ⅑·(δ/2M)) - δ   for δ < 2M, and M otherwise
-
-(J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
-Systems 22, 2006; the first factor is from J. W. Young, Communications of the ACM 17, 1974). δ is measured. M is
-estimated from the run's own history and an assumed loss after four hours: M = (4 h + time trained) / (1 + losses). A
-stop with a checkpoint of the last step loses nothing, and is not counted as a loss.
+With `auto`, the interval is the exact optimum of `safepoint.estimates.interval` for saves that stall training for δ
+seconds, where work is lost about every M seconds. δ is measured. M is estimated from the run's own history and an
+assumed loss after four hours: M = (4 h + time trained) / (1 + losses). A stop with a checkpoint of the last step
+loses nothing, and is not counted as a loss. For how long a save is written does not change the optimum; it only sets
+the least interval.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from safepoint.estimates.interval import blocking_optimum_s
 from safepoint.foundation import clock
 from safepoint.foundation.events.stream import read_events
 from safepoint.foundation.quantities import parse_duration
@@ -51,16 +48,15 @@ class Losses:
 
 
 def best_interval_s(stall_s: float, between_s: float) -> float:
-    """The interval between checkpoints, in seconds, that wastes the least time; see the formula above.
+    """The interval between checkpoints, in seconds, that wastes the least time.
 
     Args:
         stall_s: seconds that a checkpoint stalls training.
         between_s: seconds between two losses of work.
     """
     if stall_s >= 2 * between_s:
-        return between_s
-    ratio = stall_s / (2 * between_s)
-    return math.sqrt(2 * stall_s * between_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall_s
+        return between_s  # no interval helps; Daly's convention, which saves least often
+    return blocking_optimum_s(stall_s, between_s)
 
 
 class SaveClock:

@@ -20,7 +20,7 @@ class Saves:
 
     Args:
         setup: the training.
-        agreement: is notified of how long a save takes, and holds the clock for periodic saves.
+        agreement: receives how long a save takes, and has the clock for periodic saves.
         snapshots: saves through the keeper.
         saver: saves without the keeper.
     """
@@ -35,9 +35,9 @@ class Saves:
         self._snapshots = snapshots
         self._saver = saver
         self.step: int | None = None
-        """The newest step that was saved or handed to the keeper, except for steps whose save has failed."""
+        """The newest step that was saved or passed to the keeper, except for steps whose save has failed."""
         self.pending_step: int | None = None
-        """The step that was handed to the keeper and that `finish` has not waited for yet."""
+        """The step that was passed to the keeper and that `finish` has not waited for yet."""
         self.requested: Trigger | None = None
         """The trigger of a save that is due at the next boundary, for example because the keeper was busy."""
         if setup.context.place.is_first:
@@ -55,7 +55,7 @@ class Saves:
         self._agreement.save_s = self._snapshots.save_s or self._agreement.save_s
 
     def save(self, trigger: Trigger, write: Write, *, is_last: bool) -> bool:
-        """Hand a snapshot of this boundary to the keeper, or save it synchronously.
+        """Pass a snapshot of this boundary to the keeper, or save the boundary synchronously.
 
         Args:
             trigger: why the boundary is saved.
@@ -125,12 +125,12 @@ class Saves:
         return self.pending_step == step
 
     def finish(self) -> None:
-        """Wait until the step that was handed to the keeper is saved.
+        """Wait until the step that was passed to the keeper is saved.
 
         If the save fails, and the training has not gone on to a further step, save the step synchronously.
         """
         step, self.pending_step = self.pending_step, None
-        # True on all ranks or on none: `pending_step` does not depend on when a keeper's answer arrives.
+        # All ranks return here, or none of them: `pending_step` does not depend on when the keeper's reply arrives.
         if step is None:
             return
         with self._context.progress.during(State.SAVING):

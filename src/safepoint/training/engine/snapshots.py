@@ -1,9 +1,8 @@
-"""Saves as snapshots: captured at a boundary (the point between two steps), and copied during the next step.
+"""Saves through snapshots, which the keeper (the process of each node that writes snapshots to disk) makes durable.
 
-Then the keeper, the process of each node that writes snapshots to disk, makes them durable.
-
-The ranks agree on each stage of a save by a small reduction: either all of them take a snapshot, or none does. In the
-latter case the save waits for a later boundary, or is done by `SynchronousSave`.
+A snapshot is captured at a boundary, the point between two steps, and its tensors are copied during the next step.
+The ranks agree on each stage of a save by a small all-reduce: either all ranks take a snapshot, or no rank does. If
+no rank takes a snapshot, the save waits for a later boundary, or `SynchronousSave` saves the boundary.
 """
 
 import enum
@@ -64,7 +63,7 @@ class Snapshots:
         self._is_shared = setup.start.folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
-        """The step that the keeper was asked to save, until this rank has recorded the outcome; otherwise None."""
+        """The step that the keeper has to save, until this rank has recorded the outcome; otherwise None."""
         self.taken_step: int | None = None
         """The newest step with a snapshot in memory."""
         self._costs_s: deque[float] = deque(maxlen=3)
@@ -150,7 +149,10 @@ class Snapshots:
         return int(bound_bytes * mine / here)
 
     def begin_loop(self) -> None:
-        """Begin to watch the optimizers. Call it when the model is loaded and the optimizers exist."""
+        """From now on, make the optimizers wait until their tensors are copied.
+
+        Call this method when the model is loaded and the optimizers exist.
+        """
         self._optimizers = self._loop.optimizers()
         if self._snapshotter is not None:
             self._scratch.capture.prepare()
@@ -234,7 +236,8 @@ class Snapshots:
         try:
             self._scratch.ensure(keeper)
         except OSError as error:
-            # Checked before the ranks agree: if one rank fails afterwards, all ranks have to cancel the snapshot.
+            # This is checked before the ranks agree, because a rank that fails afterwards makes all ranks cancel the
+            # snapshot.
             self._warn_once(
                 f"saves are synchronous: there is no room for their small files: {error}", about="scratch"
             )
@@ -329,7 +332,7 @@ class Snapshots:
         if outcome is None and keeper.is_alive:
             return None
         if outcome is None:
-            # Otherwise, the keepers of other nodes would go on waiting for this node's part.
+            # Publish that this node has no part, because the keepers of the other nodes would go on waiting for it.
             publish_no_part(self._pending_facts, "its keeper died")
             outcome = Outcome(step=self.pending, error="the keeper died while it was writing the snapshot")
             self._context.reporter.report(
@@ -363,7 +366,7 @@ class Snapshots:
     def finish(self, step: int) -> bool:
         """Wait for the save of `step`, at most until the deadline.
 
-        Return whether all ranks know that the save is durable.
+        Return whether all ranks have recorded that the save is durable.
 
         Raises:
             PeerError: a rank is gone.

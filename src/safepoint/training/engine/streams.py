@@ -27,10 +27,10 @@ class WeightRange(NamedTuple):
     """A range of bytes of a weight that one rank holds.
 
     Args:
-        rank: the rank that holds it.
-        name: of the weight.
-        begin: the offset of its first byte in the weight.
-        num_bytes: its length.
+        rank: the rank that holds the range.
+        name: the name of the weight.
+        begin: the offset, in the weight, of the first byte of the range.
+        num_bytes: the length of the range.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class StreamedFile(NamedTuple):
     Args:
         path: relative to the model's folder.
         size_bytes: of the whole file.
-        parts: its content in order: bytes, or ranges that ranks hold.
+        parts: the content of the file in order: bytes, or ranges that ranks hold.
     """
 
     path: str
@@ -104,7 +104,7 @@ def _send(peers: Peers, streams: Streams, requested: WeightRange) -> str:
 class Leader:
     """The first rank's side: runs work, such as an upload, on a thread.
 
-    The leader asks the other ranks for the bytes that the work reads. The other ranks call `follow`.
+    The work reads bytes that other ranks hold: the leader requests these bytes. The other ranks call `follow`.
 
     Args:
         peers: all ranks.
@@ -128,7 +128,7 @@ class Leader:
             What the work returns.
 
         Raises:
-            PeerError: a rank is gone. The work's thread is not waited for, because this rank ends.
+            PeerError: a rank is gone. The call does not wait for the work's thread, because this rank ends.
             BaseException: what the work raises.
         """
         running: Future[_T] = Future()

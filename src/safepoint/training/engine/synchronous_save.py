@@ -1,7 +1,7 @@
 """Saves for which the training waits: all ranks together write the files into a working folder and commit them.
 
-The keeper, the process that writes snapshots to disk, takes no part. A failed save leaves no files. It is reported,
-and every rank treats it as failed.
+The keeper, the process that writes snapshots to disk, takes no part. A failed save leaves no files. The failure is
+reported, and every rank treats the save as failed.
 """
 
 import contextlib
@@ -113,7 +113,7 @@ class SynchronousSave:
         return NodePart(node=node, num_nodes=self._folders.count, paths=paths, manifest=manifest, is_open=is_open)
 
     def _on_owners(self, work: Callable[[], _T]) -> list[_T]:
-        """Call `work` on the rank that owns each folder (see `Folders`); a collective call.
+        """Call `work` on every rank that owns a folder (see `Folders`); a collective call.
 
         Returns:
             The results, in the order of the owners.
@@ -134,10 +134,10 @@ class SynchronousSave:
         return [cast("_T", result) for result, _ in outcomes]
 
     def close_parts(self, step: int) -> None:
-        """Let the nodes upload their parts of this step's save although the callbacks have not been called yet.
+        """Close the nodes' parts of this step's save, so that they are uploaded before the callbacks are called.
 
-        Files that the callbacks add later are added to the manifest then. Does nothing if the keeper has saved the
-        step, or the nodes share a folder. All ranks call it.
+        Files that the callbacks add afterwards are added to the manifest at that time. This method does nothing if
+        the keeper has saved the step, or if the nodes share a folder. All ranks call it.
         """
         is_saved_here = self._newest is not None and self._newest[1].step == step
         if is_saved_here and not self._folders.is_shared and self._setup.loop.has_callbacks:
@@ -173,7 +173,7 @@ class SynchronousSave:
         if self._newest is None:
             return
         path, manifest = self._newest
-        # Of two files with one name, the manifest lists the first node's; the other one is not used.
+        # If two nodes have added files with the same name, the manifest lists only the file of the first of them.
         whole = extend_manifest(manifest, added)
         replace_record(path, whole, [entry for entry in here if entry in whole.files])
         self._newest = path, whole
@@ -197,7 +197,7 @@ class SynchronousSave:
         if self._folders.is_owner:
             limit, protected = self._setup.loop.retention()
             policies = parse_policies(self._context.settings.keep, limit)
-            # What was just saved stays, whatever else is in the folder.
+            # The checkpoint that was just saved stays, whatever else is in the folder.
             newest = () if self._newest is None else (self._newest[1].step,)
             prune(
                 self._setup.output,

@@ -1,8 +1,9 @@
-"""Makes `accelerate launch` in a rank run the script in this process, and start no further processes.
+"""Changes `accelerate launch` in a rank: it runs the script in this process instead of starting further processes.
 
-It starts no processes, because the launcher of Safepoint has started the ranks already. In all other respects,
-`accelerate launch` works as usual: it reads its options and its configuration file, and passes them to the script in
-variables (`ACCELERATE_MIXED_PRECISION`, …). TRL's command `trl sft …` starts its scripts in the same way.
+Further processes are not needed, because the launcher of Safepoint has started the ranks already. In all other
+respects, `accelerate launch` works as usual: it reads its options and its configuration file, and passes them to the
+script in variables (`ACCELERATE_MIXED_PRECISION`, …). TRL's command `trl sft …` starts its scripts through
+`accelerate launch`.
 """
 
 import copy

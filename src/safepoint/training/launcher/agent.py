@@ -1,10 +1,13 @@
 """torch elastic's agent, adapted to Safepoint's exit codes and stop requests.
 
-It is torch's `LocalElasticAgent` with four differences. The agents of all nodes exchange stop requests. When torch
-elastic ends ranks, it waits for the platform's grace period before it kills them, even if this period is longer than
-torch elastic's default of 30 s. Ranks that Safepoint ended are not restarted. And if the program fails in the first
-start of the ranks, before any step, the ranks are not restarted, because the program would fail in the same way
-again.
+The agent is torch's `LocalElasticAgent` with four differences:
+
+- The agents of all nodes exchange stop requests.
+- When torch elastic ends ranks, it waits for the platform's grace period before it kills them, even if this period is
+  longer than torch elastic's default of 30 s.
+- Ranks that Safepoint ended are not restarted.
+- If the program fails in the first start of the ranks, before any step, the ranks are not restarted, because the
+  program would fail in the same way again.
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright knows no type for overriding or calling them.
@@ -109,7 +112,8 @@ def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
         *([f"--shutdown-timeout={math.ceil(settings.grace_s)}"] if HAS_SHUTDOWN_TIMEOUT else []),
     ]
     if plan.nnodes == 1 and Path("/sys/class/net/lo").exists():
-        for library in ("GLOO", "NCCL", "TP"):  # these do not authenticate peers, so they listen on loopback only
+        # These libraries do not authenticate peers, so they listen on loopback only.
+        for library in ("GLOO", "NCCL", "TP"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # set here, because torchrun's code sets it with a long warning
@@ -217,8 +221,8 @@ class SafepointAgent(PatientAgent):
     def _is_final(self, result: RunResult) -> bool:
         """Whether the ranks must not be restarted.
 
-        They are not restarted if they were asked to stop, if Safepoint ended them, or if the program failed in the
-        first start of the ranks, before any step.
+        They are not restarted if a stop was requested, if Safepoint ended them, or if the program failed in the first
+        start of the ranks, before any step.
         """
         if self._relay.signal:
             return True
@@ -243,7 +247,7 @@ class SafepointAgent(PatientAgent):
     # ---- the agents of the other nodes ------------------------------------------------------------------------
 
     def _exchange_requests(self) -> None:
-        """Exchange stop requests with the other nodes' agents. If another node's ranks restart, restart these too."""
+        """Exchange stop requests with the other nodes' agents. If their ranks restart, restart this node's ranks."""
         group: Any = self._worker_group
         if group.group_world_size == 1:
             return
@@ -254,8 +258,8 @@ class SafepointAgent(PatientAgent):
             elif self._shared_store.check([_STOP_KEY]):
                 self._relay.request(signal.SIGTERM)
             elif self._shared_store.check([_RESTART_KEY.format(self._restarts + 1)]):
-                # Ranks of another node failed. This node's ranks would wait for them until a timeout. So they are
-                # killed, and torch elastic restarts them.
+                # Ranks of another node have failed. The ranks of this node would wait for the failed ranks until a
+                # timeout. So this node's ranks are killed, and torch elastic restarts them.
                 self._relay.kill_ranks()
 
     def _send_stop(self) -> None:

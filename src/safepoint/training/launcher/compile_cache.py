@@ -1,8 +1,8 @@
-"""Protects the folder in which PyTorch caches compiled code, if another user has created a folder of the same name.
+"""Keeps PyTorch from using a cache of compiled code in a folder that belongs to another user.
 
 PyTorch uses `torchinductor_USER` in the temporary folder, and runs code that it finds there. Another user who makes
-this folder first could stop every training of this user, or run code in it. Only in this case, the ranks use another
-folder. For all other users, the cache stays where it is.
+this folder first could stop every training of this user, or run code in it. If the folder belongs to another user,
+the ranks use a different folder. In all other cases, the cache stays where it is.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ def protect_compile_cache(scratch: Path) -> None:
     usual = _usual_folder()
     try:
         owner = os.lstat(usual).st_uid
-    except OSError:  # it does not exist yet
+    except OSError:  # the folder does not exist yet
         return
     if owner == os.geteuid() or os.environ.get(_VARIABLE):
         return
     folder = _private_folder(scratch)
     os.environ[_VARIABLE] = str(folder)
     _log.warning(
-        "%s belongs to user %s, so PyTorch caches compiled code in %s; delete the former, or set %s to a folder of "
-        "your own",
+        "%s belongs to user %s, so PyTorch caches compiled code in %s; delete that user's folder, or set %s to a "
+        "folder of your own",
         usual,
         user_name(owner),
         folder,

@@ -38,7 +38,7 @@ _log = logging.getLogger("safepoint")
 def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], None] | None = None) -> int:
     """Run the ranks of this node to their end.
 
-    Call it on the main thread. It installs handlers for the process's signals.
+    Call this function on the main thread, because it installs handlers for the process's signals.
 
     Args:
         plan: which ranks to start.
@@ -113,8 +113,8 @@ def _prepare_environment(settings: RunSettings) -> None:
         if not text:
             os.environ.pop(name, None)
     if os.environ.get(STATUS_URL):
-        # Otherwise, the callback of transformers' Trainer would post too, and would report 100 % for an interrupted
-        # run.
+        # Safepoint posts the progress. The callback of transformers' Trainer must not post too: it would report
+        # 100 % for an interrupted run.
         os.environ.setdefault("DISABLE_KUBEFLOW_INTEGRATION", "TRUE")
     # Without this setting, torch elastic kills ranks 30 s after a signal.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(settings.grace_s))

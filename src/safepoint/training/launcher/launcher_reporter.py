@@ -1,8 +1,9 @@
 """Writes the launcher's events: who started the job, signals, failed and restarted ranks, how the job has ended.
 
-On the first node the reporter also serves and posts the progress that the first rank writes. If that rank was killed,
-the reporter writes into the progress how the job has ended. Writes to folders have a time limit, because a folder
-that hangs must not block the launcher.
+On the first node, the reporter also passes on the progress that the first rank writes: it serves the progress over
+HTTP (`--metrics-port`), and posts it to the controller of Kubeflow Trainer. If the first rank was killed, the
+reporter writes into the progress how the job has ended. Writes to folders have a time limit, because a folder that
+hangs must not block the launcher.
 """
 
 import contextlib
@@ -107,7 +108,7 @@ class LauncherReporter:
             )
 
     def progress(self) -> tuple[Progress, bool] | None:
-        """The last progress that the first rank wrote, and whether the job has ended; None before it wrote any."""
+        """The last progress that the first rank wrote, and whether the job has ended; None without any progress."""
         progress = self._final or read_progress(self._folder / PROGRESS_NAME)
         return None if progress is None else (progress, self._has_ended)
 
@@ -144,7 +145,7 @@ class LauncherReporter:
             reason: one sentence, for a job that has not succeeded.
             limit_s: seconds for the last writes to folders, and as many again for the last post to the controller.
             rank: the rank that failed, or None.
-            error: the error that the user's program raised on this rank; empty if that is not known.
+            error: the error that the user's program raised on this rank; empty if the error is not known.
             is_reported: whether a rank has already reported how it ended.
         """
         with self._ending:
@@ -158,7 +159,7 @@ class LauncherReporter:
             path = Path(self._settings.termination_log) if self._settings.termination_log else TERMINATION_LOG
             status = TrainerStatus.of(known[0], has_ended=True)
             # The end is written first without the check of the newest checkpoint, because the check may take longer
-            # than the time that is left. Then it is written again with the result of the check.
+            # than the time that is left. Then the end is written again with the result of the check.
             do_within(lambda: status.write_termination_message(path), _LEAST_END_S)
             if exit_code == ExitCode.INTERRUPTED_SAVED and path.is_file():
                 do_within(lambda: status.write_termination_message(path, _check_newest(known[0])), limit_s)

@@ -1,8 +1,8 @@
-"""Processes that a script has started, and that have lost their parent, end with the run.
+"""Ends orphans at the end of the run: processes that a script has started, and whose parent has ended.
 
-The launcher asks the kernel to become the parent of such processes (`PR_SET_CHILD_SUBREAPER`). Otherwise init would
-become their parent, and the launcher could not find them. If the launcher itself is killed with SIGKILL, these
-processes continue.
+With `PR_SET_CHILD_SUBREAPER`, the launcher becomes the parent of such processes. Without this call, init would become
+their parent, and the launcher could not find them. If the launcher itself is killed with SIGKILL, the orphans
+continue.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """The rendezvous of torch elastic (where the nodes of a job find each other), over Safepoint's own store.
 
-The number of nodes is fixed when the job starts. The store refuses programs that do not belong to the job.
+The number of nodes is fixed when the job starts. The store is a `TCPStore` of torch, which holds keys with values for
+the ranks, and not an object store. It refuses programs that do not belong to the job.
 """
 
 import datetime
@@ -28,11 +29,11 @@ _MAX_REFUSALS = 50
 
 
 class Rendezvous(RendezvousHandler):
-    """The rendezvous of one node's agent: connects it to the store of the job, which node 0 serves.
+    """The rendezvous of one node's agent. It connects the agent to the store of the job, which node 0 serves.
 
     Args:
         plan: which nodes there are.
-        settings: the options of the run. The nodes agree on a secret through the output location in them.
+        settings: the options of the run. Through the output location in these options, the nodes agree on a secret.
     """
 
     def __init__(self, plan: LaunchPlan, settings: RunSettings) -> None:
@@ -53,10 +54,10 @@ class Rendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Connect to the store, unless that is done. Returns the store, this node's number and the number of nodes.
+        """Connect to the store at the first call. Returns the store, this node's number and the number of nodes.
 
         Raises:
-            UsageError: the port is taken, or node 0 cannot be reached, or it refuses this node.
+            UsageError: the port is taken, node 0 cannot be reached, or node 0 refuses this node.
             StorageError: the nodes could not agree on a secret through their output location.
         """
         if self._store is None:
@@ -86,7 +87,7 @@ class Rendezvous(RendezvousHandler):
         except OSError as error:
             raise UsageError(
                 f"port {self._port} cannot be used for the rendezvous: {error.strerror}; no rank was started",
-                hint="choose another one with --master-port, the same on every node",
+                hint="choose another port with --master-port, the same on every node",
             ) from error
         return self._server.port
 

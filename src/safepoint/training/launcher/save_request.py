@@ -2,7 +2,7 @@
 
 `safepoint suspend --on` runs this module in the pod of the first node, before it suspends the job. The module prints
 lines of JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end `{"receipt": …}` or
-`{"error": …}`. If it ends with an error, or is killed, the training continues.
+`{"error": …}`. If the module ends with an error, or is killed, the training continues.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ _PATIENCE = 3
 
 
 class SaveRequest:
-    """One request.
+    """One request for a checkpoint.
 
     Args:
-        folder: of the launcher.
-        pid: of the launcher.
+        folder: the launcher's folder.
+        pid: the launcher's process id.
         within_s: how long everything may take.
         sign: called every two seconds with a text that says what the request waits for.
     """

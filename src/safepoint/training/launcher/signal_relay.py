@@ -45,7 +45,7 @@ class SignalRelay:
         reporter: LauncherReporter,
         on_exit: Callable[[int], None] | None = None,
     ) -> None:
-        # Ranks should end by grace - margin. Those that still run are killed when half the margin is left.
+        # Ranks should end before the margin begins. Ranks that still run when half of the margin is left are killed.
         self._kill_after_s = settings.grace_s - settings.margin_s / 2
         self._margin_s = settings.margin_s
         self._reporter = reporter
@@ -146,7 +146,7 @@ class SignalRelay:
                 self._reporter.signal_received(number)
                 self._exit(exit_code_of(number))
             # With several nodes, the other agents may wait for this node's agent. So this process does not exit
-            # before its ranks start: its agent first joins the others, and then sends them the stop request.
+            # before its ranks start: its agent first joins the other agents, and then sends them the stop request.
             self.request(number)
             self._reporter.signal_received(number)
 
@@ -177,4 +177,8 @@ class SignalRelay:
 
 
 def _handled_by_thread(number: int, frame: FrameType | None) -> None:
-    """Do nothing. The interpreter writes the number of a signal that has a handler to the wake-up pipe."""
+    """Do nothing: the thread of the relay reacts to the signal.
+
+    A handler must exist all the same: the interpreter writes the number of a signal to the wake-up pipe only if the
+    signal has a handler in Python.
+    """

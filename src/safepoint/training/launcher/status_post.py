@@ -1,9 +1,9 @@
-"""Posts the run's progress to the controller of Kubeflow Trainer (KEP-2779), if that has set an address for it.
+"""Posts the run's progress to the controller of Kubeflow Trainer (KEP-2779).
 
-While the run goes on, this module sends at most one request in five seconds, and fewer after failures. At the end it
-sends a last request, for which `finish` waits up to a limit. No error is raised. The token is read for each request,
-because it expires. The token is sent only to the address that the controller set, and only over https or to this
-machine.
+Without an address from the controller, nothing is posted. While the run goes on, this module sends at most one
+request in five seconds, and fewer after failures. At the end it sends a last request, for which `finish` waits up to
+a limit. No error is raised. The token is read for each request, because it expires. The token is sent only to the
+address that the controller set, and only over https or to this machine.
 """
 
 import logging
@@ -69,8 +69,8 @@ class StatusTarget:
         token = read_trusted(self.token, _MOST_BYTES).decode("utf-8", errors="replace").strip()
         if not token or not token.isprintable() or not token.isascii():
             raise OSError("the token file contains no valid token")
-        # The file is read here, because OpenSSL would wait for the writer if the file is a pipe. Comments in the file
-        # may have any encoding.
+        # The file is read here and not by OpenSSL, which would wait for a writer if the file were a named pipe.
+        # Comments in the file may have any encoding.
         authority = None if self.ca is None else read_trusted(self.ca, _MOST_BYTES).decode("ascii", errors="ignore")
         context = ssl.create_default_context(cadata=authority)
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may omit extensions
@@ -97,7 +97,7 @@ class StatusPost:
         threading.Thread(target=self._run, name="safepoint-status", daemon=True).start()
 
     def finish(self, limit_s: float) -> bool:
-        """Make the thread send the last request, and wait until it is answered.
+        """Make the thread send the last request, and wait for the response.
 
         Args:
             limit_s: seconds to wait at most.

@@ -42,8 +42,8 @@ class Hold:
     """The files of a hold.
 
     Args:
-        folder: the launcher's folder. None if there is no launcher, and on ranks other than the first: nothing is
-            read or written, and no hold is requested.
+        folder: the launcher's folder; None without a launcher, and on ranks other than the first. With None, no file
+            is read or written, and no hold is requested.
     """
 
     def __init__(self, folder: Path | str | None) -> None:

@@ -2,7 +2,7 @@
 
 The launcher removes its folder. If the launcher was killed, its keeper (the process of each node that writes
 snapshots to disk) removes the folder. If the keeper was killed too, the next launcher of the same user on this
-machine removes it.
+machine removes the folder.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def _parent() -> Path:
     Ranks also write the small files of each save to this folder. On a disk, creating a file would have to wait while
     the keeper flushes the files of a checkpoint to that disk.
     """
-    temporary = temporary_folder()  # torch elastic and the libraries of most scripts need one in any case
+    temporary = temporary_folder()  # raises an error if there is none: torch elastic needs one in any case
     with contextlib.suppress(OSError):
         status = os.statvfs(_IN_MEMORY)
         has_room = status.f_bavail * status.f_frsize >= _ROOM_BYTES
@@ -101,7 +101,10 @@ def running_launchers() -> list[tuple[Path, int]]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether this user owns `folder`, and no other user may write to it: other users may make folders beside it."""
+    """Whether this user owns `folder`, and no other user may write to it.
+
+    Such a check is needed, because other users may make folders in the same place.
+    """
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid == os.geteuid()
@@ -127,16 +130,16 @@ def forwarded_mark(signal_name: str) -> str:
 
 
 def note_stop_signal(folder: Path, number: int) -> None:
-    """Record which signal the launcher has received itself. It calls this before it sends SIGTERM to its ranks."""
+    """Record the signal that the launcher has received. The launcher calls this before it sends its ranks SIGTERM."""
     with contextlib.suppress(OSError):
         (folder / _STOP_SIGNAL).write_text(str(number), encoding="utf-8")
 
 
 def stop_signal_of(folder: Path | None, number: int) -> int:
-    """The signal that asked for the stop, when a rank has received `number`.
+    """The signal that originally requested the stop, when a rank has received `number`.
 
-    If `number` is the SIGTERM that the launcher sends to its ranks, this is the signal that the launcher has received
-    itself. Otherwise, it is `number`.
+    If `number` is the SIGTERM that the launcher sends to its ranks, the result is the signal that the launcher itself
+    has received. In all other cases, the result is `number`.
     """
     if folder is None or number != signal.SIGTERM:
         return number

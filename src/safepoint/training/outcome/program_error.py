@@ -12,7 +12,7 @@ def summarize(error: BaseException) -> str:
 
 
 def exit_code_after(error: BaseException) -> int:
-    """The exit code of a program that ends by an error; for Safepoint's errors, the one that `errors.py` names."""
+    """The exit code of a program that ends by an error; for an error of Safepoint, the code in `errors.py`."""
     if isinstance(error, SafepointError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):

@@ -23,7 +23,7 @@ class RankRecord:
 
     Args:
         rank: the rank's number.
-        pid: of the rank's process.
+        pid: the process id of the rank.
         has_stepped: whether the rank has done an optimizer step.
         exit_code: the exit code, if Safepoint ended the rank; None while it runs, or if the user's program ended it.
         lost_peer: whether the rank ended because another rank was gone.

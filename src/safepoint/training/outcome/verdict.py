@@ -1,8 +1,8 @@
-"""The one exit code of a node, from how its ranks ended.
+"""Decides the exit code of a node from how its ranks ended.
 
-When one rank ends, others end too: ranks that wait for it fail, and torch elastic sends SIGTERM to the rest. So
-without a stop request, the rank that ended first decides the exit code. After a stop request, the exit codes in the
-ranks' records decide it.
+When one rank ends, the other ranks end too: ranks that wait for it fail, and torch elastic sends SIGTERM to the rest.
+For this reason, without a stop request, the rank that ended first determines the exit code of the node. After a stop
+request, the exit codes in the ranks' records determine it.
 """
 
 import signal
@@ -20,8 +20,8 @@ class Verdict:
     """How the node ended.
 
     Args:
-        exit_code: for the launcher's process.
-        message: why, one sentence; empty when Safepoint or the program has reported it.
+        exit_code: the exit code of the launcher's process.
+        message: the reason, in one sentence; empty when Safepoint or the program has already reported the reason.
     """
 
     exit_code: int
@@ -54,7 +54,7 @@ def reach_verdict(
     Args:
         exit_codes: see `first_failure`.
         records: see `first_failure`.
-        stop_signal: the signal that asked this node to stop, or 0.
+        stop_signal: the signal that stopped this node, or 0.
         killed: whether the launcher killed ranks that outlasted the grace period.
     """
     if exit_codes and not any(exit_codes.values()):
@@ -77,10 +77,10 @@ def _of_rank(rank: int, code: int, records: Mapping[int, RankRecord]) -> Verdict
 
 
 def _unprinted(record: RankRecord, records: Mapping[int, RankRecord]) -> str:
-    """Why Safepoint has ended a rank, if nothing of it was printed.
+    """Why Safepoint has ended a rank; empty if the reason was printed.
 
-    Usually all ranks end with the same error, and only the first rank of a node prints it. Here the first rank has
-    ended otherwise, for example because it lost the connection to this rank.
+    Usually all ranks end with the same error, and only the first rank of a node prints the error. The error was not
+    printed if the first rank has ended for another reason, such as a lost connection to this rank.
     """
     first = records[min(records)]
     if record.exit_code not in _REFUSALS or record.exit_code == ExitCode.USAGE or first.exit_code is not None:

@@ -1,1 +1,1 @@
-"""Loops that report each step: `safepoint.session`, and what it shares with Lightning's callback."""
+"""Loops that report each step: `safepoint.session`, and the code that it shares with Lightning's callback."""

@@ -1,8 +1,9 @@
 """`safepoint.epochs`, which takes the place of `range` in the epochs of a loop of Accelerate.
 
-The loop iterates over its own DataLoader. This module replaces the loader's `__iter__`: the first pass in each epoch
-returns the batches of the session, which leaves out those that were trained on before a resume.
-When the loop asks for its next batch and an optimizer has stepped, the step is reported to the session: by then the
+The loop iterates over its own DataLoader. This module replaces the loader's `__iter__`. In each epoch, the first pass
+over the loader returns the batches of the session, which leaves out the batches that were trained on before a resume.
+
+When the loop requests its next batch after an optimizer has stepped, the step is reported to the session. By then the
 loop has also stepped its scheduler.
 """
 
@@ -21,7 +22,7 @@ from safepoint.training.plain.session import Run, session
 from safepoint.training.state.temporary_attributes import temporarily
 
 _DROPS = {"POP_TOP", "POP_ITER"}
-"""The instructions that drop an iterator. None of them can raise an error."""
+"""The instructions that drop an iterator. They cannot raise an error."""
 _HINT = "give the loader that the loop iterates over: safepoint.epochs(count, accelerator, data=loader)"
 
 
@@ -40,14 +41,14 @@ def epochs(
     loop, such as a sum of losses or the number that `enumerate` counts, are not restored.
 
     Args:
-        count: of epochs in all.
+        count: the number of epochs in all.
         accelerator: an `accelerate.Accelerator` that has prepared model, optimizer, scheduler and data.
         data: the DataLoader that the loop trains on; None takes the first one that the accelerator has prepared.
         output_dir: see `session`.
         save_steps: see `session`.
 
     Raises:
-        UsageError: the accelerator has prepared no DataLoader, or the loop trains on another one.
+        UsageError: the accelerator has prepared no DataLoader, or the loop trains on another DataLoader.
     """
     loaders: list[Any] = list(accelerator._dataloaders)
     loader = data if data is not None else next(iter(loaders), None)
@@ -80,10 +81,10 @@ def _epochs(run: Run, count: int, accelerator: Any, loader: Any) -> Iterator[int
 
 
 def _is_left_on_purpose() -> bool:
-    """Whether the function that has called the calling generator leaves its loop by `break` or `return`.
+    """Whether the loop over the calling generator is left by `break` or `return`.
 
-    Python closes the generator then, and also when an error leaves the loop. Only in the first case the instruction
-    that the function executes is the one that drops the generator.
+    Python closes the generator after `break` and `return`, and also when an error ends the loop. Only after `break`
+    and `return`, the function with the loop is executing an instruction that drops an iterator.
     """
     frame = inspect.currentframe()
     generator = frame.f_back if frame is not None else None
@@ -96,7 +97,7 @@ class _Loop:
 
     Args:
         run: the session.
-        accelerator: of the loop.
+        accelerator: the loop's `accelerate.Accelerator`.
     """
 
     def __init__(self, run: Run, accelerator: Any) -> None:
@@ -110,7 +111,7 @@ class _Loop:
         self._has_warned = False
 
     def with_loss(self, backward: Any) -> Any:
-        """`backward` of the accelerator, which also remembers the loss for the progress report."""
+        """`backward` of the accelerator, which also keeps the loss for the progress report."""
 
         def remember(loss: Any, *args: Any, **kwargs: Any) -> Any:
             self._loss = loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
@@ -143,7 +144,7 @@ class _Loop:
         self._has_stepped = True
 
     def _reported(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches of an epoch; reports each step when the loop asks for the batch after it."""
+        """The batches of an epoch; reports each step when the loop requests the batch after it."""
         for batch in batches:
             yield batch
             self.report()

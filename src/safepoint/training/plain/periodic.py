@@ -8,10 +8,10 @@ from safepoint.training.plain.data.position import DataProgress
 class Periodic:
     """Decides after each step whether to save it; all ranks decide the same.
 
-    The vote of the ranks decides saves by time.
+    Saves by time (`--save-every`) are not decided here, but by the vote of the ranks.
 
     Args:
-        settings: of the run; they override the script.
+        settings: the options of the run, which override the script's values.
         save_steps: the script's optimizer steps between checkpoints, or None.
 
     Raises:
@@ -54,5 +54,5 @@ class Periodic:
 
 
 def _epochs_ended(data: DataProgress) -> int:
-    """Epochs done, including one whose last batch the loop has received."""
+    """Epochs done, including the running epoch if the loop has received its last batch."""
     return data.epoch + (1 if data.num_batches and data.batches >= data.num_batches else 0)

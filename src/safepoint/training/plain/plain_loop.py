@@ -1,4 +1,7 @@
-"""Presents a loop that reports its steps to the engine: the parts of its state, and its position in the data."""
+"""Presents a loop that calls `step` to the engine: the parts of its state, and its position in the data.
+
+A part is an object of the loop that has a state, such as the model or the optimizer.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -49,7 +52,7 @@ class PlainLoop:
         """Batches of this rank in one optimizer step."""
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The parameters of all modules; with adapters only the trained ones, because the base is not saved."""
+        """The parameters of all modules; with adapters only the trainable ones: the base model is not saved."""
         every = parameters_of(self._parts.modules())
         return every if self._base is None else [one for one in every if one.requires_grad]
 
@@ -96,7 +99,7 @@ class PlainLoop:
         self._parts.write_final(folder)
 
     def find_base_model(self, peers: Peers) -> None:
-        """Find the base of the adapters that are trained, if there are any; all ranks call it."""
+        """Find the base model of the adapters that are trained, if there are any; all ranks call this method."""
         self._base = self._parts.base(peers)
 
     def position_in(self, folder: Path, *, ranks_before: int) -> tuple[Position, dict[str, Any]]:
@@ -104,14 +107,14 @@ class PlainLoop:
 
         Args:
             folder: a verified checkpoint.
-            ranks_before: how many ranks wrote it.
+            ranks_before: how many ranks wrote the checkpoint.
 
         Returns:
             The position, and the random number states that belong to it.
 
         Raises:
-            CheckpointError: its file does not have a valid position.
-            ConflictError: another kind of training loop has written it.
+            CheckpointError: the file with the position is invalid.
+            ConflictError: another kind of training loop wrote the checkpoint.
         """
         path = folder / _RANK_FILE.format(rank=self._place.rank % ranks_before)
         if not path.is_file():
@@ -127,7 +130,7 @@ class PlainLoop:
         """Load the parts from a verified checkpoint.
 
         Raises:
-            ConflictError: the checkpoint has other parts, a part does not fit, or adapters belong to another base.
+            ConflictError: the checkpoint has other parts, a part does not fit, or adapters have another base model.
         """
         check_base(manifest.base, self._base, manifest.step)
         self._parts.load(folder)

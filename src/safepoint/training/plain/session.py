@@ -64,7 +64,7 @@ class Run(Training):
         if not self._is_inside:
             raise UsageError("the session is used outside its `with` statement")
         if self._tracked.loader is None:
-            raise UsageError("the session has no data to take batches from", hint="give it some: session(data=…, …)")
+            raise UsageError("the session has no data to take batches from", hint="pass it: session(data=…, …)")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:  # pyright: ignore  scripts have no types
             raise UsageError(f"epochs {count!r} must be a whole number, 0 or more")
         if count > 1 and isinstance(self._tracked.loader, Iterator):
@@ -109,20 +109,20 @@ def session(
     """Make a training survive preemption, crashes and lost nodes.
 
     Under `safepoint run`, its options override the arguments. Under plain `python` or `torchrun`, the SAFEPOINT_*
-    variables do.
+    variables override them.
 
     Args:
         model: a module, in DistributedDataParallel or not; on its device, with its initial weights.
         optimizer: over the model's parameters.
         scheduler: of the learning rate; anything with `state_dict` and `load_state_dict`, or None.
         accelerator: an `accelerate.Accelerator` that has prepared model, optimizer and scheduler. Do not pass these
-            in addition. The state is what its `save_state` saves.
+            three in addition. A checkpoint contains what `accelerator.save_state` saves.
         data: a DataLoader, torchdata's StatefulDataLoader, or anything that can be iterated for each epoch.
         output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
         save_steps: optimizer steps between checkpoints; `--save-steps` overrides it. None saves only on request and
             at the end.
         others: all other parts of the state as keyword arguments, such as a gradient scaler, a second
-            optimizer or an average of the weights. All have `state_dict` and `load_state_dict`.
+            optimizer or an average of the weights. Each must have `state_dict` and `load_state_dict`.
 
     Returns:
         The run, for a `with` statement: entering it resumes from the newest valid checkpoint.

@@ -34,7 +34,7 @@ from safepoint.training.state.strategy import check_partitions, check_strategy
 
 
 class Training:
-    """One training, used in a `with` statement: entering it resumes, and `step` ends each step.
+    """One training, for a `with` statement. Entering it resumes from a checkpoint; `step` is called after each step.
 
     Args:
         context: this rank.
@@ -184,7 +184,7 @@ class Training:
                     f"{point.path} has a position in epoch {position.epoch}, and its manifest says epoch "
                     f"{manifest.epoch:g}; training was not started"
                 )
-            # This comes before anything is loaded, because it may raise an error.
+            # Compute the position before anything is loaded, because this may raise an error.
             position = rescale_position(
                 position,
                 manifest,
@@ -248,7 +248,7 @@ class Training:
         """Report that the optimizer has stepped. This may save, and it ends the program when a stop was requested.
 
         Args:
-            loss: of the step, for the progress report; a number or a tensor of one element.
+            loss: the loss of the step, for the progress report; a number or a tensor of one element.
             metrics: further metrics by name; names of evaluations start with `eval_`, `val_` or `test_`.
             must_save: whether to save this step in any case.
 
@@ -272,8 +272,8 @@ class Training:
         self._boundary.save_if_due(is_periodic=self._periodic.is_due(loop.step, data) or must_save)
         self._report_progress()
         self._boundary.ends()
-        # This is reset only after the save. During a save, DCP (torch.distributed.checkpoint) steps an optimizer that
-        # has no state yet, and the hook before that step must not start a vote.
+        # Reset `_has_voted` only after the save. During a save, DCP (torch.distributed.checkpoint) steps an optimizer
+        # that has no state yet, and the hook before that step must not start a vote.
         self._has_voted = False
         self._boundary.agreement.step_begins(loop.step)
 

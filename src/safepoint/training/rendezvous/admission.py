@@ -26,7 +26,7 @@ class RefusedError(Exception):
 
 
 class NoAnswerError(RefusedError):
-    """Node 0 did not answer in time, or closed the connection. It may be busy."""
+    """Node 0 did not answer in time, or closed the connection, for example because it is busy."""
 
 
 class _Proof(IntEnum):
@@ -59,7 +59,7 @@ class Gate:
         self._running: dict[asyncio.StreamWriter, str] = {}
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Demand from the client at the other end a proof that it is a node of the job.
+        """Require the client at the other end to prove that it is a node of the job.
 
         Raises:
             RefusedError: the client sends no valid proof in time. The caller closes the connection.
@@ -73,10 +73,11 @@ class Gate:
 
     @contextlib.contextmanager
     def _counting(self, writer: asyncio.StreamWriter) -> Generator[None]:
-        """Count a handshake as unfinished while the block runs, so that strangers do not use up the descriptors.
+        """Count a handshake as unfinished while the block runs, and limit the number of unfinished handshakes.
 
-        If there are too many unfinished handshakes, first close the oldest one of the machine that has the most. So a
-        stranger on one machine cannot keep the nodes out.
+        Without a limit, strangers could use up the descriptors of this process. At the limit, the oldest handshake of
+        the machine with the most unfinished handshakes is closed first. So a stranger on one machine cannot keep the
+        nodes out.
         """
         if len(self._running) >= _MAX_HANDSHAKES:
             most, _ = Counter(self._running.values()).most_common(1)[0]
@@ -140,7 +141,7 @@ class Key:
 
         Raises:
             OSError: the store cannot be reached.
-            NoAnswerError: the store does not answer, or not in time.
+            NoAnswerError: the store does not answer in time, or closes the connection.
             RefusedError: the store refuses this node, or the program there is not a rendezvous store of Safepoint.
         """
         while True:

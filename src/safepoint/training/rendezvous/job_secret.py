@@ -1,8 +1,8 @@
 """The secret that only the nodes of a job have, and by which they recognize each other.
 
-If the user names a file, the secret is its content. Otherwise the nodes agree on a secret through what they share:
-the object store that the job writes to, or its output folder. The first node to start writes the secret there, and
-the other nodes read it.
+If the user names a file, the secret is the content of this file. Without a file, the nodes agree on a secret through
+the object store that the job writes to, or through the job's output folder. The first node to start writes the secret
+there, and the other nodes read the secret.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _MAX_BYTES = 4096
 _NUM_BYTES = 32
 _WRITER_S = 5.0
 _SQUASHED = 65534
-"""The user to whom a file server may give what root writes (root_squash)."""
+"""The owner that a file server with root_squash may record for files that root writes."""
 _OF_ONE_MACHINE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"}
 """Types of file systems that two machines never share."""
 
@@ -43,7 +43,7 @@ class JobSecret:
     """A job's secret.
 
     Args:
-        value: the bytes of the secret. They are in no `repr`.
+        value: the bytes of the secret. `repr` does not show them.
         is_common: whether it is certain that every node has the same secret.
     """
 

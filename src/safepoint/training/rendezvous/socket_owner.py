@@ -1,7 +1,8 @@
 """Which user has opened the other end of a connection on loopback.
 
-The kernel reports the user of a single socket (sock_diag(7)). Where it does not, as in some sandboxes, this module
-reads the kernel's table of all sockets (/proc/net/tcp), which takes tens of milliseconds for ten thousand sockets.
+The kernel reports the user of a single socket (sock_diag(7)). If the kernel does not support this, as in some
+sandboxes, this module reads the kernel's table of all sockets (/proc/net/tcp). Reading the table takes tens of
+milliseconds for ten thousand sockets.
 """
 
 import contextlib
@@ -26,10 +27,10 @@ _MAPPED = "0000000000000000FFFF0000"
 
 
 def owner_of(local: Address, remote: Address) -> int | None:
-    """The user of a socket on this machine; None if its process has closed it, or it does not exist.
+    """The user of a socket on this machine; None if the socket is closed or does not exist.
 
-    For a socket that its process has closed, the kernel reports root as the user. So closed sockets are treated as
-    missing.
+    For a socket that its process has closed, the kernel reports root as the user. For this reason, closed sockets
+    are treated as missing.
 
     Args:
         local: the address of the socket.
@@ -38,8 +39,8 @@ def owner_of(local: Address, remote: Address) -> int | None:
     try:
         return _ask(local, remote)
     except OSError as error:
-        # If the kernel reports other sockets, ENOENT means that this socket is closed, and the table is not read.
-        # Otherwise, a stranger who connects and closes at once could make this process read the table each time.
+        # If the kernel supports the request, ENOENT means that this socket is closed, and the table is not read. If
+        # it were read, a stranger who connects and closes at once could make this process read the table each time.
         is_gone = error.errno == errno.ENOENT and _answers()
         return None if is_gone else _find(local, remote)
 

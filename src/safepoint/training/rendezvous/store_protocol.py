@@ -3,7 +3,7 @@
 Safepoint serves the store itself, because torch's own server listens on every interface and answers every client. The
 clients, in the agent and in the ranks, are torch's. In their protocol, a query is a byte, then integers in the
 machine's byte order, and keys and values, each after its length (torch/csrc/distributed/c10d/TCPStoreBackend.hpp).
-Nothing is unpickled.
+The server unpickles no data.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class KeyValues:
         return all(key in self.values or self.queues.get(key) for key in keys)
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Store a value, and answer the clients that wait for its key."""
+        """Store a value, and reply to the clients that wait for its key."""
         self.values[key] = value
         self.wake(key)
 
@@ -79,7 +79,7 @@ class KeyValues:
     def arrive(self, connection: "_Connection", key: bytes, num_expected: int) -> bool:
         """Count `connection` as arrived at the barrier `key`.
 
-        Unless it is the last one to arrive, the connection then waits.
+        Unless this connection is the last to arrive, it then waits.
 
         Returns:
             Whether all `num_expected` connections have arrived.
@@ -93,7 +93,7 @@ class KeyValues:
         return True
 
     def push(self, key: bytes, value: bytes) -> None:
-        """Append `value` to the queue `key`, and answer one of the clients that wait for this queue."""
+        """Append `value` to the queue `key`, and reply to one of the clients that wait for this queue."""
         self.queues[key].append(value)
         if waiting := self._waiting.get(key):
             waiting.pop(0).arrived(key)
@@ -105,13 +105,13 @@ class KeyValues:
             raise ProtocolError("the value is not a number") from error
 
     def wait(self, connection: "_Connection", keys: set[bytes]) -> None:
-        """Make `connection` wait. Its client is answered when all `keys` are set."""
+        """Make `connection` wait. Its client receives a reply when all `keys` are set."""
         connection.missing = keys
         for key in keys:
             self._waiting[key].append(connection)
 
     def wake(self, key: bytes) -> None:
-        """Record that `key` is set, and answer each client that waited only for this key."""
+        """Record that `key` is set, and reply to each client that waited only for this key."""
         for connection in self._waiting.pop(key, ()):
             connection.arrived(key)
 
@@ -125,7 +125,7 @@ class KeyValues:
 
 
 async def serve(store: KeyValues, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer one client until it ends the connection.
+    """Serve one client until it ends the connection.
 
     Raises:
         ProtocolError: the client did not follow the protocol.
@@ -166,7 +166,7 @@ class _Connection:
         }
 
     def arrived(self, key: bytes) -> None:
-        """Record that one of the missing keys is set; answer the client if no key is missing any more."""
+        """Record that one of the missing keys is set; reply to the client if no key is missing any more."""
         self.missing.discard(key)
         if not self.missing:
             self._writer.write(_STOP_WAITING)

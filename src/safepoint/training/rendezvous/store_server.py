@@ -1,7 +1,7 @@
 """The sockets of the rendezvous, on a thread of the launcher.
 
-The ranks and the agent of every node connect to a socket on loopback, which answers only processes of the same user.
-On node 0, this socket leads to the store itself. On another node, the server passes each connection on to node 0,
+The ranks and the agent of every node connect to a socket on loopback, which serves only processes of the same user.
+On node 0, this socket leads to the store itself. On any other node, the server passes each connection on to node 0,
 after both nodes have proved that they belong to the job (`admission`).
 """
 
@@ -64,7 +64,7 @@ class StoreServer:
         """The port on loopback; 0 before `start`."""
 
     def start(self) -> None:
-        """Answer the processes of this node.
+        """Begin to serve the processes of this node.
 
         Raises:
             OSError: the port is taken.
@@ -78,7 +78,7 @@ class StoreServer:
         self.port = self._wait(self._listen(listening, self._local_client))
 
     def serve_nodes(self, gate: Gate, port: int) -> None:
-        """On node 0: answer the other nodes.
+        """On node 0: begin to serve the other nodes.
 
         Args:
             gate: decides which clients to admit.
@@ -95,12 +95,12 @@ class StoreServer:
         self._wait(self._listen(_bind("", port), node))
 
     def pass_on(self, key: Key | SameUser, host: str, port: int) -> None:
-        """On any node but node 0: pass the connections of this node's processes on to node 0, if it admits this node.
+        """On all nodes except node 0: from now on, pass the connections of this node's processes on to node 0.
 
         Args:
             key: makes the connections, and proves that this node belongs to the job.
-            host: of node 0.
-            port: at which node 0 serves the other nodes.
+            host: the address of node 0.
+            port: the port at which node 0 serves the other nodes.
 
         Raises:
             OSError: node 0 cannot be reached now.
@@ -129,12 +129,12 @@ class StoreServer:
         await self._stopped.wait()
         for server in self._servers:
             server.close()
-        await asyncio.sleep(0)  # a connection that was just accepted gets its task in the loop's next round
+        await asyncio.sleep(0)  # a connection that was just accepted gets its task in the next iteration
         while connections := asyncio.all_tasks() - {asyncio.current_task()}:
             for connection in connections:
                 connection.cancel()
             await asyncio.gather(*connections, return_exceptions=True)
-            await asyncio.sleep(0)  # the sockets are closed in the loop's next round
+            await asyncio.sleep(0)  # the sockets are closed in the next iteration of the event loop
 
     def _wait(self, work: Awaitable[_T]) -> _T:
         async def run() -> _T:
@@ -191,7 +191,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 async def _connect(key: Key | SameUser, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to node 0, and try again while it does not answer. So no rank ends if strangers keep node 0 busy.
+    """Connect to node 0, and try again while it does not answer, because strangers may keep node 0 busy.
 
     If strangers connect very often, node 0's kernel drops some requests to connect. This node's kernel would repeat a
     dropped request only after 1, 3, 7, 15 and 31 s. A new connection may succeed sooner.

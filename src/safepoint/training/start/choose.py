@@ -157,8 +157,8 @@ class CheckpointChooser:
         started_s = clock.monotonic_s()
         is_named = settings.resume != "auto"
         foreign = self._foreign.named(settings.resume) if is_named and self._reads_foreign else None
-        # If `--resume` names a checkpoint of another program, a later start uses it too, unless something was saved
-        # since the first start.
+        # If `--resume` names a checkpoint of another program, later starts resume from it too, until a newer
+        # checkpoint of Safepoint exists.
         uses_named = is_named and (is_first_start or (foreign is not None and self._is_newest(foreign.step)))
         point = None if uses_named else self._newest(is_named=is_named)
         if point is None and foreign is not None:
@@ -167,8 +167,8 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Newer checkpoints are damaged, or `--resume` names an older one. The newer checkpoints are moved aside,
-        # because later saves may need their names.
+        # Checkpoints that are newer than the chosen one are damaged, or the user has named an older one. They are
+        # moved aside, because later saves may need their names.
         self._set_aside_newer_than(point.manifest.step)
         if is_first_start:
             self._first_start.leave_mark()
@@ -193,7 +193,7 @@ class CheckpointChooser:
         """Complete the checkpoint of `step` in every folder, because a framework is about to read it there.
 
         Raises:
-            CheckpointError: no valid copy of some file is left on the nodes or in the store.
+            CheckpointError: a file has no valid copy on the nodes or in the store.
             StorageError: the store cannot be read, or a disk has too little room.
         """
         candidates = self._candidates(step, is_in_store=step in self._steps_in_store())
@@ -248,7 +248,7 @@ class CheckpointChooser:
             raise CheckpointError(
                 f"--resume {self._foreign.where(place)}, which Safepoint did not write, cannot be used: {found}; "
                 "training was not started",
-                hint="name another one, or leave --resume out for the newest valid one",
+                hint="name another checkpoint, or omit --resume to resume from the newest valid one",
             )
         return self._from_foreign(found)
 
@@ -319,7 +319,7 @@ class CheckpointChooser:
         return (self._output.root if candidate.foreign is None else self._foreign_copies) / candidate.name
 
     def _steps_in_folders(self) -> set[int]:
-        """The steps of all that is named like a checkpoint in the output folders, without those of other programs."""
+        """The steps of all paths in the output folders that are named like checkpoints, except other programs'."""
 
         def steps() -> list[int]:
             found = self._output.checkpoints() if self._folders.is_owner else []
@@ -379,7 +379,7 @@ class CheckpointChooser:
         started_s = clock.monotonic_s()
         copies = self._verify_copies(candidate)
         plan = make_plan(candidate.manifest, copies, folders=self._folders, is_in_store=candidate.is_in_store)
-        if plan is None:  # a file has no good copy; `_verify_copies` has reported the damaged ones
+        if plan is None:  # a file has no good copy; `_verify_copies` has reported the damaged copies
             return False
         own = copies.get(self._peers.place.rank)
         is_in_the_way = own is not None and not (own.is_complete or own.is_replaceable or candidate.foreign)
@@ -442,12 +442,12 @@ class CheckpointChooser:
             CheckpointError: a copy cannot be moved.
         """
         for left in self._set_aside(lambda path: is_in_the_way and path.name == candidate.name):
-            raise CheckpointError(f"{left}, which is not complete, has its name and cannot be moved aside")
+            raise CheckpointError(f"the incomplete copy {left} is in its place and cannot be moved aside")
 
     def _set_aside(self, is_chosen: Callable[[Path], bool]) -> list[Path]:
         """Move checkpoints aside in every folder.
 
-        Those that cannot be moved stay, but are no longer treated as checkpoints.
+        Checkpoints that cannot be moved stay, but are no longer treated as checkpoints.
 
         Returns:
             The checkpoints that could not be moved, of all folders.

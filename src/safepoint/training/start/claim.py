@@ -36,7 +36,7 @@ class Attempt:
         attempt: which start of the run this is, from 1.
         attempt_id: names this attempt's working folders.
         passed_over: the steps in the object store that are newer than the checkpoint that the attempt resumes from.
-            If it starts at step 0, all steps there.
+            If the attempt starts at step 0, these are all steps in the object store.
     """
 
     run_id: str
@@ -114,8 +114,8 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
 class StoreClaim:
     """The claim on the object store, which only the first rank makes.
 
-    It claims the location twice. The first claim comes before a checkpoint is chosen, so that no earlier attempt adds
-    or deletes a checkpoint meanwhile. The second one comes when the run and the attempt are known.
+    The location is claimed twice. The first claim comes before a checkpoint is chosen, so that no earlier attempt
+    adds or deletes a checkpoint meanwhile. The second claim comes when the run and the attempt are known.
 
     Args:
         context: this rank.
@@ -147,12 +147,12 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The number of this run's attempt that claimed the location last; 0 if another run, or none, claimed it."""
+        """The number of the attempt that claimed the location last, if it belongs to `run_id`; otherwise 0."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     @property
     def last_run(self) -> str | None:
-        """The run that held the location before; None if no run did."""
+        """The run that had claimed the location before this start; None if no run had."""
         return self._before.run_id if self._before is not None else None
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
@@ -160,8 +160,8 @@ class StoreClaim:
 
         Args:
             run_id: the run.
-            attempt: which start of the run.
-            attempt_id: unique to this start.
+            attempt: the number of the attempt.
+            attempt_id: the text that identifies the attempt.
             keep: names of checkpoints that nodes will upload, or have begun to upload. Their objects are kept.
         """
         self._claim(run_id, attempt, attempt_id)
@@ -226,7 +226,7 @@ def start_uploader(
 
 
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
-    """Refuse options that do not resume from the store's checkpoints: in a store, these cannot be moved aside."""
+    """Refuse options that do not resume from the store's checkpoints, because a store cannot move them aside."""
     settings = context.settings
     named = step_in(remote.store.location, settings.resume)
     if named is not None and named in remote.foreign_steps() and named > max(remote.steps(), default=-1):

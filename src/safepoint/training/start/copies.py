@@ -1,6 +1,7 @@
 """Copies of one checkpoint on several nodes: which of its files each output folder has (docs/adr/0008).
 
-The module also describes the checkpoint to resume from, and holds a lock (a lease) on it while it is read.
+This module also has the class for the checkpoint to resume from, and a lock (a lease) that protects this checkpoint
+while it is read.
 """
 
 import contextlib
@@ -25,9 +26,9 @@ class Origin:
     """Where a checkpoint of another program comes from.
 
     Args:
-        where: its path or URI.
-        writer: what wrote it, for messages.
-        is_batch_known: whether its manifest states how many samples a step had. If not, this run's number is used.
+        where: the path or URI of the checkpoint.
+        writer: the program that wrote the checkpoint, for messages.
+        is_batch_known: whether the checkpoint states how many samples a step had. If not, this run's number is used.
     """
 
     where: str
@@ -59,7 +60,7 @@ class ListedCopy:
 
     Args:
         path: of the copy.
-        manifest: of the checkpoint; None when it cannot be read or belongs to another step.
+        manifest: the copy's manifest; None when the manifest cannot be read or belongs to another step.
         files: those files of the manifest that the copy has with the right size.
         is_part: whether the copy is only one node's part.
         fault: the first fault that was found; None if there is none.
@@ -97,7 +98,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
     """Compare the names and sizes of the files in `folder` with its manifest; None if there is no such folder."""
     if not os.path.lexists(folder):
         return None
-    # This is not `Path.exists`, which raises an error if the folder is unreadable.
+    # Do not use `Path.exists` here: it raises an error if the folder is unreadable.
     has_manifest, has_part = (os.path.exists(folder / name) for name in (MANIFEST_NAME, PART_NAME))
     is_part = not folder.is_symlink() and has_part and not has_manifest
     strays: tuple[str, ...] = ()
@@ -116,7 +117,7 @@ def list_copy(folder: Path) -> ListedCopy | None:
         return ListedCopy(path=folder, fault=Fault(file=MANIFEST_NAME, reason=reason))
     damaged = {fault.file for fault in faults}
     if not damaged <= {entry.path for entry in entries}:
-        entries = ()  # the fault is in no listed file, so no file of this copy is used
+        entries = ()  # a fault outside of the listed files makes the whole copy unusable
     return ListedCopy(
         path=folder,
         manifest=manifest,
@@ -173,7 +174,7 @@ def named_manifest(path: Path, progress: Callable[[int, int], None] | None) -> M
     if verdict.manifest is None or not verdict.is_valid:
         raise CheckpointError(
             f"--resume {path} is not a valid checkpoint: {verdict.faults[0]}; training was not started",
-            hint="name another one, or leave --resume out for the newest valid one",
+            hint="name another checkpoint, or omit --resume to resume from the newest valid one",
         )
     if step_of(path) not in {None, verdict.manifest.step}:
         raise CheckpointError(

@@ -1,7 +1,8 @@
 """Whether this is the first start of a job: `resume` and `from_scratch` apply to the first start only.
 
-A cluster replaces a job's pods by pods with the same options, so the options do not show which start is the first. So
-the first start leaves a mark in the output location, and later starts find it there.
+A cluster replaces a job's pods by pods with the same options, so the options do not show which start is the first.
+For this reason, the first start leaves a mark in the output location: a small file or object, which later starts find
+there.
 """
 
 from safepoint.checkpoint.local.output_folder import OutputFolder

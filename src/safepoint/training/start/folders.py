@@ -45,14 +45,17 @@ class Folders:
 def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Folders:
     """Find out which ranks see the same folder; a collective call.
 
+    The first rank of each node creates a probe, a folder with a unique name, in its output folder. Ranks that see the
+    same probe use the same output folder.
+
     Args:
         peers: all ranks.
         output: the folder, by the path that this rank has for it.
         has_store: whether checkpoints are uploaded to an object store. If so, nodes may have folders of their own.
 
     Raises:
-        StorageError: a node cannot use its folder; a rank sees no folder that a node uses; or there are several
-            folders, and no store.
+        StorageError: a node cannot use its folder; a rank sees none of the folders that the nodes use; or there are
+            several folders, and no store.
     """
     place = peers.place
     token = peers.from_first(uuid.uuid4().hex)
@@ -112,7 +115,7 @@ def owners_of(seen: Sequence[Iterable[int]]) -> list[int | None]:
 
 
 def _probe(token: str, rank: int) -> str:
-    """The name of the folder that a rank creates, so that other ranks can check whether they see it."""
+    """The name of the probe that a rank creates, so that other ranks can check whether they see this folder."""
     return f"folder-of-{token}-{rank}"
 
 

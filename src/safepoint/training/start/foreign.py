@@ -1,7 +1,7 @@
 """Finds the checkpoints that other programs wrote, and composes manifests for them (docs/adr/0023).
 
-A checkpoint in the first rank's folder or in the object store can be used. If only the folder of another node has a
-checkpoint, it cannot be used, because nothing records which parts of it each node has. All ranks call the methods
+A checkpoint in the first rank's folder or in the object store can be used. A checkpoint that is only in the folder of
+another node cannot be used: it has no record of which of its files each node has. All ranks call the methods
 together.
 """
 
@@ -35,9 +35,9 @@ class ForeignCheckpoint:
     """A checkpoint of another program that was examined, with the digests of its files.
 
     Args:
-        manifest: what its manifest would be.
-        origin: where it is, and what is known about it.
-        folder: its folder on the first rank; None if it is in the object store.
+        manifest: a manifest that was composed from the checkpoint's files.
+        origin: where the checkpoint is, and which program wrote it.
+        folder: the checkpoint's folder on the first rank; None if the checkpoint is in the object store.
     """
 
     manifest: Manifest
@@ -50,8 +50,8 @@ class Place:
     """Where a checkpoint of another program is.
 
     Args:
-        step: as its name states it.
-        folder: the folder that contains it; None for the object store.
+        step: the step in the checkpoint's name.
+        folder: the folder that contains the checkpoint; None for the object store.
         rank: the rank that sees the folder.
     """
 
@@ -61,7 +61,7 @@ class Place:
 
 
 class ForeignCheckpoints:
-    """The checkpoints of other programs that a start can see.
+    """The checkpoints of other programs that a start can find.
 
     Args:
         peers: all ranks.
@@ -86,9 +86,10 @@ class ForeignCheckpoints:
         self._reject = reject
 
     def places(self) -> list[Place]:
-        """Where these checkpoints are, newest first. None is examined.
+        """Where these checkpoints are, newest first. No checkpoint is examined.
 
-        Places with the same step are in the order: the first rank's folder, the store, folders of other ranks."""
+        Places with the same step are in this order: the first rank's folder, the store, folders of other ranks.
+        """
 
         own = self._peers.place
 
@@ -104,7 +105,7 @@ class ForeignCheckpoints:
         return sorted(everywhere, key=lambda place: -place.step)  # the sort is stable
 
     def newest(self) -> ForeignCheckpoint | None:
-        """The newest checkpoint that can be resumed from, or None. Newer ones that cannot be used are rejected."""
+        """The newest checkpoint that can be resumed from, or None. Newer checkpoints are passed to `reject`."""
         for place in self.places():
             found = self.read(place)
             if isinstance(found, ForeignCheckpoint):
@@ -133,7 +134,7 @@ class ForeignCheckpoints:
             except SafepointError:
                 raise
             except Exception as error:  # noqa: BLE001
-                # What nothing above has foreseen. It must not end the start: an older checkpoint may be good.
+                # An unforeseen error must not end the start, because an older checkpoint may be valid.
                 return Fault(file=".", reason=f"it is damaged: {type(error).__name__}: {error}")
             origin = Origin(where=self.where(place), writer=found.writer, is_batch_known=found.is_batch_known)
             folder = None if place.folder is None else place.folder / found.name
@@ -220,7 +221,7 @@ def _location_of(folder: Path) -> Location:
 
 
 def _allowed_names() -> set[str]:
-    """What the script has allowed with `torch.serialization.add_safe_globals`."""
+    """The names of what the script has allowed with `torch.serialization.add_safe_globals`."""
     serialization: Any = torch.serialization
     given: list[Any] = serialization.get_safe_globals()
     # An entry is a class, or a pair of a class and the name that stands for it in a file.

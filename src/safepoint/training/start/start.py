@@ -76,8 +76,8 @@ def agree_on_start(
     """
     context.keeper.open(peers.secret)
     folders = find_folders(peers, output, has_store=location is not None)
-    # This comes before `claim`, which deletes working folders: until `_recall` returns, the keeper (the process that
-    # writes snapshots) may write to a working folder.
+    # Call `_recall` before `claim`, which deletes working folders: until `_recall` returns, the keeper (the process
+    # that writes snapshots) may write to a working folder.
     in_memory = on_first_rank(peers, lambda: _recall(context) if folders.is_shared else None)
     store: Store | None = None
 
@@ -167,7 +167,7 @@ def _recall(context: RankContext) -> ResumePoint | None:
 def _report_other_run(
     context: RankContext, output: OutputFolder, claim: StoreClaim | None, point: ResumePoint
 ) -> None:
-    """Report if the checkpoint is of another run than the one that used the location last."""
+    """Report if the checkpoint belongs to another run than the run that used the location last."""
     last = [one for one in (claim.last_run if claim is not None else None, output.last_run()) if one is not None]
     run_id = point.manifest.run_id
     if last and run_id not in last:

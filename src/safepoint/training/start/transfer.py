@@ -3,10 +3,10 @@
 The files come from the nodes that have the checkpoint, and from the object store.
 
 All ranks compute the same plan from the contents of all folders. A file that a folder lacks comes from the first
-folder with a good copy. Files that no folder has come from the store: one rank of each node fetches a share of them,
-so the store is read only once for the whole job. Then the owners of the folders, one rank for each folder, send each
-other the files that folders lack: all owners make the same transfers in the same order. With one folder there are no
-transfers. All calls are collective.
+folder with a good copy. A file that every folder lacks comes from the store: one rank of each node fetches a share of
+these files, so each file is read only once from the store. Then the owners of the folders, one rank for each folder,
+send each other the files that folders lack. All owners make the same transfers in the same order. With one folder
+there are no transfers. All calls are collective.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class TransferPlan:
     Args:
         manifest: of the checkpoint.
         copies: owner → the copy of the checkpoint in its folder.
-        source: path of a file → the owner that sends it to the others; None if the file comes from the store.
+        source: path of a file → the owner that sends the file to other owners; None if it comes from the store.
         fetchers: window (a piece of a file that comes from the store) → the rank that fetches it.
     """
 
@@ -127,8 +127,8 @@ class Transfer:
         """
         if all(copy.is_complete for copy in plan.copies.values()):
             return
-        # The name is new each time, and the same on all ranks: it may be impossible to delete what an earlier start
-        # has left.
+        # The name is new each time, because it may be impossible to delete what an earlier start has left. It is the
+        # same on all ranks.
         unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
         working = self._output.work / f"resume-{checkpoint_name(plan.manifest.step)}-{unique}"
         completes = self._folders.is_owner and not plan.copies[self._rank].is_complete

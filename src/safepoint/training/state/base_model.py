@@ -1,8 +1,8 @@
-"""The frozen base model below adapters: a checkpoint records its digest, not its weights.
+"""The base model of adapters, whose weights are frozen: a checkpoint records its digest, not its weights.
 
-If adapters were resumed on other base weights, training would continue without an error, but with a wrong result. So
-the checkpoint records the digest of the base weights, and each start compares it with the digest of the loaded
-weights.
+If adapters were resumed on other base weights, training would continue without an error, but with a wrong result. To
+prevent this, the checkpoint records the digest of the base weights, and each start compares it with the digest of the
+loaded weights.
 """
 
 import contextlib
@@ -47,19 +47,19 @@ def frozen_buffers(module: torch.nn.Module) -> set[str]:
 
 
 def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
-    """Name, revision and digest of the model below the adapters.
+    """Name, revision and digest of the base model.
 
     The digest covers name, type, shape and content of every weight that is not trained. For a quantized
     weight it also covers the scales. It leaves out:
 
-    - adapters that are not trained, such as the reference of DPO: the checkpoint holds them;
-    - the embeddings of input and output. The checkpoint holds them if the vocabulary was resized. The digest leaves
-      them out in every case, because only a comparison with the original model shows whether the vocabulary was
-      resized, and the original model may not be available when a run starts;
+    - adapters that are not trained, such as the reference of DPO: the checkpoint contains them;
+    - the embeddings of input and output. The checkpoint contains them if the vocabulary was resized. The digest
+      leaves them out in every case, because only a comparison with the original model shows whether the vocabulary
+      was resized, and the original model may not be available when a run starts;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
-    If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part.
-    Weights that `fully_shard` has split are gathered one at a time, so in that case all ranks call this function.
+    If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part. Weights that
+    `fully_shard` has split are gathered one at a time. In that case, all ranks call this function.
 
     Args:
         model: the model to train, not yet wrapped for training, but perhaps split by `fully_shard`.
@@ -116,9 +116,9 @@ def base_as_saved(
 
 
 def base_entries(model: Any) -> set[str]:
-    """The entries of a model's state that a checkpoint of its adapters need not hold, as `plain_key` writes them.
+    """The keys of the entries of a model's state that a checkpoint of its adapters need not contain.
 
-    They are:
+    The keys are as `plain_key` returns them. The entries are:
 
     - the weights that the digest of `base_of` covers, and everything that is saved with quantized weights;
     - embeddings of input and output, unless they are trained or the vocabulary was resized. PEFT may read the

@@ -5,8 +5,8 @@ even if its digests are right. So the pickles of a checkpoint may contain only t
 that are listed here, and what the script has allowed with `torch.serialization.add_safe_globals`. A file that
 contains anything else is refused.
 
-`load_data` is for files that Safepoint reads itself. `only_data` is for files that a framework reads: DeepSpeed, DCP
-and Accelerate load some of them without any restriction.
+`load_data` is for files that Safepoint reads itself. `only_data` is for files that a framework reads: DeepSpeed,
+Accelerate and DCP (torch.distributed.checkpoint) load some of them without any restriction.
 """
 
 import contextlib
@@ -82,15 +82,15 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
     """While the block runs, frameworks read the files of a checkpoint with the restrictions of `load_data`.
 
     Args:
-        folder: the folder of the checkpoint. What this thread, and the threads that it starts, load from elsewhere is
-            restricted as well: whether a path is in the folder can change between a look at the path and its use. The
-            other threads of the script load their own files without restrictions.
+        folder: the folder of the checkpoint. For this thread and the threads that it starts, the restrictions apply
+            to files elsewhere too, because a path can change between a check and its use. The other threads of the
+            script load their own files without restrictions.
         parts: the optimizers and schedulers whose states are loaded, also in wrappers; see `checked_optimizers` and
             `checked_schedulers`. Other objects are ignored.
 
     Raises:
-        CheckpointError: a file was refused. It is raised even if the framework caught it, or raised another error. Or
-            the framework raised an error that invalid states cause; see `states_of`.
+        CheckpointError: a file was refused, even if the framework caught this error or raised another one; or the
+            framework raised an error that invalid states cause (see `states_of`).
     """
     _check_named_folders(folder)
     _check_named_files(folder)
@@ -148,7 +148,8 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
 def _is_from_rank() -> bool:
     """Whether the running `torch.load` reads a tensor of an object that another rank has sent.
 
-    Such a tensor has the old format. The function of torch that reads it may not be named in a checkpoint's pickle.
+    Such a tensor has the old format, which `load_data` refuses. A checkpoint cannot make use of this exception: its
+    pickles may not name the function of torch that reads such a tensor.
     """
     frame = inspect.currentframe()
     replacement = frame.f_back if frame is not None else None
@@ -177,13 +178,14 @@ def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
 
     Args:
         folder: the checkpoint.
-        name: of the file: `latest` or `latest_universal`.
+        name: the name of the file: `latest` or `latest_universal`.
 
     Returns:
-        The name, with which DeepSpeed does not have to read the file; None if there is no such file.
+        The name of the folder; None if there is no such file. If DeepSpeed receives the name, it does not read the
+        file.
 
     Raises:
-        CheckpointError: one of DeepSpeed's files names a folder that is not in the checkpoint.
+        CheckpointError: the file names a folder that is not in the checkpoint.
     """
     path = Path(folder) / name
     if not path.is_file():
@@ -223,7 +225,8 @@ def _check_path(where: str | os.PathLike[str], name: Any) -> None:
 def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
     """Whether the file is in the folder, before or after links in its path are followed.
 
-    An open file counts as inside, because its path is not known. So does a path that changes meanwhile.
+    An open file counts as inside, because its path is not known. A path that changes during the check counts as
+    inside, too.
     """
     if not isinstance(file, _PATH):
         return True
@@ -247,7 +250,7 @@ def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> An
     except MemoryError:
         raise
     except OSError as error:
-        if error.errno != errno.EINVAL:  # torch seeks to places that a hostile file names
+        if error.errno != errno.EINVAL:  # torch seeks to positions that a hostile file names
             raise
         raise _refusal(where, "") from error
     except ArchiveError as error:
@@ -280,7 +283,7 @@ def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
     """The error for a file that was refused.
 
     Args:
-        where: the path of the file, or of the checkpoint if that of the file is not known.
+        where: the path of the file, or the path of the checkpoint if the file's path is not known.
         name: the function, class or folder that the file names and that is not allowed; empty if it is not known.
     """
     not_data = "it is damaged, or it contains objects of classes that Safepoint does not load"
@@ -311,7 +314,7 @@ class _Metadata(BoundedUnpickler):
         """The metadata. All files that it names are in the checkpoint.
 
         Raises:
-            CheckpointError: it names another file, or something that is not allowed.
+            CheckpointError: the metadata name a file elsewhere, or a class or function that is not allowed.
         """
         try:
             loaded: Any = self.load()

@@ -22,8 +22,8 @@ _MOST_CHARACTERS = 300
 def states_of(where: object) -> Generator[None]:
     """While the block runs, turn the errors of invalid states into CheckpointErrors.
 
-    A checkpoint that someone else has written may have values of any type in its states, and frameworks do not expect
-    these. Errors of other causes pass unchanged: of files, memory, devices and networks, and models that differ.
+    A checkpoint that someone else has written may have values of any type in its states, which frameworks do not
+    expect. Errors with other causes pass unchanged: errors of files, memory, devices, networks and different models.
 
     Args:
         where: the file or the checkpoint that is loaded, for the message.

@@ -24,8 +24,8 @@ def load_plain(path: Path, *, is_copied: bool = False) -> dict[str, Any]:
 
     Args:
         path: of the file.
-        is_copied: whether the caller copies the tensors and releases them. If so, they stay in the file, and only the
-            pages that are being copied take memory.
+        is_copied: whether the caller copies the tensors and releases them. If so, the tensors are mapped from the
+            file, and only the pages that are being copied take memory.
 
     Raises:
         CheckpointError: the file contains another kind of object.

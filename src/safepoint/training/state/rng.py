@@ -14,9 +14,7 @@ _GENERATORS = ("generator", "synchronized_generator")
 
 
 def capture_rng() -> dict[str, Any]:
-    """The states of this rank's random number generators.
-
-    They are those of Python, of numpy, and of torch for the CPU and for the current CUDA device.
+    """The states of the generators of Python, of numpy, and of torch for the CPU and for the current CUDA device.
 
     Other CUDA devices are left out: they belong to other ranks, and another machine may have more or fewer of them.
     """
@@ -57,7 +55,9 @@ _NUM_KEYS = 624
 
 
 def set_numpy_state(state: Any) -> None:
-    """Check the position in the keys, then call `np.random.set_state`: numpy would read beyond its keys unchecked.
+    """Check the position in the keys, then call `np.random.set_state`.
+
+    numpy does not check the position, and would read beyond its keys.
 
     Raises:
         CheckpointError: the position is not between 0 and the number of keys.

@@ -1,7 +1,7 @@
 """Checks the states of schedulers that are loaded from a checkpoint which an attacker may have written.
 
-A scheduler of torch makes every name in a loaded state one of its attributes, also if that is the name of a method or
-of its optimizer.
+A scheduler of torch sets every entry of a loaded state as one of its attributes, even if the entry has the name of a
+method, or of the attribute with the optimizer.
 """
 
 import contextlib
@@ -54,12 +54,12 @@ def _checked(where: object, scheduler: Any) -> contextlib.AbstractContextManager
 
 
 def _fault(scheduler: Any, state: Any) -> str:
-    """What is wrong with a state; empty if nothing is."""
+    """What is wrong with a state; empty if the state is valid."""
     if not isinstance(state, Mapping):
         return "the state of its scheduler is no dictionary"
     saved = cast("Mapping[Any, Any]", state)
     kind = cast("Any", type(scheduler))
-    # `checked_schedulers` has put a function among the attributes.
+    # Leave out the function that `checked_schedulers` has put among the attributes.
     own = {name: one for name, one in scheduler.state_dict().items() if not callable(getattr(kind, name, None))}
     for name, value in saved.items():
         shown = printable(repr(name))
@@ -74,7 +74,7 @@ def _fault(scheduler: Any, state: Any) -> str:
 
 
 def _inner_fault(scheduler: Any, states: Any) -> str:
-    """What is wrong with the states of the schedulers of which this one consists."""
+    """What is wrong with the states of the schedulers that `scheduler` consists of; empty if they are valid."""
     inner: Any = getattr(scheduler, "_schedulers", None)
     if not isinstance(inner, list | tuple) or states is None:
         return ""

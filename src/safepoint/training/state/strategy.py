@@ -66,8 +66,8 @@ def zero_stages(manifest: Manifest) -> tuple[int, ...]:
     """The stages of ZeRO that may have written a checkpoint of DeepSpeed; 0 stands for DeepSpeed without ZeRO.
 
     Args:
-        manifest: of the checkpoint. If it does not state the stage, the names of the files decide; these are the same
-            for stages 1 and 2.
+        manifest: of the checkpoint. If it does not state the stage, the names of the files decide. Stages 1 and 2
+            have the same names.
     """
     if manifest.zero_stage is not None:
         return (manifest.zero_stage,)
@@ -102,8 +102,9 @@ def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> 
     if stage is not None and not has_same_partitions(manifest, stage, world_size):
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, and this run is "
-            f"{zero_name((stage,))} on {world_size}: DeepSpeed cannot load its partitions; training was not started",
-            hint="use the same number of ranks and the same stage; only Hugging Face's Trainer can resume on others",
+            f"{zero_name((stage,))} on {plural(world_size, 'rank')}: DeepSpeed cannot load the checkpoint's "
+            "partitions; training was not started",
+            hint="use the same number of ranks and the same stage; only Hugging Face's Trainer can change these",
         )
 
 

@@ -14,7 +14,7 @@ def temporarily(target: Any, **values: Any) -> Generator[None]:
     of the class is used again.
 
     Args:
-        target: an object, a class or a module; only this one is changed.
+        target: an object, a class or a module; no other object is changed.
         values: the name of each attribute → its temporary value.
     """
     kind = cast("Any", type(target))
@@ -37,7 +37,7 @@ class Overrides(contextlib.ExitStack):
     """Methods that are overridden until the block ends; overrides of one method nest."""
 
     def override(self, target: Any, name: str, replacement: Callable[..., Any]) -> None:
-        """Make each call of `name` on `target` call `replacement`, with the original before the caller's arguments.
+        """Make each call of `name` on `target` call `replacement` with the original and the caller's arguments.
 
         Args:
             target: the object or module; other objects of its class do not change.

@@ -116,7 +116,7 @@ def test_repair_says_what_is_left(output: Path) -> None:
     assert call("repair", output) == (0, "nothing to repair\n")
     assert [path.name for path in list_checkpoints(output)] == ["checkpoint-30", "checkpoint-10"]
     (output / "checkpoint-30" / MANIFEST_NAME).unlink()
-    assert call("repair", output) == (0, f"left {output / 'checkpoint-30'}: Safepoint did not write it\n")
+    assert call("repair", output) == (0, f"kept {output / 'checkpoint-30'}: Safepoint did not write it\n")
     assert call("verify", output)[0] == 0
     assert call("verify", output / "checkpoint-30")[0] == 14
     assert (output / "checkpoint-30" / "model.safetensors").is_file()

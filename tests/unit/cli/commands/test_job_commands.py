@@ -139,7 +139,7 @@ SUBMIT: list[tuple[list[str], int, str]] = [
     (["-m", "no_such_module_anywhere"], 2, "there is no module"),
     (["--nproc-per-node", "0", SCRIPT], 2, "--nproc-per-node '0'"),
     (["--nproc-per-node", "two", SCRIPT], 2, "--nproc-per-node 'two'"),
-    (["--nproc-per-node", "gpu", SCRIPT], 2, "--nproc-per-node gpu: this machine has none"),
+    (["--nproc-per-node", "gpu", SCRIPT], 2, "--nproc-per-node gpu means 0 ranks on this machine"),
     (["-o", "json", SCRIPT], 2, "--format json has no effect without --dry-run"),
     (["--dry-run", "-o", "xml", SCRIPT], 2, "--format 'xml' must be yaml or json"),
     (["--nnodes", "0", SCRIPT], 2, "num_nodes 0"),
@@ -639,4 +639,4 @@ def test_a_job_that_is_scaled_beyond_the_machine_says_so(monkeypatch: pytest.Mon
     monkeypatch.setenv("SAFEPOINT_CPU_SLOTS", "2")
     add("a", JobState.FAILED)
     outcome = safepoint("scale", "a", "--nnodes", "3")
-    assert (outcome.code, "its ranks share them" in outcome.stderr) == (0, True)
+    assert (outcome.code, "its ranks share the" in outcome.stderr) == (0, True)

@@ -133,7 +133,7 @@ def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.Mo
         (("--params", "8B", "--disk-speed", "9" * 400), 2, "--disk-speed"),
         (("--params", "8B", "--compare", "6x1", "2x4"), 2, "6 and 8 GPUs"),
         (("--params", "8B", "--compare", "6", "2x3"), 2, "--compare '6'"),
-        (("--params", "8B", "--svg", "/nowhere/a.svg"), 2, "--svg /nowhere/a.svg"),
+        (("--params", "8B", "--svg", "/nowhere/a.svg"), 13, "/nowhere/a.svg cannot be written"),
         (("--params", "8B", "--for", "gone.json"), 2, "--for gone.json"),
         (("--params", "8B", "--for", "no-such-job"), 10, "no-such-job"),
         (("--params", "8B", "--snapshot-slots", "-1"), 2, "--snapshot-slots -1"),

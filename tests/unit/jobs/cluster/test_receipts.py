@@ -13,10 +13,10 @@ RECEIPT = Receipt(step=12, checkpoint="pvc://c/run/checkpoint-12", digest="a1", 
 
 def test_the_answer_of_a_pod_becomes_a_receipt_with_the_location() -> None:
     assert receipt_of(ANSWER, output="pvc://c/run/", was_requested=True) == RECEIPT
-    assert "step 12 is in pvc://c/run/checkpoint-12 (digest a1)" in RECEIPT.text
+    assert "step 12 was saved in pvc://c/run/checkpoint-12 (digest a1)" in RECEIPT.text
     at_end = receipt_of({**ANSWER, "is_read": False}, output=None, was_requested=False, reason="it was Starting")
     assert at_end is not None
-    assert "saved at SIGTERM because it was Starting; names and sizes were compared" in at_end.text
+    assert "at SIGTERM because it was Starting; only the names and sizes of its files were compared" in at_end.text
 
 
 @pytest.mark.parametrize("answer", [None, [], "12", {}, {**ANSWER, "step": "12"}, {**ANSWER, "digest": None}])

@@ -99,7 +99,7 @@ def test_a_person_suspended_it() -> None:
     job = trainjob(suspend=True)
     job["metadata"]["annotations"][SUSPENDED_BY] = "me@laptop"
     assert of(job, pod(0)).state is JobState.SUSPENDING
-    assert (of(job).state, of(job).message) == (JobState.SUSPENDED, "by me@laptop")
+    assert (of(job).state, of(job).message) == (JobState.SUSPENDED, "requested by me@laptop")
 
 
 def test_an_old_condition_suspended_does_not_count() -> None:

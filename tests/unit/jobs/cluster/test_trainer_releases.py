@@ -71,8 +71,8 @@ def test_a_patch_of_a_job_on_trainer_2_1() -> None:
     ("unknown", "said"),
     [
         (("spec.runtimePatches", "spec.podTemplateOverrides"), "neither runtimePatches nor podTemplateOverrides"),
-        (("spec.activeDeadlineSeconds",), "here does not know spec.activeDeadlineSeconds; nothing was submitted"),
-        (("spec.runtimePatches", "spec.activeDeadlineSeconds"), "does not know spec.activeDeadlineSeconds"),
+        (("spec.activeDeadlineSeconds",), "here does not support spec.activeDeadlineSeconds; nothing was submitted"),
+        (("spec.runtimePatches", "spec.activeDeadlineSeconds"), "does not support spec.activeDeadlineSeconds"),
     ],
 )
 def test_what_a_release_does_not_know(unknown: tuple[str, ...], said: str) -> None:

@@ -210,11 +210,11 @@ class TestSize:
             (
                 {"ranks_per_node": 4, "cpu_per_node": 4},
                 2,
-                "needs 4 CPU slots, and this machine has 2: its ranks share",
+                "requests 4 CPU slots, but this machine has only 2; the job still runs, and its ranks share",
             ),
-            ({"num_nodes": 8}, 2, "needs 8 CPU slots"),
-            ({"num_nodes": 4}, 1, "needs 4 CPU slots"),
-            ({"num_nodes": 2, "cpu_per_node": 32}, 2, "needs 64 CPU slots"),
+            ({"num_nodes": 8}, 2, "requests 8 CPU slots"),
+            ({"num_nodes": 4}, 1, "requests 4 CPU slots"),
+            ({"num_nodes": 2, "cpu_per_node": 32}, 2, "requests 64 CPU slots"),
         ],
     )
     def test_a_laptop_may_try_a_few_ranks_more(self, fields: dict[str, Any], cores: int, remark: str) -> None:

@@ -1,7 +1,10 @@
-"""`safepoint plan …`: what a run will need, computed before it starts."""
+"""`safepoint plan …`: computes storage, cost and checkpoint interval before a run."""
 
 import typer
 
+from safepoint.cli.commands.plan.cost import cost
+from safepoint.cli.commands.plan.interval import interval
+from safepoint.cli.commands.plan.simulate import simulate
 from safepoint.cli.commands.plan.storage import storage
 
 app = typer.Typer(
@@ -10,11 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-@app.callback()
-def plan() -> None:
-    """Keeps `plan` a group: without this callback, Typer would replace a group of one command by the command."""
-
-
-app.command()(storage)
+app.command("storage")(storage)
+app.command("interval")(interval)
+app.command("cost")(cost)
+app.command("simulate")(simulate)

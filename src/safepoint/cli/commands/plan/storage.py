@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from safepoint.cli.commands.plan.options import Json, Svg, write_picture
 from safepoint.cli.commands.plan.storage_answer import (
     document_of,
     layout_document,
@@ -18,7 +19,6 @@ from safepoint.cli.output import print_answer, print_warning
 from safepoint.errors import SafepointError, UsageError
 from safepoint.estimates.sizes import OPTIMIZERS, Strategy
 from safepoint.foundation.bounded_json import parse_object
-from safepoint.foundation.files import write_atomic
 from safepoint.foundation.quantities import parse_bytes
 from safepoint.foundation.units import nearest
 from safepoint.planning.checkpoint_files import Training
@@ -155,17 +155,15 @@ def storage(
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Two layouts, nodes x GPUs of each, side by side: --compare 6x1 2x3."),
     ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the storage as a picture, into FILE.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    svg: Svg = None,
+    as_json: Json = False,
 ) -> None:
     """Compute what a model's checkpoints need: disks, memory, uploads and grace period.
 
     The sizes of checkpoints are those that a save writes with this strategy. Beside Safepoint's storage, the answer
     has that of the formula in OpenShift AI's documents, term by term.
 
-    Exit codes: 0 the plan is printed; 2 an option or the model is invalid.
+    Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 13 the picture cannot be written.
     """
     given, found = _read_for(for_)
     shape = _shape(
@@ -239,7 +237,7 @@ def storage(
         lines = layout_lines(pair, notes)
         drawn = [(f"{one.plan.run.nodes} x {one.plan.run.gpus}: ", one.plan) for one in pair]
     if svg is not None:
-        _write_picture(svg, picture_of(drawn))
+        lines += ["", write_picture(svg, picture_of(drawn))]
     print_answer(as_json, document, lines)
 
 
@@ -285,16 +283,6 @@ def _speed(option: str, text: str) -> float:
         raise UsageError(
             f"{option} {text[:60]!r} is not a speed; nothing was computed",
             hint="write bytes in a second, such as 68M or 1.2G",
-        ) from error
-
-
-def _write_picture(path: Path, text: str) -> None:
-    try:
-        write_atomic(path, text.encode(), durable=False)
-    except OSError as error:
-        raise UsageError(
-            f"--svg {path} cannot be written: {error.strerror or error}; the plan was not printed",
-            hint="name a file in a folder that exists and that you may write to",
         ) from error
 
 

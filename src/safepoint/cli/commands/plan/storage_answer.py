@@ -314,8 +314,9 @@ def picture_of(drawn: Sequence[tuple[str, StoragePlan]]) -> str:
                 format_bytes(pod.ours_bytes),
             ),
         ]
-    name = drawn[0][1].run.model.name
-    return bars(f"Local storage of a pod: {name}, {drawn[0][1].run.training.strategy}", found)
+    model, strategy = drawn[0][1].run.model.name, drawn[0][1].run.training.strategy
+    description = "; ".join(f"{bar.name}: {bar.label}" for bar in found)
+    return bars(f"Local storage of a pod: {model}, {strategy}", description, found)
 
 
 def _part(name: str) -> str:

@@ -6,9 +6,10 @@ has the following feature of its kind, which such a person cannot change:
 
 - a config map has the digest of its content in its name;
 - a Secret has a type of Safepoint's, which Kubernetes never changes;
-- a runtime has the grace period of its name.
+- a runtime has the grace period that its name states.
 
-Objects that the job's TrainJob owns already are included too: the cluster deletes them with the TrainJob in any case.
+Objects that already belong to the job's TrainJob are included too, because the cluster deletes them with the TrainJob
+in any case.
 """
 
 import base64
@@ -24,13 +25,14 @@ from safepoint.jobs.cluster.objects import Object, at, name_of, owners_of, texts
 from safepoint.jobs.cluster.spec import JOB_LABEL, SECRET_TYPE
 
 _KINDS = ("secrets", "trainingruntimes", "configmaps")
-"""The config map is the last object of a job that gets an owner, and the last one that is deleted; see `repair`."""
+"""The kinds, in the order in which objects get an owner and are deleted. The config map has to be the last object of
+a job; see `submission.repair`."""
 _NAMES = {
     "configmaps": "{short}-[0-9a-f]{{12}}",
     "secrets": "{job}-(nodes-[0-9a-f]{{8}}|dataset|model)",
     "trainingruntimes": "{job}-[0-9]+s",
 }
-"""The names that `manifests_for` gives, as patterns."""
+"""Patterns of the names that `manifests_for` gives to the objects."""
 
 
 def job_of(item: Object) -> str:
@@ -119,6 +121,6 @@ def shipped_files(config_map: Object) -> dict[str, bytes] | None:
 def _has_grace_of_name(runtime: Object) -> bool:
     try:
         grace_s = at(Runtime(document=runtime).pod, "terminationGracePeriodSeconds")
-    except SafepointError:  # its pods do not train
+    except SafepointError:  # the runtime has no pods that train
         return False
     return name_of(runtime) == f"{job_of(runtime)}-{grace_s}s"

@@ -1,7 +1,9 @@
-"""The plan for a change of a job's number of nodes, as a TrainJob keeps it. Pure; no requests.
+"""The plan for a change of a job's number of nodes, as a TrainJob keeps it. This module sends no requests.
 
-The plan is a text in an annotation, and the name of the TrainJob has the digest of this text. A person who may change
-TrainJobs, and not create any, cannot change the name: a plan whose digest is not in the name is not carried out.
+For the change, a new TrainJob, the *successor*, replaces the old TrainJob; see `successor`. The plan is a text in an
+annotation, and the name of the TrainJob has the digest of this text. A plan is carried out only if its digest is in
+the name. So a person who may change TrainJobs, but may not create them, cannot change a plan, because that person
+cannot change the name.
 """
 
 import json
@@ -14,8 +16,8 @@ from safepoint.jobs.cluster.spec import DOMAIN, PLAN, PLAN_LABEL, is_plan, plan_
 from safepoint.jobs.cluster.state import HISTORY, SAFE_STEP
 
 ENDED = f"{DOMAIN}/ended"
-"""The annotation of a plan's TrainJob with the notes, as JSON, that the successor gets about the end of the old
-TrainJob. Without it, the old TrainJob may still run."""
+"""An annotation of the TrainJob that keeps a plan: notes, as JSON, on how the old TrainJob has ended. The successor
+gets these notes as annotations. Without this annotation, the old TrainJob may still run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +29,9 @@ class Plan:
         job: the name of the job.
         old_uid: the uid of the TrainJob to replace.
         num_nodes: the new number of nodes.
-        actor: the user who asked for the change.
+        actor: the user who requested the change.
         planned: the new TrainJob, without notes about the end of the old one.
-        notes: these notes; None while the old TrainJob may still run.
+        notes: the notes about the end of the old TrainJob; None while that TrainJob may still run.
     """
 
     document: Object
@@ -55,17 +57,17 @@ class Plan:
 
 
 def plans_among(trainjobs: Iterable[Object]) -> list[Plan]:
-    """The plans that these TrainJobs keep, oldest first. Left out are jobs, and plans that are not carried out.
+    """The plans that these TrainJobs keep, oldest first, without plans that are not carried out.
 
-    A plan is not carried out if another person has changed it, or if it is being deleted: a finalizer could keep it
-    for ever.
+    A plan is not carried out if another person has changed it, or if its TrainJob is being deleted. (A finalizer
+    could keep such a TrainJob for ever.)
     """
     found = [plan for item in trainjobs if (plan := read_plan(item))]
     return sorted(found, key=lambda plan: (str(at(plan.document, "metadata", "creationTimestamp")), plan.uid))
 
 
 def changed_among(trainjobs: Iterable[Object]) -> list[Object]:
-    """The TrainJobs that keep a plan which is not carried out because another person has changed it."""
+    """The TrainJobs whose plans are not carried out because another person has changed them."""
     plans = [item for item in trainjobs if is_plan(item) and not at(item, "metadata", "deletionTimestamp")]
     return [item for item in plans if read_plan(item) is None]
 
@@ -89,7 +91,7 @@ def document_of(old: Object, content: str) -> Object:
 
 
 def read_plan(item: Object) -> Plan | None:
-    """The plan that a TrainJob keeps; None if it keeps none, or one that is not carried out."""
+    """The plan that a TrainJob keeps; None if it keeps no plan, or a plan that is not carried out."""
     if not is_plan(item) or at(item, "metadata", "deletionTimestamp"):
         return None
     try:

@@ -28,8 +28,8 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         AlreadyExistsError: there is a TrainJob of this name.
         AccessDeniedError: you may not create one of the objects, or may not make the TrainJob their owner.
         TransientError: the cluster did not answer: the TrainJob may exist, or the cluster may create it later.
-        KeyboardInterrupt: the user has interrupted this process. The objects that were created are deleted. They stay
-            if the cluster may still carry out a request that got no answer.
+        KeyboardInterrupt: the user has interrupted this process. The objects that were created are deleted,
+            unless the cluster may still carry out a request that got no answer.
     """
     made: list[tuple[str, Object]] = []
     requested: tuple[str, Object] | None = None
@@ -57,8 +57,9 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         _undo(api, made)
         raise
     except (TransientError, AlreadyExistsError):
-        # Without an answer the job may exist, or may be created later. If the name exists, another submit may have
-        # made a job that uses these objects. So the objects stay, and a later `repair` attaches or deletes them.
+        # After a TransientError, the job may exist, or may be created later. After an AlreadyExistsError, another
+        # `submit` may have made a job that uses these objects. In both cases the objects stay, and a later `repair`
+        # attaches or deletes them.
         raise
     except SafepointError:
         _undo(api, made)
@@ -75,7 +76,7 @@ def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[
     Args:
         api: the API of the cluster, in the namespace of the jobs.
         made: what was created.
-        unanswered: what was requested without an answer, and may exist.
+        unanswered: the object whose request got no reply, so that it may exist; None if there is no such object.
     """
     with contextlib.suppress(SafepointError):
         if unanswered is not None:
@@ -153,7 +154,7 @@ def _own_left(api: ClusterApi, job: Object) -> None:
     """Make a TrainJob the owner of the Secrets and runtimes that a killed `submit` has left under other names.
 
     `repair` looks for them only while a config map has no owner. The killed `submit` may have made the config map of
-    this job, which is about to get its owner.
+    this job. This config map is about to get an owner, and after that `repair` would not look for the other objects.
     """
     with contextlib.suppress(SafepointError):
         left = made_for(api, name_of(job))

@@ -3,7 +3,7 @@
 The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
 the cluster keeps a plan for it (`plans`) in a further TrainJob. This further TrainJob is suspended and does nothing.
 The plan is kept in a TrainJob so that only people who may create TrainJobs can create a plan. Every command that
-looks at the job carries out the next step of the plan. A step may be done twice without harm:
+reads the job carries out the next step of the plan. Each step may be carried out twice without harm. The steps are:
 
 1. Write the plan: the uid of the old TrainJob, and the whole successor, which is made from the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.
@@ -13,8 +13,8 @@ looks at the job carries out the next step of the plan. A step may be done twice
 5. When the JobSet and the pods of the old TrainJob are gone too, create the successor. Make the successor the owner
    of the objects that were made for the job, and delete the plan.
 
-What step 3 notes is shown to people, as the annotations of each job are, and decides nothing. While the old TrainJob
-exists, each step compares the successor with it, and drops a plan that would change more than the number of nodes.
+The notes of step 3 are only shown to people; no decision depends on them. While the old TrainJob exists, each step
+compares the successor with it, and drops a plan that would change more than the number of nodes.
 """
 
 import contextlib
@@ -109,7 +109,8 @@ class Successions:
                 "nodes": num_nodes,
                 "actor": actor,
                 "successor": planned,
-                # Without it, a person who may change the old TrainJob could look for two texts with one digest.
+                # Without this random text, a person who may change the old TrainJob could construct two texts with
+                # the same digest.
                 "unique": secrets.token_hex(16),
             },
             separators=(",", ":"),
@@ -151,7 +152,7 @@ class Successions:
         """Drop a plan that would change more than the number of nodes of the old TrainJob.
 
         Raises:
-            ConflictError: it would, and was dropped.
+            ConflictError: the plan would change more, and was dropped.
         """
         if not _is_made_from(plan, old):
             self.drop(plan)

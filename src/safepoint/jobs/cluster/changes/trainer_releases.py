@@ -1,7 +1,7 @@
 """Jobs for several releases of Kubeflow Trainer: 2.1 takes `podTemplateOverrides`, later releases `runtimePatches`.
 
-Safepoint asks the API server to refuse unknown fields. Otherwise the API server would drop these fields, and a job
-would start without its volumes.
+Safepoint requests that the API server refuses unknown fields. Without this request, the API server would drop them,
+and a job would start without its volumes.
 """
 
 import copy
@@ -20,7 +20,7 @@ def create_trainjob(api: ClusterApi, trainjob: Object) -> Object:
     """Create a TrainJob that is written for Trainer 2.2 and later. If the cluster has Trainer 2.1, convert it first.
 
     Raises:
-        UsageError: the TrainJob asks for something that the cluster's Trainer cannot do.
+        UsageError: the TrainJob uses something that the cluster's Trainer does not support.
     """
     try:
         try:
@@ -45,7 +45,7 @@ def form_for(api: ClusterApi, trainjob: Object, *, runtime: Object) -> Object:
         runtime: the reference to a runtime that exists, for the dry run. The job's own runtime may not exist yet.
 
     Raises:
-        UsageError: the TrainJob asks for something that the cluster's Trainer cannot do.
+        UsageError: the TrainJob uses something that the cluster's Trainer does not support.
     """
     probe: Object = {**trainjob, "spec": {**trainjob["spec"], "runtimeRef": runtime}}
     older: Object | None = None
@@ -68,7 +68,7 @@ def for_trainer_2_1(trainjob: Object) -> Object:
     """The TrainJob as Trainer 2.1 takes it, with `podTemplateOverrides` instead of `runtimePatches`.
 
     Raises:
-        UsageError: the TrainJob asks for something that Trainer 2.1 cannot do.
+        UsageError: the TrainJob uses something that Trainer 2.1 does not support.
     """
     queue = texts(trainjob, "metadata", "labels").get(QUEUE_LABEL)
     if queue is not None:
@@ -105,7 +105,7 @@ def _overrides(patch: Any) -> list[Object]:
 
 
 def _not_known(error: UnknownFieldError, place: str) -> UsageError:
-    """The exception to raise for a TrainJob with fields that the cluster's Trainer does not know."""
+    """The exception to raise for a TrainJob with fields that the cluster's Trainer does not support."""
     if _OVERRIDES in error.fields:
         return UsageError(
             f"Kubeflow Trainer on cluster {place} takes neither runtimePatches nor podTemplateOverrides, so a job "
@@ -113,6 +113,6 @@ def _not_known(error: UnknownFieldError, place: str) -> UsageError:
             hint="Safepoint needs Trainer 2.1, 2.2 or 2.3",
         )
     return UsageError(
-        f"Kubeflow Trainer on cluster {place} does not know {', '.join(error.fields)}; nothing was submitted",
+        f"Kubeflow Trainer on cluster {place} does not support {', '.join(error.fields)}; nothing was submitted",
         hint="leave out the option that sets this field, or ask the cluster's administrator for Trainer 2.3",
     )

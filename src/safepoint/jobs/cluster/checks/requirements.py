@@ -32,7 +32,7 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
     Args:
         api: the API of the cluster, in the namespace of the jobs.
         spec: the job.
-        asks: ask the cluster which optional objects you may create, and leave out the others; False makes all.
+        asks: check which optional objects you may create, and leave out the others. False makes all of them.
 
     Raises:
         NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.

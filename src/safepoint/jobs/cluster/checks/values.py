@@ -18,7 +18,7 @@ _UNIQUE = "-12345"
 """As many characters as Kubernetes adds to the name of a pod."""
 _QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)(m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?", re.ASCII)
 _LEAST_MEMORY_BYTES = 16 << 20
-"""No interpreter starts with less memory. A smaller value probably lacks its unit."""
+"""A Python interpreter does not start with less memory. A smaller value probably lacks its unit."""
 _DOMAIN = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d+)?"
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(rf"({_DOMAIN}/)?{_PART}(/{_PART})*(:[\w][\w.-]{{0,127}})?(@[a-z0-9]+:[0-9a-f]{{32,}})?", re.ASCII)
@@ -34,7 +34,7 @@ def check_pod_names(name: str, num_nodes: int, replicated_job: str) -> None:
     Args:
         name: the name of the job.
         num_nodes: the number of its pods.
-        replicated_job: the name of the part of its runtime that trains.
+        replicated_job: the name of the entry of `replicatedJobs` in its runtime whose pods train.
     """
     longest = f"{name}-{replicated_job}-0-{num_nodes - 1}{_UNIQUE}"
     if not name[:1].isalpha():

@@ -140,7 +140,10 @@ def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object,
 
 
 def _of_jobs(api: ClusterApi, claims: Iterable[str]) -> tuple[Runtime, str, str] | None:
-    """The runtime and image of the newest job that uses one of the claims: of its JobSet, or else of its runtime."""
+    """The runtime and the image of the newest job that uses one of the claims.
+
+    They come from the job's JobSet or, if it cannot be used, from the job's runtime.
+    """
     wanted = set(claims)
     jobs = [job for job in api.objects("trainjobs") if not is_plan(job)] if wanted else []
     using = [job for job in jobs if wanted & set(claims_in(at(job, "spec")))]

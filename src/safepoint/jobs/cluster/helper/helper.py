@@ -1,7 +1,9 @@
 """Runs a helper: creates it, reads its answer, moves its deadline while it works, and deletes it.
 
-The Job is created before its config maps, and owns them from the start. So if this process is killed, only the Job
-and objects that it owns are left. The cluster ends the Job at its deadline, and deletes all of them soon afterwards.
+A helper is a Kubernetes Job with config maps. The answer is what its command prints and how the command ends, written
+to the pod's log as frames. The Job is created before its config maps, and owns them from the start. So if this
+process is killed, only the Job and objects that it owns are left. The cluster ends the Job at its deadline, and
+deletes all of them soon afterwards.
 """
 
 import contextlib
@@ -44,7 +46,7 @@ from safepoint.jobs.cluster.objects import Object, name_of, owners_of, uid_of
 
 _LOOK_S, _SHORT_LOOK_S, _SOON_S = 1.0, 0.25, 5.0
 _STARTS_WITHIN_S = 900.0
-"""An image of 10 GB takes minutes to pull."""
+"""The time within which the pod has to start. An image of 10 GB takes minutes to pull."""
 _SAY_AFTER_S = 15.0
 _MOVE_S = 30.0
 _EVENTS_AFTER_S = 2.0
@@ -52,7 +54,7 @@ _TIMES_BROKEN = 20
 _MOST_LINES, _MOST_SHOWN = 20, 4096
 _MOST_CHARACTERS = 1 << 28
 _MOST_LOG_CHARACTERS, _LEAST_PER_LINE = 1 << 30, 256
-"""What is read of a log, also of lines that are no frames; a short line counts as one of 256 characters."""
+"""How many characters of a log are read, including lines that are not frames. Each line counts as at least 256."""
 _CODES = {int(code) for code in ExitCode}
 
 Receive = Callable[[Part, str], None]
@@ -122,7 +124,7 @@ def _created(api: ClusterApi, name: str, request: HelperRequest, document: Objec
         yield job
     finally:
         is_over.set()
-        with contextlib.suppress(SafepointError):  # if this fails, the cluster deletes it after its deadline
+        with contextlib.suppress(SafepointError):  # otherwise the cluster deletes the Job after its deadline
             api.delete("jobs", name)
 
 
@@ -201,14 +203,14 @@ def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory:
     """Pass the frames of the pod's log to `receive`, and return the last frame, which is the ending.
 
     Raises:
-        SafepointError: the pod has ended without an ending, or the answer cannot be read.
+        SafepointError: the pod has ended without sending an ending, or the answer cannot be read.
     """
     said: deque[str] = deque(maxlen=_MOST_LINES)
     num_read = num_characters = 0
     for _ in range(_TIMES_BROKEN):
         try:
             for frame in _frames(api, name_of(pod), said):
-                if frame.number != num_read:  # read before the connection broke
+                if frame.number != num_read:  # this frame was read before the connection broke
                     continue
                 num_read += 1
                 num_characters += len(frame.text)

@@ -1,4 +1,7 @@
-"""The objects of a helper: a Job that the cluster deletes after its end, and its config maps. Pure; no requests."""
+"""The objects of a helper: a Job that the cluster deletes after its end, and config maps.
+
+This module sends no requests.
+"""
 
 import base64
 import copy
@@ -67,7 +70,7 @@ class HelperRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodBasis:
-    """What the pod of a helper is made from: its image has Python, and its user may read the checkpoints.
+    """What a helper's pod takes from a job or a runtime: an image with Python, and a user with access to files.
 
     Args:
         pod: the specification of a pod of a job or a runtime; empty if only the image is known.
@@ -190,7 +193,8 @@ def _on_node(node: str) -> Object:
 def _environment(request: HelperRequest, basis: PodBasis) -> list[Object]:
     """The variables of the pod: those of the job or runtime, those of the request, and Safepoint's own.
 
-    Of the job or runtime, secrets and the variables for a training are left out. Keys are references to a Secret.
+    The job's or runtime's secrets are left out, and so are its variables for a training. Access keys are references
+    to a Secret.
     """
     kept: dict[str, str] = {
         str(at(entry, "name")): str(at(entry, "value"))

@@ -1,7 +1,8 @@
 """Deletes the checkpoints of a job on a cluster, before the job itself is deleted.
 
-The job is stopped first, and marked. If the command is killed before all checkpoints are deleted, the job still
-exists. The mark says that some of its checkpoints may be gone. The same command, typed again, deletes the rest.
+First, the job is stopped, and gets an annotation (`REMOVAL`) which says that some of its checkpoints may be gone. If
+the command is killed before all checkpoints are deleted, the job and its annotation still exist. The same command,
+typed again, deletes the rest.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ def delete_checkpoints(jobs: _Jobs, api: ClusterApi, name: str, timeout_s: float
     if job.state is JobState.DELETING:
         raise ConflictError(f"job {name} is being deleted already; its checkpoints stay")
     with contextlib.suppress(NotFoundError):  # `scale` is replacing its TrainJob
-        storage_of(api, jobs.observe(name).trainjob)  # if that is refused, the job still runs
+        storage_of(api, jobs.observe(name).trainjob)  # if this raises an error, the job still runs
     if not job.state.is_over:
         try:
             jobs.suspend(name, timeout_s=timeout_s)
@@ -73,7 +74,7 @@ def check_alone(name: str, output: str | None, others: Mapping[str, str | None])
         others: the output locations of all other jobs that have not ended, by name.
 
     Raises:
-        ConflictError: the output location is unknown, or one of the others uses it.
+        ConflictError: the output location is unknown, or another job uses it.
     """
     alone = f"delete {name} and keep its checkpoints: `safepoint delete {name}`"
     if output is None:

@@ -57,10 +57,13 @@ class JobStorage:
 
 
 def storage_of(api: ClusterApi, trainjob: Object) -> JobStorage:
-    """Where a job saves, as its config map says, see `storage_record`. For a job that names no location: without one.
+    """Where a job saves, according to its config map; see `storage_record`.
+
+    If the job names no output location, the result has none.
 
     Raises:
-        ConflictError: this is not certain. Another program has submitted the job, or another person has changed it.
+        ConflictError: the location is not certain: another program has submitted the job, or another person has
+            changed it.
         AccessDeniedError: you may not read the config map.
     """
     named = named_output(trainjob)
@@ -75,7 +78,7 @@ def storage_of(api: ClusterApi, trainjob: Object) -> JobStorage:
         raise _not_certain(trainjob, f"config map {map_name} is not the one that it was submitted with")
     record = read_storage_record(files.get(STORAGE_FILE))
     if record is None or record.job != name_of(trainjob):
-        raise _not_certain(trainjob, f"config map {map_name} does not say it, as those of earlier releases")
+        raise _not_certain(trainjob, f"config map {map_name} does not name the location of this job")
     annotated = at(read_record(texts(trainjob, "metadata", "annotations").get(RECORD)), "settings", _OUTPUT)
     for said in (named, record.output if annotated is None else annotated):
         if said != record.output:
@@ -99,7 +102,7 @@ def secret_values(api: ClusterApi, name: str) -> dict[str, str]:
     Raises:
         NotFoundError: there is no such Secret.
         AccessDeniedError: you may not read it.
-        UsageError: a value is no text.
+        UsageError: a value is not text.
     """
     found = api.find("secrets", name)
     if found is None:
@@ -128,13 +131,15 @@ def location_of(output: str, job: str) -> Location:
         raise ConflictError(f"the output location of job {job} is not valid: {error}; nothing was done") from error
     if location.is_folder:
         raise ConflictError(
-            f"job {job} saves to {output}, a folder of its own pods, which is gone with them; nothing was done"
+            f"job {job} saves to {output}, a folder inside its pods, which is deleted with them; nothing was done"
         )
     return location
 
 
 def remove_checkpoints(api: ClusterApi, trainjob: Object) -> int:
-    """Mark a job that does not run, and delete all its checkpoints. The mark stays until the job is deleted.
+    """Delete all checkpoints of a stopped job.
+
+    Before that, the job gets the annotation `REMOVAL`, which stays until the job is deleted.
 
     Returns:
         The number of deleted checkpoints.
@@ -178,7 +183,7 @@ def list_in_pod(api: ClusterApi, storage: JobStorage, location: Location) -> lis
             return []
         raise
     if not isinstance(listed, list) or not all(map(_is_checkpoint, cast("list[Any]", listed))):
-        raise _not_understood("it is no list of checkpoints")
+        raise _not_understood("it is not a list of checkpoints")
     return cast("list[dict[str, Any]]", listed)
 
 
@@ -193,7 +198,7 @@ def ask(
     """Run a command in a pod that has the claim or the keys of a job; returns the JSON that it prints.
 
     Raises:
-        HelperError: it prints something else.
+        HelperError: the command prints something other than JSON.
         SafepointError: see `run_helper`.
     """
     answer: list[str] = []

@@ -1,4 +1,8 @@
-"""Why the pod of a helper does not start, or has ended without an answer. Pure; no requests."""
+"""Why the pod of a helper does not start, or has ended before its answer was complete. This module sends no requests.
+
+A helper is a short-lived Kubernetes Job, whose pod runs one command of Safepoint. Its answer is what the command
+prints and how the command ends.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +26,11 @@ _OWN_IMAGE = "give --image IMAGE, an image with Python, PyTorch, xxhash and type
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why there is no answer yet.
+    """Why the pod does not run yet.
 
     Args:
         error: the exception to raise when the helper is given up.
-        patience_s: how long the trouble may last before the helper is given up: it may pass by itself.
+        patience_s: how long the trouble may last before the helper is given up. Some troubles pass by themselves.
     """
 
     error: SafepointError
@@ -140,7 +144,7 @@ def ending_without_answer(
 
 
 def has_started(pod: Object) -> bool:
-    """Whether its container runs or has run."""
+    """Whether the container of the helper's pod runs or has run."""
     state = at(_status(pod), "state")
     return at(state, "running") is not None or at(state, "terminated") is not None
 

@@ -15,7 +15,7 @@ _UNAUTHORIZED = 401
 
 
 class Bearer(httpx2.Auth):
-    """Sends a token. If the cluster refuses the token, it is read again, because it may have been renewed.
+    """Sends a token. If the cluster refuses the token, `read` is called again: the token may have been renewed.
 
     Args:
         what: where the token comes from, for messages.
@@ -52,7 +52,7 @@ class Bearer(httpx2.Auth):
 
 
 def _checked(token: str) -> str:
-    # If a header cannot contain the token, the error of the HTTP library would show the token.
+    # If a header cannot contain the token, the HTTP library's error would show the token. So the token is checked.
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError("there is no valid token in it")
     return token

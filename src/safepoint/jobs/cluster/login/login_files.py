@@ -27,7 +27,8 @@ def read_login_file(path: str) -> bytes:
 
     Raises:
         ConfigError: the path is relative, or the file is too large.
-        OSError: the file cannot be read, is no regular file, or may be another user's (see `open_trusted`).
+        OSError: the file cannot be read, is not a regular file, or another user may have written it (see
+            `open_trusted`).
     """
     if not os.path.isabs(path):
         raise ConfigError(f"the path {path} is relative to an unknown folder; use an absolute path")
@@ -57,12 +58,12 @@ def add_certificate(context: ssl.SSLContext, config: SingleConfig) -> None:
 
     Raises:
         ConfigError: the key is missing or encrypted, or a file is too large.
-        OSError: a file cannot be read, or is no certificate.
+        OSError: a file cannot be read, or is not a certificate.
     """
     user = config.user
     if user is None or not (user.client_cert or user.client_cert_data):
         return
-    with tempfile.TemporaryDirectory(prefix="safepoint-login-") as folder:  # OpenSSL reads only files; mode 0700
+    with tempfile.TemporaryDirectory(prefix="safepoint-login-") as folder:  # OpenSSL reads only files
         certificate, key = Path(folder, "certificate"), Path(folder, "key")
         certificate.write_bytes(_content(user, "client_cert"))
         key.write_bytes(_content(user, "client_key"))

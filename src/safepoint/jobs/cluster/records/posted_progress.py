@@ -1,4 +1,4 @@
-"""The progress of a job, as its pods have posted it to the cluster. Pure; no requests."""
+"""The progress of a job, as its pods have posted it to the cluster. This module sends no requests."""
 
 import contextlib
 import json
@@ -13,7 +13,11 @@ from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS
 
 
 def progress_of(job: Object, state: JobState) -> Progress | None:
-    """The progress that the pods posted to the status server, or that OpenShift AI's controller read; or None."""
+    """The progress of a job; None if the cluster has none.
+
+    Either the pods have posted the progress to the status server of Kubeflow Trainer, or OpenShift AI's controller
+    has read it from the pods, and has written it into an annotation of the job.
+    """
     status = at(job, "status", "trainerStatus")
     if status is not None:
         values = {str(at(item, "name")): number_in(at(item, "value")) for item in items(status, "metrics")}
@@ -72,7 +76,7 @@ def _progress(
 
 
 def number_in(value: object) -> float | None:
-    """`value` as a number; None if it is infinite or no number. Anyone who may change the job can write any value."""
+    """`value` as a finite number, or None. Anyone who may change the job can write any value."""
     with contextlib.suppress(ValueError):
         return found if math.isfinite(found := float(str(value))) else None
     return None

@@ -1,4 +1,7 @@
-"""The receipt of a suspension: which checkpoint was saved, where, and what was checked. Pure; no requests."""
+"""The receipt of a suspension: which checkpoint was saved, where, and what was checked.
+
+This module sends no requests.
+"""
 
 import contextlib
 import dataclasses
@@ -22,8 +25,8 @@ class Receipt:
         step: the step of the checkpoint.
         checkpoint: its location.
         digest: the digest of its manifest, which has the digests of all its files.
-        is_read: whether all its files were read and compared with their digests; otherwise only their sizes were
-            compared.
+        is_read: whether all its files were read and compared with their digests; otherwise only their names and
+            sizes were compared.
         was_requested: whether the save was requested before the job was suspended; otherwise the pods saved when they
             received SIGTERM.
         reason: why the pods saved at SIGTERM; empty if the save was requested before.
@@ -39,9 +42,10 @@ class Receipt:
     @property
     def text(self) -> str:
         """The receipt in a few words, for a person."""
-        how = "saved before the pods ended" if self.was_requested else f"saved at SIGTERM because {self.reason}"
-        checked = "every file was read and matches its digest" if self.is_read else "names and sizes were compared"
-        return f"step {self.step} is in {self.checkpoint} (digest {self.digest}), {how}; {checked}"
+        how = "before the pods ended" if self.was_requested else f"at SIGTERM because {self.reason}"
+        only = "only the names and sizes of its files were compared"
+        checked = "every file was read and matches its digest" if self.is_read else only
+        return f"step {self.step} was saved in {self.checkpoint} (digest {self.digest}) {how}; {checked}"
 
     def to_document(self) -> dict[str, Any]:
         """The receipt as JSON values."""

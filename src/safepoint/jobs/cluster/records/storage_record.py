@@ -1,8 +1,8 @@
-"""Where a job saves, and with which keys, as a file of its config map. Pure; no requests.
+"""Where a job saves, and with which keys, as a file of its config map. This module sends no requests.
 
 Commands that delete checkpoints, or that send keys, use this file, and not the TrainJob: a person who may change
-TrainJobs could name the location of another job there. The config map cannot be changed, and the command of the job
-has its digest.
+TrainJobs could write the location of another job into this one. The config map cannot be changed, and the command of
+the job has its digest.
 """
 
 import json
@@ -68,8 +68,8 @@ def read_storage_record(data: bytes | None) -> StorageRecord | None:
 
 
 def _of_store(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that count. Another person may have submitted the job, and the other variables, such as
-    SAFEPOINT_PACKAGES, would run that person's code in a pod of this user."""
+    """The variables that are used. The others are dropped, because another person may have submitted the job: a
+    variable such as SAFEPOINT_PACKAGES would run that person's code in a pod of this user."""
     return plain_variables(env) | {name: env[name] for name in CERTIFICATES if name in env}
 
 

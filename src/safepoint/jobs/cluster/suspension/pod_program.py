@@ -11,7 +11,7 @@ from safepoint.jobs.cluster.suspension.websocket import messages, upgrade_header
 
 _PROTOCOLS = "v5.channel.k8s.io, v4.channel.k8s.io"
 _OUTPUT, _ERRORS, _END = 1, 2, 3
-"""The first byte of a message: which stream it is from."""
+"""The first byte of each message, which names the stream that the message belongs to."""
 _MOST_BYTES = 1 << 20
 _MOST_SHOWN = 400
 
@@ -26,13 +26,13 @@ def run_in_pod(
         pod: the pod.
         container: the container.
         command: the program and its arguments; no shell changes them.
-        idle_s: how long it may print nothing.
-        limit_s: how long it may run.
+        idle_s: how long the program may print nothing.
+        limit_s: how long the program may run.
 
     Raises:
         AccessDeniedError: you may not run programs in pods.
         TransientError: the connection broke, or the program printed nothing for too long.
-        WaitTimeoutError: the program runs for too long. It is not ended.
+        WaitTimeoutError: the program runs for too long. This call does not end the program.
         SafepointError: the program cannot be started, it failed, or it prints more than 1 MiB.
     """
     deadline_s = clock.monotonic_s() + limit_s

@@ -22,8 +22,9 @@ def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: 
         api: the API of the cluster, in the namespace of the jobs.
         job: a running job that Safepoint submitted.
         seen: the objects of the job.
-        within_s: how long the save may take, at most 15 minutes; None for 15 minutes. The pods give up earlier if the
-            ranks do not save.
+        within_s: how long the save, the upload and the check may take together, at most 15 minutes; None for 15
+            minutes. The request in the pod also fails if the save alone takes more than a minute and more than three
+            times as long as expected.
 
     Raises:
         SafepointError: no save was requested, or no checkpoint was made. The message is a clause that can follow

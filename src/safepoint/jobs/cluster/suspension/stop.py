@@ -1,8 +1,8 @@
 """Stops a job, and reports what is saved.
 
 If the user may run programs in pods, a save is requested first. After the save the ranks wait, and the checkpoint is
-checked before the job is stopped. Otherwise the pods save when they receive SIGTERM. When they end, they report which
-checkpoint they have found complete.
+checked before the job is stopped. If the user may not, the pods save when they receive SIGTERM. When the pods end,
+they report which checkpoint they have found complete.
 """
 
 import json
@@ -149,7 +149,7 @@ def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
 def _is_stopping(seen: Observed, job: ClusterJob) -> bool:
     """Whether a person has requested the stop already.
 
-    A stop by a queue is not a request of a person: the job would then resume by itself.
+    A stop by a queue does not count: after such a stop, the job would resume by itself.
     """
     is_of_person = seen.workload is None or at(seen.workload, "spec", "active") is False
     return job.state is JobState.SUSPENDING and is_of_person
@@ -161,7 +161,7 @@ def _by(seen: Observed) -> str:
 
 
 def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str = "") -> str:
-    """What a person has to know about the suspension.
+    """What the suspension has saved, in words.
 
     Args:
         job: the suspended job.
@@ -172,7 +172,7 @@ def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str 
     if job.receipt is not None:
         return job.receipt.text
     if not job.is_ours:
-        return "without a receipt: Safepoint did not submit it, and does not know whether it has saved"
+        return "without a receipt: Safepoint did not submit it, and has no record of its saves"
     if before is None:
         return newest
     if before.is_waiting:
@@ -184,7 +184,7 @@ def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str 
 
 
 def _joined(*parts: str) -> str:
-    return ", ".join(filter(None, parts))
+    return "; ".join(filter(None, parts))
 
 
 def wait_until(is_done: Callable[[], bool], what_not: str, timeout_s: float | None, hint: str) -> None:

@@ -38,7 +38,7 @@ def upgrade_headers(protocols: str) -> dict[str, str]:
     """The headers of the request that opens a WebSocket.
 
     Args:
-        protocols: the protocols that the client knows, the preferred one first.
+        protocols: the protocols that the client supports, the preferred one first.
     """
     return {
         "connection": "Upgrade",
@@ -59,8 +59,8 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
 
     Raises:
         TransientError: the connection broke, or the server was silent or took too long.
-        StorageError: a message is too large, there are too many frames, or a server may not send a frame of this
-            kind.
+        StorageError: a message is too large, there are too many frames, or the server has sent a frame that a server
+            may not send.
     """
     protocol, message, num_frames = FrameProtocol(client=True, extensions=[]), bytearray(), 0
     deadline_s = clock.monotonic_s() + limit_s
@@ -86,7 +86,7 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
                         yield bytes(message)
                         message.clear()
     except ParseFailed as error:
-        raise StorageError(f"the cluster sent what no WebSocket server may send: {error}") from error
+        raise StorageError(f"the cluster sent data that a WebSocket server may not send: {error}") from error
     except (httpcore2.TimeoutException, httpcore2.NetworkError, OSError) as error:
         raise TransientError(f"the connection broke: {str(error) or type(error).__name__}") from error
     raise TransientError("the connection ended too early")

@@ -77,7 +77,7 @@ class Client:
         timeout = httpx2.Timeout(REQUEST_S, connect=_CONNECT_S)
         is_encrypted = connection.config.cluster.server.startswith("https:")
         try:
-            # A proxy of the environment is used only for encrypted requests, because it could read others.
+            # A proxy that the environment names is used only for encrypted requests: it could read other requests.
             parameters: Any = ConnectionParams(timeout=timeout, trust_env=is_encrypted)
             config = without_files(connection.config)
             options: Any = parameters.httpx_params(config)
@@ -122,7 +122,7 @@ class Client:
             path: its path.
             query: its parameters.
             body: the object to send as JSON.
-            headers: in addition to the usual ones.
+            headers: headers in addition to the usual ones.
             budget: how many bytes this answer and the other answers with the same budget may have together.
 
         Returns:
@@ -187,7 +187,7 @@ class Client:
         Args:
             path: the path of the request.
             query: its parameters.
-            headers: ask the server for the other protocol.
+            headers: the headers that ask the server for the other protocol.
         """
         timeout = httpx2.Timeout(REQUEST_S, connect=_CONNECT_S)
         with self._opened(path, query, timeout=timeout, headers={**_PLAIN, **headers}) as response:

@@ -34,19 +34,19 @@ class AlreadyExistsError(ConflictError):
 
 
 class UnknownFieldError(UsageError):
-    """An object has fields that the cluster does not know, and the cluster has not created it."""
+    """An object has fields that the cluster does not support. The cluster has not created the object."""
 
     fields: tuple[str, ...] = ()
 
 
 class BusyError(TransientError):
-    """The server is busy. If it asks for a pause before the next try, `pause_s` is its length."""
+    """The server is busy. `pause_s` is the pause that it requests before the next try; 0 if it requests no pause."""
 
     pause_s: float = 0.0
 
 
 class NotAdmittedError(BusyError):
-    """A webhook that the cluster asks before it changes an object did not answer: nothing was changed."""
+    """A webhook that the cluster calls before it changes an object did not answer: nothing was changed."""
 
 
 _WEBHOOK = "failed calling webhook"

@@ -68,7 +68,7 @@ class OpenStreams:
         """End all streams. A thread that reads or writes one of them gets an error."""
         with self._changed:
             for stream in list(self._streams):
-                with contextlib.suppress(OSError):  # it has ended, or is in a handshake, which has a time limit
+                with contextlib.suppress(OSError):  # the stream has ended, or its handshake runs (with a time limit)
                     # SSLSocket.shutdown would also change attributes that the reading thread uses.
                     socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
 

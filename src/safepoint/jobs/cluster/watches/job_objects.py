@@ -1,4 +1,4 @@
-"""Finds the objects of each job among all objects of a namespace. Pure; no requests."""
+"""Finds the objects of each job among all objects of a namespace. This module sends no requests."""
 
 import re
 from collections.abc import Iterable

@@ -46,7 +46,7 @@ class Kept:
         self._num_bytes += num_bytes
 
     def drop(self, item: Object) -> None:
-        """Forget the object with the name of `item`."""
+        """Remove the object with the name of `item`."""
         _, num_bytes = self._objects.pop(name_of(item), (None, 0))
         self._num_bytes -= num_bytes
 
@@ -57,7 +57,7 @@ class Kept:
 
 
 class JobWatch:
-    """The jobs of a namespace as they are now. Threads watch the objects until the context is left.
+    """The jobs of a namespace as they are now. Threads watch the objects until the `with` block ends.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.

@@ -19,8 +19,8 @@ _MOST_PODS, _MOST_NAME = 10_000, 253
 class PodEnds:
     """How the pods of a job end.
 
-    The cluster deletes pods within a second after their end. So enter this context before the job is stopped. It
-    opens a watch, which records how each pod ends.
+    Enter this context before the job is stopped, because the cluster deletes pods within a second after their end.
+    The context opens a watch, which records how each pod ends.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
@@ -49,14 +49,14 @@ class PodEnds:
         self._is_over.set()
 
     def wait_for_last(self) -> None:
-        """Wait, at most three seconds, until the watch has reported an end, and the end of each pod that has run."""
+        """Wait until the watch has reported at least one end, and the end of each pod that has run; at most 3 s."""
         deadline_s = clock.monotonic_s() + _LAST_EVENTS_S
         while (self._running or not self._codes) and clock.monotonic_s() < deadline_s:
             clock.sleep(0.1)
 
     @property
     def is_saved(self) -> bool | None:
-        """Whether all pods whose end the watch has reported ended with a save; None before it has reported an end."""
+        """Whether every pod that has ended so far has saved; None before the watch has reported an end."""
         if not self._codes:
             return None
         return all(code in {ExitCode.OK, ExitCode.INTERRUPTED_SAVED} for code in self._codes.values())

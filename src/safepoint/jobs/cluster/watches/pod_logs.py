@@ -36,7 +36,7 @@ def read_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
 def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
     """The output of a job's first node as it grows, until the job has stopped.
 
-    This waits for a pod that does not exist yet, and for the pod that replaces it after an interruption.
+    If there is no pod yet, this waits for the first one. After an interruption, it waits for the next pod.
 
     Raises:
         NotFoundError: there is no such job, or it has stopped and has no pod.
@@ -73,9 +73,7 @@ def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
 
 
 def _no_pods(state: JobState) -> NotFoundError:
-    return NotFoundError(
-        f"the job is {state} and has no pods now; if it had some, they were deleted, and their output with them"
-    )
+    return NotFoundError(f"the job is {state} and has no pods now; the output of earlier pods was deleted with them")
 
 
 def _container(pod: Object) -> tuple[str, int]:

@@ -57,7 +57,7 @@ class Launchers:
         Args:
             node: the number of the node.
             environ: see `launcher_environment`.
-            gpus: the devices that it may see; empty for none. None on a machine without GPUs.
+            gpus: the devices that the launcher may use; empty for none. None on a machine without GPUs.
 
         Raises:
             OSError: the launcher cannot be started.
@@ -123,7 +123,7 @@ class Launchers:
         """Whether any launcher is alive."""
         alive = any(node.process.is_alive for node in self._nodes)
         for process in self._children.values():
-            process.poll()  # after the check above, so that each child that it found dead is reaped
+            process.poll()  # after the check above, so that each child that the check found dead is reaped
         return alive
 
     def ask_to_stop(self) -> None:
@@ -180,7 +180,7 @@ class Launchers:
         child = next((self._children.get(known.process.pid) for known in self._nodes if known.node == node), None)
         if code is not None or child is None or child.poll() is None or child.returncode < 0:
             return code
-        return child.returncode or ExitCode.FAILED  # 0 is wrong: a launcher that succeeds writes its exit code
+        return child.returncode or ExitCode.FAILED  # a launcher that wrote no exit code has failed, even with 0
 
     def tidy(self) -> None:
         """Remove the files of this attempt."""

@@ -1,7 +1,7 @@
 """The process of one node of a job: a launcher that writes its exit code to a file.
 
-So a supervisor that did not start the launcher can read the exit code too. The command of the process is `python -m
-safepoint.jobs.local.attempt.node PLAN`; `Launchers` writes the plan.
+With this file, a supervisor that did not start the launcher can read the exit code too. The command of the
+process is `python -m safepoint.jobs.local.attempt.node PLAN`; `Launchers` writes the plan.
 """
 
 import json
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _code_after(error: BaseException) -> int:
-    if _PORT_TAKEN in str(error):  # another process took the port; the next attempt chooses another one
+    if _PORT_TAKEN in str(error):  # another process took the port; the next attempt chooses another port
         return ExitCode.TERMINATED_UNSAVED
     return exit_code_after(error) or ExitCode.FAILED
 

@@ -50,7 +50,7 @@ def newest_step(folder: Path) -> tuple[int | None, bool]:
 def newest_report(folder: Path) -> tuple[int, int] | None:
     """A value that identifies the newest report of progress.
 
-    If the value has changed, the ranks have reported since.
+    When the ranks write a new report, the value changes.
     """
     try:
         status = (folder / PROGRESS_NAME).stat()

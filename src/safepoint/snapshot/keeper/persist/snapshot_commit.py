@@ -7,8 +7,8 @@ others read:
     <save>/part-K.json      the files of this save that node K has written, with their digests, or why there are none
     <save>/part-0.json      why node 0 has not committed this save
     <save>/outcome.json     node 0 has committed this save
-    offer-K.json            the steps that are complete in the memory of node K, or durable already; its ranks have
-                            ended or must end
+    offer-K.json            the steps that are complete in the memory of node K, or durable already; written when the
+                            ranks of node K have ended or must end
 
 A rename makes each file appear as a whole. Node 0 commits.
 """
@@ -124,7 +124,7 @@ class Nodes:
         return max(first.intersection(*others), default=None)
 
     def _wait_for(self, name: str, nodes: range, is_over: Callable[[], bool]) -> dict[int, dict[str, Any]]:
-        """Wait for the file `name-K.json` of each node K, or until one has an error. Returns the files that exist."""
+        """Wait for `name-K.json` of each node K, or until one of them has an error. Returns the files that exist."""
         found: dict[int, dict[str, Any]] = {}
         while True:
             for index in nodes:

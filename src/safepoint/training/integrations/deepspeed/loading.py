@@ -51,7 +51,7 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
             hint="use the optimizer of the run that wrote the checkpoint, or start from the beginning with "
             "--from-scratch",
         )
-    # Only the optimizers of stages 1 and 2 have one of these attributes. It lists the weights of each group.
+    # Only the optimizers of stages 1 and 2 have one of these attributes, which lists the weights of each group.
     for group in getattr(engine.optimizer, "bf16_groups", None) or getattr(engine.optimizer, "bit16_groups", ()):
         if all(weight._hp_mapping is None for weight in group):
             raise ConflictError(
@@ -63,14 +63,14 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
 
 @contextlib.contextmanager
 def with_checked_tag(engine: Any, folder: Path, name: str = "latest") -> Generator[None]:
-    """While the block runs, tell the engine which folder of a checkpoint to load, so that it does not read the name.
+    """While the block runs, pass the engine the name of the folder to load, which the file `name` contains.
 
-    The name could change after it has been checked.
+    The engine then does not read the file itself: its content could change after this function has checked it.
 
     Args:
         engine: a DeepSpeedEngine that loads `folder` without a tag.
         folder: the checkpoint.
-        name: the file of the checkpoint that names the folder.
+        name: the file of the checkpoint that contains the name of the folder.
 
     Raises:
         CheckpointError: there is no such file, or it names a folder that is not in the checkpoint.

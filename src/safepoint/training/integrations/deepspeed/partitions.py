@@ -109,7 +109,7 @@ class Partitions:
         return sum(place.count * part.element_size() for part in parts)
 
     def step(self, name: str) -> Any:
-        """The optimizer's step count for this weight; None if the optimizer keeps none."""
+        """The optimizer's step count for this weight; None if the optimizer keeps no count."""
         return self._state(0, self._places[name].group).get(_STEP)
 
     def steps(self) -> list[Any]:
@@ -193,7 +193,7 @@ class Partitions:
         """The pieces of a weight, or of one of its moments, in the order of the ranks that hold them."""
         if self.stage == 3:
             return self._pieces_in_stage_3(place, state)
-        # The last rank's part may be shorter, because it may lack the padding. All other parts have this length.
+        # All parts have this length, except that the last rank's part may lack the padding and be shorter.
         length = self._flat[0][place.group].numel()
         pieces: list[torch.Tensor] = []
         for rank in range(self._ranks):
@@ -213,7 +213,7 @@ class Partitions:
     # ---- checks --------------------------------------------------------------------------------
 
     def _check_moments(self) -> tuple[str, ...]:
-        """The names of the moments; raises ConflictError if only the same ranks can load a moment."""
+        """The names of the moments; raises ConflictError if another number of ranks could not load a moment."""
         moments = {name for name in self._state(0, 0) if name != _STEP}
         for name in moments:
             _check_name(name)

@@ -73,7 +73,7 @@ class Universal:
             )
 
     def write(self, index: int, count: int, watch: Callable[[int, int], None] | None = None) -> None:
-        """Write one share.
+        """Write one share of the files.
 
         Args:
             index: the number of this share, from 0.

@@ -29,7 +29,8 @@ _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 class SafepointCallback(Checkpoint):
     """Makes a Lightning training survive preemption, crashes and lost nodes.
 
-    It replaces the `ModelCheckpoint` that Lightning adds by itself. A `ModelCheckpoint` that the script adds stays.
+    This callback replaces the `ModelCheckpoint` that Lightning adds by itself. A `ModelCheckpoint` that the script
+    adds stays.
 
     Args:
         output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
@@ -86,7 +87,8 @@ class SafepointCallback(Checkpoint):
         context = current_context()
         context.outcome.check_not_interrupted()
         _check(trainer, context)
-        # `trainer.checkpoint_callback` is the first checkpoint callback. Put this one last, after the script's own.
+        # `trainer.checkpoint_callback` is the first checkpoint callback in the list. Put this callback last, so that
+        # the script's own `ModelCheckpoint` comes first.
         trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
         data, parts = LightningData(trainer, context.log.info), LightningParts(trainer, context.place)
         training = Training(context, parts=parts, data=data, output_dir=self._output_dir, save_steps=self._save_steps)
@@ -183,8 +185,8 @@ class SafepointCallback(Checkpoint):
 
         def begin_batches(original: Callable[[], None]) -> None:
             original()
-            # The checkpoint was saved after all work that follows its last batch. So Lightning must repeat nothing,
-            # and must end this epoch like any other.
+            # The checkpoint was saved after all work that follows its last batch. So Lightning must not repeat any of
+            # this work, and must end this epoch like any other epoch.
             fit._restarting = epoch._restarting = False
 
         def end_batch(original: Callable[[Any], None], fetcher: Any) -> None:
@@ -217,7 +219,7 @@ class SafepointCallback(Checkpoint):
         trainer.should_stop = bool(self._saved.get("should_stop"))
         trainer._logger_connector._callback_metrics.update(self._saved.get("metrics", {}))
         if data.is_between_epochs:
-            # The epoch has ended, so this is not a restart in the middle of one.
+            # The epoch has ended, so Lightning does not restart in the middle of an epoch.
             fit._restarting = fit.epoch_loop._restarting = fit._resuming_from_checkpoint = False
         fit.epoch_loop.val_loop._restarting = True  # Lightning then skips the sanity check
 

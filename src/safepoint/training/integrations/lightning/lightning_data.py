@@ -29,7 +29,7 @@ class TrackedLoader:
         self.loader = loader
         """The wrapped loader."""
         self.data = TrackedData(loader, report)
-        """Reads the batches of the wrapped loader, and knows the position."""
+        """Reads the batches of the wrapped loader, and tracks the position."""
         self._trainer = trainer
         self._before: Position | None = None
 
@@ -50,8 +50,8 @@ class TrackedLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # Lightning makes the iterator before it restores anything. This is no problem, because this method is a
-        # generator: it reads nothing before the first `next`.
+        # Lightning makes the iterator before it restores anything. That does no harm, because this method is a
+        # generator: it reads no batch before the first `next`.
         batches = self.data.next_epoch(int(self._trainer.current_epoch))
         is_endless = self.data.num_batches is None
         while True:

@@ -27,7 +27,7 @@ _log = logging.getLogger("safepoint")
 
 
 class LightningParts(Parts):
-    """What Lightning's Trainer saves. Models with adapters are saved whole, with their base.
+    """What Lightning's Trainer saves. Models with adapters are saved whole, with their base model.
 
     Args:
         trainer: a `lightning.pytorch.Trainer`.
@@ -92,7 +92,7 @@ class LightningParts(Parts):
             restore: Lightning's own method.
 
         Raises:
-            CheckpointError: a state is invalid, or that of an optimizer does not fit.
+            CheckpointError: a state is invalid, or the state of an optimizer does not fit.
         """
         path, schedulers = folder / STATE, [one.scheduler for one in self._trainer.lr_scheduler_configs]
         with states_of(path), checked_optimizers(path, *self.optimizers()), checked_schedulers(path, *schedulers):
@@ -102,7 +102,7 @@ class LightningParts(Parts):
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(self._without_other_paths))
 
     def _without_other_paths(self, checkpoint: dict[str, Any]) -> None:
-        """Leave out the state of a ModelCheckpoint if the state names a file that this callback cannot have written.
+        """Leave out the state of a ModelCheckpoint if it names a file that this ModelCheckpoint cannot have written.
 
         ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
         one of these files, by default without restricting what its pickle may call. So a state in a checkpoint that
@@ -154,8 +154,9 @@ def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
 class DirectCheckpointIO(CheckpointIO):
     """Writes and reads files with `torch.save` and `torch.load`, directly to and from a path.
 
-    Lightning's own plugin serializes into memory first. That takes twice the size of the state, and the keeper (the
-    process that writes snapshots) could not take over the write. See `lightning.pytorch.plugins.CheckpointIO`.
+    Lightning's own plugin serializes into memory first. That takes twice the size of the state in memory, and
+    Safepoint could not intercept the tensors to have the keeper (the process that writes snapshots) write them. See
+    `lightning.pytorch.plugins.CheckpointIO`.
 
     Args:
         check: called with each checkpoint that was read; it may change the checkpoint.
@@ -177,11 +178,11 @@ class DirectCheckpointIO(CheckpointIO):
         Args:
             path: of the file.
             map_location: ignored; Lightning copies what it needs to the device.
-            weights_only: the script's argument to Lightning. Only False allows objects other than tensors and plain
-                values, whose loading can run code.
+            weights_only: the script's argument to Lightning. Loading objects other than tensors and plain values can
+                run code; only False allows them.
 
         Raises:
-            UsageError: the file is damaged, or it contains other objects, and `weights_only` does not allow these.
+            UsageError: the file is damaged, or it contains objects that `weights_only` does not allow.
         """
         try:
             if weights_only is False:

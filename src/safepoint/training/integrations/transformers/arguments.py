@@ -1,4 +1,4 @@
-"""Applies the options of `safepoint run` to the script's `TrainingArguments`; they override the script's."""
+"""Applies the options of `safepoint run` to the script's `TrainingArguments`; the options override its values."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ def hook(module: ModuleType, context: RankContext) -> None:
             self.use_cpu = True  # otherwise Accelerate treats each rank as an independent process
         apply_settings(self, context)
         if self.output_dir:
-            # Fail with a clear message, and before the model is loaded.
+            # Check the folder now, to fail with a clear message before the model is loaded.
             OutputFolder(Path(self.output_dir)).check_usable()
         remote = context.outputs.store_of(self.output_dir)
         if remote is not None and context.place.is_first and context.place.restart == 0:

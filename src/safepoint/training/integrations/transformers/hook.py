@@ -52,7 +52,7 @@ def hook_trainer(module: ModuleType, context: RankContext) -> None:
     if missing:
         raise SafepointError(
             f"this release of transformers has no {missing[0]}; training was not started",
-            hint='install a supported one: pip install "safepoint[transformers]"',
+            hint='install a supported release: pip install "safepoint[transformers]"',
         )
     train, save_model = trainer_class.train, trainer_class.save_model
 

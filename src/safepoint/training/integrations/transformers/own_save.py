@@ -1,10 +1,15 @@
 """Redirects what a script's own `_save_checkpoint` writes.
 
-A subclass may add files to a checkpoint. Its code names the folder `self._get_output_dir(…)/checkpoint-N`, which is
-the working folder of the save, or `self.args.output_dir/checkpoint-N`. So this module makes `args.output_dir` name
-the parent of the working folder, but only in the subclass's code: transformers and TRL store `args.output_dir` in
-what they save, so their code must see the real output folder. Other files that the subclass writes to
-`args.output_dir` are moved to the real output folder after the save.
+A subclass may add files to a checkpoint. Safepoint first writes each checkpoint in a working folder, so the files
+have to go there. The subclass's code names the checkpoint's folder in one of two ways:
+
+- `self._get_output_dir(…)/checkpoint-N`, which is the working folder already;
+- `self.args.output_dir/checkpoint-N`, which is not. For this case, this module changes `args.output_dir` to the
+  parent of the working folder while the subclass's code runs.
+
+The code of transformers and TRL must read the real output folder, because it stores `args.output_dir` in the files
+that it saves. Other files that the subclass writes to `args.output_dir` are moved to the real output folder after the
+save.
 """
 
 import contextlib
@@ -24,10 +29,10 @@ _SAVE = "_save_checkpoint"
 
 @contextlib.contextmanager
 def redirected_output_dir(trainer: Any, root: Path) -> Generator[None]:
-    """While the block runs, the script's own subclass sees `root` as `args.output_dir`.
+    """While the block runs, `args.output_dir` is `root` in the code of the script's own subclass.
 
     Args:
-        trainer: about to save.
+        trainer: the trainer that is about to save.
         root: the folder in which `checkpoint-N` is written.
     """
     library = _extended_library_class(trainer)

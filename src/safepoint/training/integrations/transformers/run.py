@@ -1,8 +1,8 @@
-"""One call of `Trainer.train()` under Safepoint: where it starts, the vote at each step, how it ends.
+"""One call of `Trainer.train()` under Safepoint: where the training starts, the vote at each step, how it ends.
 
 The vote is a small all-reduce, in which all ranks learn of requests to save or stop. The loop itself is that of the
-Trainer. During the call a few methods of this one Trainer are overridden (`TrainerRun._override`), and one callback
-is added. The overrides and the callback observe and stop the loop, but compute nothing.
+Trainer. During the call, some methods of this Trainer object are overridden (`TrainerRun._override`), and one
+callback is added. The overrides and the callback observe and stop the loop, and do not change what it computes.
 """
 
 import contextlib
@@ -175,8 +175,8 @@ class TrainerRun(TrainerCallback):
                 resume_from,
             )
             return resume_from
-        # If the script passes True, the Trainer would load any folder that is named like a checkpoint, or fail if
-        # there is no such folder.
+        # Do not pass on a True of the script: with True, the Trainer would load any folder that is named like a
+        # checkpoint, or fail if there is no such folder.
         return None
 
     def _override(self, overrides: Overrides) -> None:
@@ -238,7 +238,7 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy, or restore, the random number states at the start of the epoch: its sampler has drawn nothing yet."""
+        """Copy, or restore, the random number states at the start of the epoch, before its sampler draws numbers."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -271,7 +271,7 @@ class TrainerRun(TrainerCallback):
             raise _GiveUp(rollback)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record that the gradients are complete; the optimizer steps next."""
+        """Record that the gradients are complete; `optimizer.step` comes next."""
         self._boundary.agreement.gradients_complete(self._step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -288,7 +288,7 @@ class TrainerRun(TrainerCallback):
         self._is_between_steps = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Report the metrics that the Trainer has logged as progress."""
+        """Report the metrics of the Trainer's log as progress."""
         metrics: dict[str, Any] = logs or {}
         self._context.progress.measured({name: one for name, one in metrics.items() if name not in _NO_METRICS})
 
@@ -349,7 +349,7 @@ class TrainerRun(TrainerCallback):
         self._push = original
 
     def _push_to_hub(self, trigger: Trigger) -> None:
-        """Wait for the end of a periodic save, and push it to the Hub. Saves with other triggers are not pushed."""
+        """Wait for the end of a periodic save, and push the checkpoint to the Hub. Other saves are not pushed."""
         is_pushed = self._trainer.args.push_to_hub and trigger == Trigger.PERIODIC
         if is_pushed and any(self._peers.gather(self._push is not None)):
             self._boundary.saves.finish()
@@ -402,7 +402,7 @@ class TrainerRun(TrainerCallback):
         return result
 
     def _agree_on_best(self) -> None:
-        """Set the first rank's `best_model_checkpoint` on all ranks, so that all load the same one, or none does."""
+        """Set the first rank's `best_model_checkpoint` on all ranks, so that all ranks load the same checkpoint."""
         if self._start.complete is not None:
             state = self._trainer.state
             state.best_model_checkpoint = self._peers.from_first(state.best_model_checkpoint)
@@ -413,7 +413,7 @@ class TrainerRun(TrainerCallback):
     def _load_best_model(self, original: Callable[[], None]) -> None:
         """Verify the best checkpoint before the Trainer loads it.
 
-        If each node has only a part of the files, get the others.
+        If each node has only a part of the files, first fetch the other files.
 
         Raises:
             CheckpointError: the checkpoint is damaged; raised on every rank.

@@ -1,4 +1,4 @@
-"""Calls `on_save` of the Trainer's callbacks. If one of them reads checkpoints, each call waits until the save ends.
+"""Calls `on_save` of the Trainer's callbacks. If a callback reads checkpoints, each call waits until the save ends.
 
 A callback that overrides `on_save` may read the checkpoint's folder, or add files to it. Callbacks of experiment
 trackers read the folder only if they are configured to upload checkpoints.
@@ -21,7 +21,7 @@ _TRACKERS: dict[str, Callable[[Any], bool]] = {
     "TrackioCallback": lambda one: False,
     "SwanLabCallback": lambda one: False,
 }
-"""transformers' own callbacks that override `on_save`; for each, a function says whether it reads checkpoints."""
+"""The name of each callback of transformers that overrides `on_save` → whether a given object reads checkpoints."""
 _TRACKERS_MODULE = "transformers.integrations.integration_utils"
 
 

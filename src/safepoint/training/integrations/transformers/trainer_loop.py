@@ -35,14 +35,14 @@ from safepoint.training.state.temporary_attributes import temporarily
 _log = logging.getLogger("safepoint")
 _TRAINER_STATE = "trainer_state.json"
 _MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
-"""A part of an optimizer's name → how many tensors it keeps for each parameter. All other optimizers keep two."""
+"""A part of an optimizer's name → how many tensors this optimizer keeps for each parameter; all others keep two."""
 
 
 class TrainerLoop:
     """See `engine.loop.TrainingLoop`.
 
     Args:
-        trainer: a `transformers.Trainer` in its loop.
+        trainer: the `transformers.Trainer` whose `train()` is running; its optimizer may not exist yet.
         peers: all ranks.
         resume: how this training started.
         rank_state: returns the current state that the Trainer itself does not save.
@@ -90,7 +90,10 @@ class TrainerLoop:
         return 1.0 if self._trainer.args.should_save else 0.0
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The model's parameters; with adapters only the trained ones, because a checkpoint has few others."""
+        """The model's parameters. With adapters: only the trainable ones.
+
+        A checkpoint of adapters contains almost nothing else.
+        """
         every: Iterable[torch.nn.Parameter] = self._trainer.model.parameters()
         return every if self._base is None else [one for one in every if one.requires_grad]
 
@@ -144,7 +147,7 @@ class TrainerLoop:
         self._rank_state().write(folder, place.rank)
 
     def _without_base(self) -> contextlib.AbstractContextManager[None]:
-        """Keep the base out of a checkpoint of adapters.
+        """Keep the base model out of a checkpoint of adapters.
 
         DeepSpeed itself leaves out the frozen weights, but not the entries (scales and tables) that quantized frozen
         weights add under their names. These entries belong to the base model and are loaded with it.
@@ -174,7 +177,8 @@ class TrainerLoop:
     def write_final(self, folder: Path) -> Streams | None:
         """Plan or write the model in the layout that `from_pretrained` reads; see `TrainingLoop`."""
         trainer = self._trainer
-        is_whole_adapter = self._base is not None and not splits_weights(trainer)  # it is small, and PEFT writes it
+        # Adapters are small. If they are whole on one rank, PEFT writes them.
+        is_whole_adapter = self._base is not None and not splits_weights(trainer)
         if has_own_model_save(trainer) or is_whole_adapter or not writes_safetensors(trainer.args):
             return self._save_model(folder)
         try:
@@ -242,10 +246,7 @@ def _metrics_at(state: Any, step: int) -> dict[str, float]:
 
 
 def _build_mappings(trainer: Any) -> None:
-    """Make transformers build its mappings of names now.
-
-    Otherwise the first save builds them, which takes 0.2 s or more.
-    """
+    """Make transformers build its mappings of names now, so that the first save does not take 0.2 s longer."""
     with contextlib.suppress(AttributeError, TypeError, ImportError):  # another kind of model; transformers below 5.0
         mappings: Any = importlib.import_module("transformers.conversion_mapping")
         mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)

@@ -1,21 +1,22 @@
 """The fetches of a torch DataLoader, and the random numbers that they draw.
 
-Reading a sample or putting a batch together may draw random numbers: a collator that masks tokens, an augmentation.
-An exact resume has to draw the same ones again.
+A fetch reads the samples of a batch and puts the batch together. It may draw random numbers, for example in a
+collator that masks tokens, or in an augmentation. An exact resume has to draw the same numbers again.
 
 - Accelerate and Lightning fetch a batch before the previous one is trained on. So at the end of a step, the fetch of
   the next batch has already drawn its random numbers, and a resume has to fetch this batch again. For a loader
   without workers, this module copies the random number states before the samples of each batch are read. A resume
-  restores the copy of that batch, fetches the batch, and only then restores the states that the checkpoint has for
-  the end of the step.
-- Each worker of a loader has random number states of its own. They are saved for map-style data, if the loader has no
-  state of its own. A persistent worker sends its states with each batch; any other worker does so once it has drawn a
-  number. A resume starts the new workers with these states. The workers read batches in turn. So a resume begins at a
-  batch whose number is a multiple of the number of workers, and each worker reads the same batches as before. At most
-  one batch of each worker is read again.
+  restores the copy that was made for this batch, fetches the batch, and only then restores the states that the
+  checkpoint has for the end of the step.
+- Each worker of a loader has random number states of its own. These states are saved for map-style data, if the
+  loader has no state of its own. A persistent worker sends its states with each batch. Any other worker does so once
+  it has drawn a number. A resume starts the new workers with these states. The workers read batches in turn. So a
+  resume begins at a batch whose number is a multiple of the number of workers, and each worker reads the same batches
+  as before. At most one batch of each worker is read again.
 
-Generators other than Python's, numpy's and torch's global ones are not saved, except those of the loader and its
-samplers (`training.state.rng.generators_of`).
+This module saves only the states of the global generators of Python, numpy and torch. `TrackedData`, and the
+`DataPosition` of the Trainer, save the states of the generators of the loader and its samplers
+(`training.state.rng.generators_of`). The states of other generators are not saved.
 """
 
 import contextlib
@@ -45,8 +46,8 @@ class _Resume:
     Args:
         start: the number of the first fetch of the pass.
         first: the number of the first fetch whose batch has not been trained on.
-        first_new: the number of the first fetch that the step had not made. `restore_step` is called before this
-            fetch.
+        first_new: the number of the first fetch that had not been made at the end of the checkpoint's step.
+            `restore_step` is called before this fetch.
         skips: whether the sampler leaves out the indices of the fetches before `start`.
         draws_extra_seed: see `Fetches.resume`.
         rng: the random number states for the fetch `first`; empty if they are not known.
@@ -68,14 +69,14 @@ class Fetches:
     """Follows the fetches of one loader.
 
     Args:
-        loader: a DataLoader, one that Accelerate has prepared, or any other object, which is not followed.
+        loader: a DataLoader, or a loader that Accelerate has prepared. Any other object is allowed, but not followed.
     """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._base: Any = getattr(loader, "base_dataloader", loader)
         self.is_followed = _is_torchs(self._base)
-        """Whether this class can follow the fetches of the loader: it knows those of torch and Accelerate only."""
+        """Whether this class can follow the fetches of the loader: a loader of torch or of Accelerate."""
         self._number = 0
         self._rng: dict[int, dict[str, Any]] = {}
         self._resume: _Resume | None = None
@@ -150,8 +151,8 @@ class Fetches:
             count: batches of the epoch that were trained on.
             saved: what `state` has returned.
             restore_step: sets the random number states that the checkpoint has for the end of its step. It is called
-                before the first fetch that the step had not made, or by `finish`.
-            skips: whether to leave out the batches that were trained on by their indices. If neither `skips` nor
+                before the first fetch that had not been made at the end of this step, or by `finish`.
+            skips: whether to leave out, by their indices, the batches that were trained on. If neither `skips` nor
                 `is_read` is true, the loader's own state leaves them out.
             is_read: whether the caller reads these batches and drops them.
             draws_extra_seed: whether the workers are persistent and this is not the first epoch. If so, the new
@@ -241,7 +242,7 @@ class Fetches:
         return self._take(original)
 
     def _draw_index(self, original: Callable[[], Any]) -> Any:
-        """Override the method with which an iterator without workers asks the sampler, before it reads the samples.
+        """Override the method with which an iterator without workers draws indices, before it reads the samples.
 
         The first call of a pass may draw the order of the whole epoch. So the states are restored and copied after
         the call.
@@ -271,8 +272,8 @@ class Fetches:
 def _weak_override(override: Any, original: Any) -> Callable[..., Any]:
     """A function that calls the method `override`, with the method `original` as its first argument.
 
-    It keeps the objects of neither method alive, because the workers of a loader end when its iterator is released.
-    If the object of `override` is gone, the function calls `original` alone.
+    This function does not keep the objects of the two methods alive, because the workers of a loader end only when
+    its iterator is released. If the object of `override` is gone, the function calls only `original`.
     """
     override_of, original_of = weakref.WeakMethod(override), weakref.WeakMethod(original)
 
@@ -335,7 +336,7 @@ class _Fetched:
 
 
 class _Begin:
-    """The `worker_init_fn`, which a worker calls first: records its initial states, and sets its saved ones, if any.
+    """The `worker_init_fn`, which each worker calls first. It records the initial states, and sets the saved ones.
 
     Args:
         original: the loader's own `worker_init_fn`.
@@ -363,8 +364,8 @@ class _Collate:
 
     Args:
         original: the loader's own `collate_fn`.
-        is_always: whether to add the states even if they are the worker's initial ones. Persistent workers need that:
-            after a resume, new workers take their place, and these have other initial states.
+        is_always: whether to add the states even if they are the worker's initial states. Persistent workers need
+            that: after a resume, new workers with other initial states take their place.
     """
 
     def __init__(self, original: Callable[[Any], Any], *, is_always: bool) -> None:
@@ -384,7 +385,7 @@ def _of_workers(packed: list[bytes | None]) -> dict[str, Any]:
 
 
 def _packed(states: dict[str, Any]) -> bytes:
-    """The states as bytes, with an array in place of the tensor: a tensor takes a file descriptor to send."""
+    """The states as bytes, with an array in place of the tensor, because sending a tensor takes a file descriptor."""
     return pickle.dumps({**states, "cpu": states["cpu"].numpy()})
 
 

@@ -1,4 +1,8 @@
-"""A position in the data of a loop, and how it changes with the number of ranks or their batch size."""
+"""A position in the data of a loop, and how it changes with the number of ranks or their batch size.
+
+The order of the data depends on the *kind* of the sampler: a text with the name of the sampler's class, and for
+samplers of Accelerate with the prefix and the suffix below.
+"""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -157,7 +161,7 @@ def _num_batches_before(position: Position, manifest: Manifest) -> int | None:
 
 
 def _is_at_epoch_end(position: Position, manifest: Manifest, data: DataProgress) -> bool:
-    """Whether the loop had received all batches of the running epoch; False if `data` does not know their number."""
+    """Whether the loop had received all batches of the running epoch; False if `data` does not have their number."""
     return position.batches > 0 and float(manifest.epoch).is_integer() and data.num_batches is not None
 
 

@@ -49,8 +49,8 @@ def without_first_indices(loader: Any, count: int, restore: Callable[[], None] |
     Args:
         loader: a torch DataLoader of map-style data.
         count: batches; for a loader without batches, samples.
-        restore: see `rng_restorer`. If given, the order is drawn when the loader asks its sampler for an iterator,
-            and not when it asks for the first entry.
+        restore: see `rng_restorer`. If given, the order is drawn when the loader requests an iterator from its
+            sampler, and not when the loader requests the first entry.
     """
     name = _sampler_name(loader)
     skipping = _Skipping(vars(loader)[name], count, restore)
@@ -81,7 +81,8 @@ def _sampler_name(loader: Any) -> str:
 class _Skipping:
     """Wraps a sampler, and leaves out its first entries in one pass only.
 
-    A loader with workers requests entries as soon as its iterator is made.
+    The entries are left out at the latest when the loader requests an entry. A loader with workers does so as soon as
+    its iterator is made.
 
     Args:
         sampler: of single samples or of batches.
@@ -99,7 +100,7 @@ class _Skipping:
     def __iter__(self) -> "_Skipping":
         is_early = self._restore is not None and not self._is_done
         if self._restore is not None and is_early:
-            self._restore()  # each time: a loader with workers calls `iter` twice before it asks for an entry
+            self._restore()  # each time: a loader with workers calls `iter` twice before the first `next`
         self._entries = iter(self.sampler)
         if is_early:
             self._draw()

@@ -1,4 +1,4 @@
-"""The data of a loop, and the position of the loop in it, which a resume restores.
+"""The data of a loop, and the loop's position in the data, which a resume restores.
 
 - For a loader with its own state (`state_dict`: torchdata's StatefulDataLoader), that state is saved.
 - For map-style data, the sampler draws the indices of batches that were trained on, and these indices are dropped. No
@@ -65,14 +65,14 @@ class TrackedData:
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of this rank in an epoch; None when the loader does not know."""
+        """Batches of this rank in an epoch; None when the loader has no length."""
         try:
             return len(self.loader)  # pyright: ignore[reportArgumentType]
         except TypeError:
             return None
 
     def progress(self) -> DataProgress:
-        """See `DataSource`; the size of a batch is 1 when the loader does not know it."""
+        """See `DataSource`; the size of a batch is 1 when the loader does not state it."""
         size = getattr(self.loader, "batch_size", None)
         if size is None:
             size = getattr(getattr(self.loader, "batch_sampler", None), "batch_size", None)
@@ -228,13 +228,13 @@ class TrackedData:
                 loader.load_state_dict(resumed.loader)
             return self._after_resume(resumed, rng)
         elif self._has_state and resumed.loader is not None and self._is_stream:
-            # A loader with the saved state would start the next pass at once. So it gets an empty state. A stream
-            # draws no order.
+            # A loader with the saved state would start the next pass at once, so it gets an empty state instead. No
+            # order has to be drawn for a stream.
             loader.load_state_dict({})
             batches = iter(())
         else:
-            # Other loaders, too, would start the next pass with the saved state. So the order of this epoch is drawn
-            # and skipped: the generators then have the states that the next pass needs.
+            # Other loaders, too, would start the next pass if they received the state of a finished pass. So the
+            # order of this epoch is drawn and skipped: the generators then have the states that the next pass needs.
             return self._skip(resumed, rng)
         if rng is not None:
             restore_rng(rng)
@@ -263,7 +263,7 @@ class TrackedData:
     def _draws_extra_seed(self) -> bool:
         """Whether a new loader draws a worker seed here that an uninterrupted run would not draw.
 
-        Persistent workers draw their seed only before the first epoch, all others before each epoch.
+        Persistent workers draw their seed only before the first epoch, all other workers before each epoch.
         """
         return bool(getattr(self.loader, "persistent_workers", False)) and self.epoch > 0
 

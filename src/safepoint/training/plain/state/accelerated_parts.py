@@ -1,6 +1,6 @@
-"""The state that an `accelerate.Accelerator` has prepared.
+"""The state of a loop whose objects an `accelerate.Accelerator` has prepared.
 
-Its `save_state` and `load_state` decide which files there are.
+The Accelerator's `save_state` and `load_state` decide which files there are.
 """
 
 import contextlib
@@ -95,9 +95,9 @@ class AcceleratedParts(Parts):
         """Run `load_state`; see `Parts`."""
         if not (folder / _RANDOM_STATES).exists():
             raise ConflictError(
-                f"{folder.name} was not written with an accelerator: it has no {_RANDOM_STATES}; training was not "
-                "started",
-                hint="call session() with the arguments of the run that wrote the checkpoint, or start from "
+                f"{folder.name} was not written by a run that uses Hugging Face Accelerate: it has no "
+                f"{_RANDOM_STATES}; training was not started",
+                hint="call session() without `accelerator=`, as in the run that wrote the checkpoint, or start from "
                 "the beginning with --from-scratch",
             )
         if self.strategy == "fsdp":
@@ -105,8 +105,8 @@ class AcceleratedParts(Parts):
             check_fsdp_files(folder.name, has_shards=has_shards, reads_shards=writes_shards(self._accelerator))
         options: dict[str, Any] = {}
         if self._left_out:
-            # The checkpoint does not contain the base, so Accelerate must not require all weights. The weights that a
-            # checkpoint must have are checked below.
+            # The checkpoint does not contain the base model, so Accelerate must not require all weights. The weights
+            # that a checkpoint must have are checked here.
             for number, model in enumerate(self._accelerator._models):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}
@@ -152,7 +152,7 @@ class AcceleratedParts(Parts):
 
     @contextlib.contextmanager
     def _without_bases(self) -> Generator[None]:
-        """Leave frozen bases out of the saved weights, by a hook of Accelerate."""
+        """Leave frozen base models out of the saved weights, by a hook of Accelerate."""
 
         def leave_out(models: list[Any], weights: list[dict[str, Any]], _: str) -> None:
             if len(weights) == len(models):  # otherwise a hook of the script has saved a model itself

@@ -1,6 +1,7 @@
 """Checks of a session's parts: whether a rank can save their state, and whether a saved state fits the script's.
 
-Classes are compared by name, so that nothing is imported for scripts that do not use them.
+A part is an object of the loop that has a state, such as the model or the optimizer. Classes are compared by name, so
+that no library is imported for a script that does not use it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -90,7 +91,7 @@ def optimizer_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> st
         return f"it has groups of {before} parameters in the checkpoint and of {after} in the script"
     for group, other in zip(saved["param_groups"], now["param_groups"], strict=True):
         gone, new = sorted(group.keys() - other.keys()), sorted(other.keys() - group.keys())
-        if gone and new:  # only new settings: a newer torch has added them
+        if gone and new:  # if there are only new settings, a newer torch has added them
             return f"it has {gone[0]!r} in the checkpoint and {new[0]!r} in the script"
     return ""
 

@@ -1,4 +1,7 @@
-"""The parts of a loop's state, and how they are written and read."""
+"""The parts of a loop's state, and how they are written and read.
+
+A part is an object of the loop that has a state, such as the model or the optimizer.
+"""
 
 import logging
 from abc import ABC, abstractmethod
@@ -43,7 +46,7 @@ class Parts(ABC):
     def __init__(self, place: Place) -> None:
         self._place = place
         self.strategy = "ddp" if place.world_size > 1 else "single"
-        """See `TrainingLoop`."""
+        """See `ManifestFacts`."""
         self.zero_stage: int | None = None
         """See `Manifest.zero_stage`."""
         self.written_fraction = 1.0 if place.is_first else 0.0
@@ -82,10 +85,10 @@ class Parts(ABC):
 
 
 class AdapterState:
-    """Saves and loads a module with adapters, without the frozen weights of its base.
+    """Saves and loads a module with adapters, without the frozen weights of the base model.
 
     Args:
-        module: with adapters.
+        module: a module with adapters.
         left_out: see `base_entries`.
     """
 
@@ -94,7 +97,7 @@ class AdapterState:
         self._left_out = left_out
 
     def state_dict(self) -> dict[str, Any]:
-        """The module's state without the base."""
+        """The module's state without the base model."""
         return without(self.module.state_dict(), self._left_out)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -123,7 +126,7 @@ class NamedParts(Parts):
         self._modules = {name: part for name, part in self._parts.items() if isinstance(part, torch.nn.Module)}
         self._sharded = sharded_parts(self._parts)
         self._whole = dict(self._parts)
-        """What the first rank writes: all parts that are not sharded, without the bases of adapters."""
+        """What the first rank writes: all parts that are not sharded, without the base models of adapters."""
         self._warn_of_wrong_optimizer()
         if self._sharded is not None:
             self.strategy, self.written_fraction = "fsdp", 1 / place.world_size
@@ -163,7 +166,7 @@ class NamedParts(Parts):
         return base
 
     def write(self, folder: Path) -> None:
-        """Write sharded parts through DCP; the first rank writes all others."""
+        """Write sharded parts through DCP; the first rank writes all other parts."""
         self._write(folder, self._whole)
 
     def write_final(self, folder: Path) -> None:
@@ -200,7 +203,7 @@ class NamedParts(Parts):
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole.items():
-            # A module copies the tensors into its own. An optimizer or another part may keep the loaded ones.
+            # A module copies the loaded tensors into its own. An optimizer or another part may keep them.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             path = folder / f"{name}.pt"
             state = load_plain(path, is_copied=is_module)
@@ -235,12 +238,12 @@ def unwrapped(part: Any) -> Any:
 def bases_of(
     modules: Mapping[str, torch.nn.Module], peers: Peers, *, is_split: bool
 ) -> tuple[dict[str, str] | None, dict[str, set[str]]]:
-    """The bases of the adapters among a session's modules; all ranks call it.
+    """The base models of the adapters among a session's modules; all ranks call this function.
 
     Args:
         modules: by name.
         peers: all ranks.
-        is_split: whether one of them is sharded (`fully_shard`).
+        is_split: whether one of the modules is sharded (`fully_shard`).
 
     Returns:
         The value for `Manifest.base`, which is None without adapters; and for each module with adapters, by its name,

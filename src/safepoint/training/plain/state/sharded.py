@@ -76,8 +76,9 @@ class ShardedParts:
             )
         with only_data(folder):
             _dcp.load(state, checkpoint_id=str(folder))
-        # `state` has no entries for the base of adapters and for the optimizer state of unused parameters. Strict
-        # loading would raise an error for these. All other entries were loaded: `dcp.load` fails if one is missing.
+        # `state` has no entries for the base model of adapters and for the optimizer state of unused parameters.
+        # Strict loading would raise an error for both. All other entries were loaded: `dcp.load` fails if an entry is
+        # missing.
         options = StateDictOptions(strict=not self.left_out)
         set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)

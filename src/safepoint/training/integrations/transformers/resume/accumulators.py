@@ -2,7 +2,7 @@
 
 A trainer of a library, or a subclass in the script, may keep running averages or totals, and log them every few
 steps. This module finds such attributes by their values: numbers, or dictionaries and lists of numbers, that training
-has changed. Left out are
+has changed. It leaves out
 
 - attributes that the Trainer of transformers uses itself, because it restores them or sets them again;
 - True and False, which often say that something was prepared in this process.
@@ -35,10 +35,10 @@ def changed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_accumulators(trainer: Any, saved: Any) -> None:
-    """Set these numbers on a trainer. The contents of a container are replaced in place.
+    """Set the saved numbers on a trainer. The contents of a container are replaced in place.
 
-    An attribute is set only if it, or its default in the class, already holds such numbers: a file of a checkpoint
-    must not replace other attributes.
+    An attribute is set only if its present value, or its default in the class, consists of numbers too: a file of a
+    checkpoint must not replace other attributes.
     """
     left_out = _names_in_trainer()
     for name, value in (cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}).items():
@@ -54,7 +54,10 @@ def restore_accumulators(trainer: Any, saved: Any) -> None:
 
 
 def restore_into(target: dict[Any, Any], value: dict[Any, Any]) -> None:
-    """Give `target` the entries of `value`, in place: it may be a defaultdict, and other code may refer to it."""
+    """Replace the entries of `target` in place by those of `value`.
+
+    `target` may be a defaultdict, and other code may refer to it.
+    """
     for name in target.keys() - value.keys():
         del target[name]
     for name, one in value.items():

@@ -1,9 +1,9 @@
 """How many samples an optimizer step uses, and how to keep that number when the number of ranks has changed.
 
 The Trainer finds its position in the data by counting micro-batches, so another number of ranks would silently change
-the position and the learning-rate schedule. This module adapts gradient accumulation so that the global batch stays
-the same as in the checkpoint. If this is impossible, or would change the order of the data, the module refuses to
-resume.
+the position and the learning-rate schedule. This module adapts gradient accumulation so that the global batch, the
+number of samples in a step over all ranks, stays the same as in the checkpoint. If this is impossible, or would
+change the order of the data, the module refuses to resume.
 """
 
 import math
@@ -102,7 +102,7 @@ class BatchGeometry:
         if regular:
             epochs, steps = divmod(step, steps_per_epoch)
         else:
-            # The Trainer counts an epoch in micro-batches; each step but the last one of an epoch is whole.
+            # The Trainer counts an epoch in micro-batches. Every step of an epoch is whole, except possibly the last.
             epochs = math.floor(epoch)
             steps = round((epoch - epochs) * self._micro_steps(self.num_samples) / self.accumulation)
         return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
@@ -113,8 +113,8 @@ class BatchGeometry:
         Call it only for a data set with a length.
 
         Args:
-            samples_seen: of the checkpoint.
-            epoch: of the checkpoint.
+            samples_seen: the field of the checkpoint's manifest.
+            epoch: the field of the checkpoint's manifest.
             before: the checkpoint's geometry, with which an epoch may use another number of samples.
         """
         assert self.num_samples is not None
@@ -130,9 +130,10 @@ class BatchGeometry:
         pass is.
 
         Args:
-            epoch: of a checkpoint: the passes that have ended, plus the steps of the present pass / `max_steps`.
-            max_steps: of the run that wrote it.
-            global_batch: of the run that wrote it.
+            epoch: the epoch in a checkpoint: the number of passes that have ended, plus the steps of the present pass
+                divided by `max_steps`.
+            max_steps: the value in the run that wrote the checkpoint.
+            global_batch: the value in the run that wrote the checkpoint.
         """
         passes = max(0, math.ceil(epoch) - 1)
         steps = round((epoch - passes) * max_steps)
@@ -169,10 +170,12 @@ def adapt(
     if reason is not None:
         if allow_change:
             return now, None
+        same_ranks = saved.world_size == now.world_size
+        where = "with the script's settings" if same_ranks else f"on {plural(now.world_size, 'rank')}"
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} used {saved.global_batch} samples per step on "
-            f"{plural(saved.world_size, 'rank')}; with this script's settings {plural(now.world_size, 'rank')} would "
-            f"use {now.global_batch} samples per step; {reason}; training was not started",
+            f"{saved.global_batch} samples per step, as in the checkpoint of step {manifest.step} "
+            f"({plural(saved.world_size, 'rank')}), are not possible {where}: {reason}; the script's settings would "
+            f"give {now.global_batch} samples per step; training was not started",
             hint=_OPTION,
         )
     if saved.world_size == now.world_size:
@@ -228,7 +231,7 @@ def _is_sharded_stream(trainer: Any, num_ranks: int) -> bool:
     if datasets is None or not isinstance(trainer.train_dataset, datasets.IterableDataset):
         return False
     config = trainer.accelerator.dataloader_config
-    dispatches = config.dispatch_batches is not False  # by default the first rank reads for all
+    dispatches = config.dispatch_batches is not False  # by default the first rank reads for all ranks
     return 1 < num_ranks <= trainer.train_dataset.n_shards and not dispatches and not config.split_batches
 
 

@@ -1,11 +1,12 @@
 """What callbacks and TRL's trainers count during a training.
 
-transformers saves what stateful callbacks count, such as the patience of early stopping.
+transformers saves what stateful callbacks count, such as the patience of early stopping. This module restores these
+values.
 
 TRL's trainers keep the averages between two log lines, and the number of tokens so far, in attributes that they do
 not save. Trainers that generate also keep the completions that are still to be trained on. A resume must not generate
-these again, because it would use other weights. The module `accumulators` finds further numbers that a trainer
-counts.
+these completions again, because it would use other weights. This module copies and restores all of these attributes.
+The module `accumulators` finds further numbers that a trainer counts.
 """
 
 import copy
@@ -63,12 +64,12 @@ def restore_callbacks(trainer: Any) -> None:
         by_name.setdefault(type(callback).__name__, []).append(callback)
     for name, callbacks in by_name.items():
         records: Any = saved.setdefault(name, {})  # a save needs an entry also for a callback that is new
-        # For a class that was added twice, the Trainer appends the states of every save to one list.
+        # If the script has added two callbacks of a class, the Trainer appends the states of every save to one list.
         newest = cast("list[Any]", records if isinstance(records, list) else [records])[-len(callbacks) :]
         if not trainer.args.restore_callback_states_from_checkpoint:
             for callback, record in zip(callbacks, newest, strict=False):
                 for attribute, value in record.get("attributes", {}).items():
-                    if attribute in callback.state().get("attributes", {}):  # not a method, for example
+                    if attribute in callback.state().get("attributes", {}):  # the file must not set others
                         setattr(callback, attribute, value)
 
 
@@ -113,11 +114,11 @@ class TrainerCounters:
         )
 
     def since(self, begin: "TrainerCounters") -> "TrainerCounters":
-        """A copy without the numbers that have not changed since `begin`: those are settings of the script."""
+        """A copy without the numbers that have not changed since `begin`, which are settings of the script."""
         return replace(self, numbers=changed(self.numbers, begin.numbers))
 
     def restore(self, trainer: Any) -> None:
-        """Set these values on a trainer of the same kind."""
+        """Set the copied values on a trainer of the same kind."""
         restore_accumulators(trainer, self.numbers)
         own = cast("dict[str, Any]", trainer.__dict__)
         if not _is_of_trl(trainer):

@@ -1,11 +1,13 @@
 """The Trainer's position in its data, restored from the loader's own state if the loader has one.
 
-The Trainer skips batches with Accelerate's `skip_first_batches`, which makes a second loader. That loader does not
-know the batch size, so `gather_for_metrics` no longer removes the samples that fill up the last batch of an epoch. It
-also reads a stream again from the start, without any message. With this module the Trainer keeps its loader. A loader
-that has its own state (Accelerate's `use_stateful_dataloader`) receives that state. For other map-style data, the
-indices are skipped. For a stream, a message reports that it is read again. If a sampler has a generator of its own,
-the order of an epoch depends on the generator's state when the epoch starts. Only this module saves that state.
+The Trainer skips batches with Accelerate's `skip_first_batches`, which makes a second loader. The second loader lacks
+the batch size, so `gather_for_metrics` no longer removes the samples that fill up the last batch of an epoch. The
+second loader also reads a stream again from the start, without any message.
+
+With this module the Trainer keeps its own loader. If the loader can save its own state (Accelerate's
+`use_stateful_dataloader`), the state in the checkpoint is loaded. For other map-style data, the indices are skipped.
+For a stream, a message reports that the stream is read again. If a sampler has a generator of its own, the order of
+an epoch depends on the generator's state when the epoch starts. Only this module saves that state.
 """
 
 import copy

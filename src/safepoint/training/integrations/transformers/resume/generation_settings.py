@@ -1,7 +1,7 @@
-"""The settings with which a model generates, which an evaluation may change.
+"""The settings with which a model generates text. An evaluation may change them.
 
-`Seq2SeqTrainer` completes `model.generation_config` in its first evaluation that generates, and later evaluations pad
-to the length that is set there. A resumed run makes its model again, without these changes.
+In its first evaluation that generates, `Seq2SeqTrainer` completes `model.generation_config`. Later evaluations pad to
+the length that is set there. A resumed run makes its model again, without these changes.
 """
 
 from typing import Any, cast
@@ -10,7 +10,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def generation_settings(model: Any) -> dict[str, Any]:
-    """The plain values in the `generation_config` of a model; empty if it has none."""
+    """The plain values in the `generation_config` of a model; empty if the model has no such settings."""
     own = _settings_of(model)
     return {name: _copied(value) for name, value in own.items() if _is_plain(value)}
 

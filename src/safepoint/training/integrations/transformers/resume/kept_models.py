@@ -1,7 +1,7 @@
 """The models and tensors that a trainer and its callbacks keep beside the trained model, such as a teacher.
 
-A teacher may follow the trained model, step by step. No trainer saves these models, so a resume would start with the
-teacher of the first step. This module saves
+A teacher may be updated in each step to follow the trained model. No trainer saves these models, so a resume would
+start with the teacher of the first step. This module saves
 
 - every model, list of tensors and dictionary of tensors that is an attribute of a callback, because a callback runs
   at each step. Callbacks of transformers are left out;
@@ -27,14 +27,14 @@ _REFERENCE = "safepoint_reference.pt"
 _KEPT = "safepoint_kept_{name}.pt"
 _log = logging.getLogger("safepoint")
 _NUM_SAMPLES = 64
-"""About how many tensors of a model, and elements of each of them, are compared to see whether it has changed."""
+"""About how many tensors of a model, and elements of each tensor, are compared to find out if the model changed."""
 
 
 class KeptModels:
     """The models and tensors beside the trained model of one trainer.
 
     Args:
-        trainer: about to train.
+        trainer: the trainer, which is about to train.
 
     Raises:
         UsageError: a callback refers to a model, and the weights are sharded.
@@ -54,7 +54,7 @@ class KeptModels:
             )
 
     def loop_begins(self, folder: Path | None) -> None:
-        """Remember the models as they are when training begins, and load those that a checkpoint contains.
+        """Record the present weights of the models, and load the models and tensors that a checkpoint contains.
 
         Args:
             folder: a verified checkpoint, or None.
@@ -181,8 +181,10 @@ def _copy_tensors(kept: Any, saved: Any) -> None:
         raise ValueError(f"{len(kept)} tensors are needed")
     keys: list[Any] = list(kept.keys() if hasattr(kept, "keys") else range(len(kept)))
     for key in keys:
-        if not isinstance(saved[key], torch.Tensor) or saved[key].shape != kept[key].shape:
-            raise ValueError(f"{key} has another shape")
+        before = f"of shape {tuple(saved[key].shape)}" if isinstance(saved[key], torch.Tensor) else "not a tensor"
+        now = f"of shape {tuple(kept[key].shape)}"
+        if before != now:
+            raise ValueError(f"{key} is {before} in the checkpoint, and {now} in this run")
     with torch.no_grad():
         for key in keys:
             kept[key].copy_(saved[key])

@@ -2,12 +2,12 @@
 
 - The Trainer loads weights by name, and only warns about a weight that it does not find. This weight would keep the
   initial values that the script gave it, while its moments in the optimizer are those of the checkpoint. In some
-  mixture-of-experts models, all experts are one tensor in memory but many tensors in the files. There transformers
-  writes other names and shapes than the model has, and the Trainer finds none of these weights.
+  mixture-of-experts models, all experts are one tensor in memory but many tensors in the files. The files of these
+  models have other names and shapes than the model, and the Trainer finds none of these weights.
 - PEFT takes the settings that scale an adapter's output from the script. If they differ from the checkpoint's, the
   weights still fit, and no error is raised.
-- A callback may add an adapter when training begins, such as the teacher of TRL's SDFT. The Trainer would add this
-  adapter earlier, with the settings in the checkpoint, and the callback would fail.
+- A callback may add an adapter, such as the teacher adapter of TRL's SDFT trainer, when training begins. The Trainer
+  would add this adapter earlier, with the settings in the checkpoint, and the callback would fail.
 """
 
 import contextlib
@@ -31,11 +31,12 @@ _log = logging.getLogger("safepoint")
 _SCALING = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora", "use_dora")
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _DEFAULT = "default"
-"""PEFT's name for an adapter that the script has not named. It is in the folder of the checkpoint itself."""
+"""PEFT's name for an adapter that the script has not named. The files of this adapter lie directly in the
+checkpoint's folder, not in a subfolder."""
 
 
 def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int) -> None:
-    """Load the weights that the Trainer did not find, if transformers knows the names of these weights in the files.
+    """Load the weights that the Trainer did not find, if transformers can derive their names in the files.
 
     Args:
         model: as the Trainer has loaded it, not yet wrapped for training.
@@ -49,7 +50,8 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     lost = lost_weights(model, missing)
     if not lost:
         return
-    if is_converted(model) and not (folder / "adapter_config.json").exists():  # from_pretrained loads adapters too
+    # If there are adapters, do not use from_pretrained, which would load the adapters, too.
+    if is_converted(model) and not (folder / "adapter_config.json").exists():
         try:
             lost = lost_weights(model, _load_converted(model, folder))
         except Exception as error:  # noqa: BLE001  the error below names what is missing
@@ -103,7 +105,7 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
 
 
 def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
-    """Compare the adapters' settings in a checkpoint with the script's. A setting that one of them lacks is ignored.
+    """Compare the adapters' settings in a checkpoint with the script's. Settings that only one has are ignored.
 
     Args:
         model: the model to train, not yet wrapped for training.
@@ -183,7 +185,9 @@ def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, st
 
 
 def _adapters_in(folder: Path) -> set[str]:
-    """The names of the adapters that the Trainer would load from a checkpoint: `default` from the folder itself, and
-    each other one from a folder in it."""
+    """The names of the adapters that the Trainer would load from a checkpoint.
+
+    The adapter `default` lies in the checkpoint's folder itself, and every other adapter in a subfolder.
+    """
     places = {_DEFAULT: folder, **{path.name: path for path in folder.iterdir()}}
     return {name for name, place in places.items() if any((place / file).is_file() for file in _ADAPTERS)}

@@ -51,7 +51,7 @@ class TrainerResume:
 
     Args:
         context: this rank.
-        trainer: about to train.
+        trainer: the Trainer, which is about to train.
         point: the checkpoint to resume from, or None to start at step 0.
 
     Raises:
@@ -195,7 +195,9 @@ class TrainerResume:
             )
 
     def _drop_other_best(self, folder: Path) -> None:
-        """Forget a best checkpoint of another run. Otherwise the training would end with the weights of that run.
+        """Drop a best checkpoint that is outside this run's folders.
+
+        If it were kept, the training would end with the weights of another run.
 
         Args:
             folder: the folder of the checkpoint that the run resumes from.

@@ -44,9 +44,9 @@ class DeferredWork:
         save: the save that follows this evaluation, because its result belongs to the checkpoint.
         epoch_end: everything that follows the last step of an epoch.
         complete: training ended before its last step; no further step is due.
-        grad_norm: of the step, for a log line at the epoch's end. It stays on its device until it is written, because
-            reading it would wait until the device has finished the step.
-        learning_rate: of the step, for the same log line.
+        grad_norm: the gradient norm of the step, for a log line at the epoch's end. The value stays on its device
+            until it is written, because reading it would wait until the device has finished the step.
+        learning_rate: the learning rate of the step, for the same log line.
     """
 
     evaluate: bool = False
@@ -123,7 +123,7 @@ _KINDS: dict[str, Kind] = {
     "fetched": NAMED,
     "generation": NAMED,
 }
-"""What the fields of a file have to be; without those whose readers check them."""
+"""Which values the fields of a file may have. All other fields are checked by the code that uses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,16 +135,16 @@ class RankState:
         pending: the work that was due at the step, and that a resume does first.
         epoch_rng: random number states at the start of the running epoch; empty between two epochs.
         elapsed_s: seconds of training so far, over all attempts.
-        loader: the data loader's own state; None if the loader keeps none.
+        loader: the data loader's own state; None if the loader keeps no state.
         generators: states of the generators of loader and samplers at the start of the running epoch; between two
-            epochs, the current ones.
+            epochs, their current states.
         counted: see `TrainerCounters`.
         asked_accumulation: micro-batches per step that the script requests; the run may use another number. 0 in
             files of older releases.
         is_irregular: whether the run has steps of several sizes, so that the number of steps does not determine the
             position in the data.
-        rng: the current random number states. The Trainer's own file has the states of all devices that the rank saw,
-            and does not say which device belonged to the rank.
+        rng: the current random number states. The Trainer's own file has the states of all devices that were visible
+            to the rank, and does not say which device the rank used.
         fetched: the random number states for the batches that were read ahead; see `Fetches.state`.
         generation: see `generation_settings`.
     """
@@ -242,7 +242,7 @@ class RollbackPoint:
     """A step boundary that the Trainer can go back to within the next step.
 
     Parameters and optimizer state are not copied, because they change only in `optimizer.step`. This object copies
-    all counters, and the buffers that a forward pass may change (not those of a quantized model below adapters).
+    all counters, and the buffers that a forward pass may change (not those of a quantized base model of adapters).
 
     Args:
         trainer: at a step boundary.

@@ -33,7 +33,7 @@ def plan_final_model(
 ) -> Streams | None:
     """Plan the model's files; all ranks call it.
 
-    If the model has adapters, only these are saved. They are small, so the first rank gathers and writes them.
+    If the model has adapters, only the adapters are saved. They are small, so the first rank gathers and writes them.
 
     Args:
         model: the model, of which each rank has its share.
@@ -55,7 +55,7 @@ def plan_final_model(
     is_small = has_adapters(model)
     try:
         weights = weights_of(model, trained_only=is_small)
-    except Exception as error:  # noqa: BLE001  the other ranks wait for this one's answer
+    except Exception as error:  # noqa: BLE001  the other ranks wait for this rank's message
         problem = str(error) or type(error).__name__
     answers = peers.gather((problem, {name: weight.span for name, weight in weights.items()}))
     problem = next((text for text, _ in answers if text), "")

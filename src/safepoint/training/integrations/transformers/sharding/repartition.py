@@ -58,14 +58,14 @@ class _Copy:
 class Repartition:
     """Copies checkpoints into the universal layout and loads the copies, for one `train()` call.
 
-    All ranks call its methods.
+    All ranks call each of the methods.
 
     Args:
         context: this rank.
         peers: all ranks.
-        trainer: under DeepSpeed.
+        trainer: a Trainer that uses DeepSpeed.
         output: the output folder that this rank uses.
-        folders: which ranks share that folder.
+        folders: says which ranks share that folder.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ def follow_accumulation(trainer: Any) -> None:
     if "train_batch_size" in settings.config:
         samples = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
         settings.config["train_batch_size"] = samples
-    settings.mismatches.clear()  # some mismatches are about the script's value; the next line finds the others again
+    settings.mismatches.clear()  # some are about the script's value; the next line finds all others again
     settings.trainer_config_process(args)
 
 

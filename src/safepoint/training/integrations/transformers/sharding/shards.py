@@ -10,7 +10,7 @@ class Span(NamedTuple):
     """Consecutive bytes of a weight, in the order of its elements.
 
     Args:
-        begin: the first byte.
+        begin: the offset of the first byte in the weight.
         num_bytes: the number of bytes.
     """
 
@@ -19,13 +19,13 @@ class Span(NamedTuple):
 
 
 class Weight:
-    """One weight, of which this rank has all, a part, or nothing.
+    """One weight, of which this rank has all bytes, some bytes, or none.
 
     Args:
         dtype: the type of its elements.
         shape: the shape of the whole weight.
-        span: the bytes that this rank has; None if it has none.
-        local: these bytes in memory, as a tensor; None if this rank has none.
+        span: which bytes this rank has; None if it has none.
+        local: a tensor with these bytes; None if this rank has none.
         identity: a number that is the same for tied weights.
     """
 
@@ -61,7 +61,7 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
     """All weights and saved buffers of a model, by the names of its state dict.
 
     Args:
-        model: in training, on this rank.
+        model: the model that this rank trains.
         trained_only: whether to leave out frozen weights, and buffers.
 
     Raises:

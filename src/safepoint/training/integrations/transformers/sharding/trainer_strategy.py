@@ -1,4 +1,4 @@
-"""The strategy by which the Trainer's ranks share model and optimizer, and whether a checkpoint fits it."""
+"""The strategy by which the Trainer's ranks share model and optimizer; and whether a checkpoint fits the strategy."""
 
 import sys
 from typing import Any
@@ -66,8 +66,8 @@ def _check_adapters(trainer: Any) -> None:
             "the model is a PeftMixedModel, which PEFT cannot save; training was not started",
             hint="make it with peft.get_peft_model, without mixed=True",
         )
-    # This is a model to which add_adapter or from_pretrained has added adapters. Under FSDP and DeepSpeed it can be
-    # resumed.
+    # Such a model is a plain model to which add_adapter or from_pretrained has added adapters. Under FSDP and
+    # DeepSpeed, the Trainer can resume it.
     is_added = getattr(model, "_hf_peft_config_loaded", False) and not isinstance(model, peft.PeftModel)
     if is_added and strategy_of(trainer) in {"single", "ddp"}:
         raise UsageError(

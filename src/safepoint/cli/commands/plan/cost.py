@@ -1,0 +1,235 @@
+"""`safepoint plan cost`: what interruptions cost, under different policies or in the history of a job."""
+
+import contextlib
+import math
+from typing import Annotated, Any
+
+import typer
+
+from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
+from safepoint.cli.commands.jobs import complete_job
+from safepoint.cli.commands.plan.options import Json, amount, check_shares, duration, per_second
+from safepoint.cli.output import print_answer, table
+from safepoint.errors import NotFoundError, UsageError
+from safepoint.estimates.interval import Interruptions
+from safepoint.foundation import clock
+from safepoint.foundation.units import format_duration, plural
+from safepoint.planning.costs import (
+    Happened,
+    JobHistory,
+    Loss,
+    Situation,
+    example_of_article,
+    losses,
+    read_history,
+)
+
+
+def cost(
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="JOB",
+            help="Compute what this job lost, from its history, and what it would have lost otherwise.",
+            autocompletion=complete_job,
+            show_default="no job: a month under each policy is computed",
+        ),
+    ] = None,
+    price: Annotated[float, typer.Option(metavar="NUMBER", help="Price of an hour of all machines together.")] = 0.0,
+    interruptions: Annotated[
+        str, typer.Option(metavar="RATE", help="Interruptions of the job, of any kind, such as 4/week.")
+    ] = "4/week",
+    announced: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of them that SIGTERM announces in time for a save, 0 to 1.")
+    ] = 1.0,
+    ranks_only: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of them that end ranks and not their machine, 0 to 1.")
+    ] = 0.0,
+    job: Annotated[str, typer.Option(metavar="TIME", help="How long the job trains without interruptions.")] = "72h",
+    interval: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Training time between periodic saves.",
+            show_default="the best interval of each policy; with --for: 1h",
+        ),
+    ] = None,
+    blocking: Annotated[
+        str, typer.Option(metavar="TIME", help="How long a periodic save takes if training waits for it.")
+    ] = "10m",
+    stall: Annotated[
+        str, typer.Option(metavar="TIME", help="How long a save of Safepoint delays training.")
+    ] = "0.01s",
+    durable: Annotated[
+        str, typer.Option(metavar="TIME", help="From the beginning of such a save until it is durable.")
+    ] = "10m",
+    notice_save: Annotated[str, typer.Option(metavar="TIME", help="From SIGTERM until the save is durable.")] = "10m",
+    restart: Annotated[
+        str, typer.Option(metavar="TIME", help="From an interruption until the ranks train again.")
+    ] = "0s",
+    example: Annotated[
+        bool, typer.Option("--example", help="Print the example of Red Hat's article, as stated and as computed.")
+    ] = False,
+    on: OnOfJob = None,
+    namespace: Namespace = None,
+    as_json: Json = False,
+) -> None:
+    """Compute what interruptions cost, in hours and money.
+
+    Without --for, the command compares a month under four policies: no checkpoints, periodic checkpoints, periodic
+    checkpoints and a save on SIGTERM (JIT), and Safepoint's snapshots with JIT. The defaults are those of Red Hat's
+    article on just-in-time checkpoints. Money has the currency of --price.
+    """
+    amount("--price", price)
+    interval_s = None if interval is None else duration("--interval", interval, least_s=0.001)
+    if example:
+        _print_example(as_json)
+        return
+    if for_ is not None:
+        with open_jobs(on, namespace, for_) as jobs:
+            name = jobs.job(for_).name
+            happened = jobs.events(name)
+        read: list[Happened] = []
+        for event in happened:
+            step, saved = event.detail.get("step"), event.detail.get("saved")
+            with contextlib.suppress(ValueError, OverflowError):
+                read.append(
+                    Happened(
+                        time_s=clock.parse_utc(event.time),
+                        name=event.name,
+                        step=step if isinstance(step, int) else None,
+                        saved=saved if isinstance(saved, bool) else None,
+                    )
+                )
+        _print_history(name, read_history(read), price, interval_s or 3600.0, as_json=as_json)
+        return
+    if on is not None or namespace is not None:
+        raise UsageError("--on and --namespace name the place of a job, and --for names none", hint="add --for JOB")
+    check_shares(announced, ranks_only)
+    per_s = per_second("--interruptions", interruptions)
+    if per_s == 0:
+        raise UsageError("--interruptions is 0: nothing is lost", hint="for example --interruptions 4/week")
+    stall_s = duration("--stall", stall)
+    durable_s = duration("--durable", durable)
+    if durable_s < stall_s:
+        raise UsageError(
+            f"--durable {durable} is shorter than --stall {stall}, but both count from the beginning of a save",
+            hint=f"give at least {stall}",
+        )
+    situation = Situation(
+        price_per_hour=price,
+        interruptions=Interruptions(between_s=1 / per_s, announced=announced, ranks_only=ranks_only),
+        job_s=duration("--job", job, least_s=1.0),
+        restart_s=duration("--restart", restart),
+        interval_s=interval_s,
+        blocking_s=duration("--blocking", blocking),
+        notice_save_s=duration("--notice-save", notice_save),
+        stall_s=stall_s,
+        durable_s=durable_s,
+    )
+    found = losses(situation)
+    document = {"price_per_hour": price, "policies": [_document(loss) for loss in found]}
+    head = ("POLICY", "SAVES EVERY", "PRODUCTIVE", "HOURS LOST IN A MONTH", "MONEY LOST IN A MONTH")
+    rows = [
+        [
+            loss.policy,
+            format_duration(loss.interval_s) if math.isfinite(loss.interval_s) else "-",
+            f"{100 * loss.productive:.2f} %",
+            f"{loss.hours:.1f}",
+            f"{loss.money:,.0f}" if price else "-",
+        ]
+        for loss in found
+    ]
+    print_answer(as_json, document, table(head, rows))
+
+
+def _document(loss: Loss) -> dict[str, Any]:
+    return {
+        "policy": loss.policy,
+        "interval_s": loss.interval_s if math.isfinite(loss.interval_s) else None,
+        "productive": loss.productive,
+        "hours": loss.hours,
+        "money": loss.money,
+    }
+
+
+def _print_example(as_json: bool) -> None:
+    figures = example_of_article()
+    rows = [[one.what, f"{one.stated:,.0f}", f"{one.computed:,.2f}", one.difference] for one in figures]
+    document = {
+        "figures": [
+            {"what": one.what, "stated": one.stated, "computed": one.computed, "difference": one.difference}
+            for one in figures
+        ]
+    }
+    print_answer(as_json, document, table(("AT 55 $ AN HOUR", "STATED $", "COMPUTED $", "DIFFERENCE"), rows))
+
+
+def _print_history(name: str, history: JobHistory, price: float, interval_s: float, *, as_json: bool) -> None:
+    if not history.trained_s and not history.interruptions:
+        raise NotFoundError(
+            f"the history of job {name} has no training: nothing can be computed",
+            hint="without --for, the command computes a month under each policy",
+        )
+    hourly = price / 3600
+    without_s, with_interval_s = history.lost_without_saves_s(), history.lost_with_interval_s(interval_s)
+    kinds = {
+        "lost": history.lost_s,
+        "down": history.down_s,
+        "without_checkpoints": without_s,
+        "saved": without_s - history.lost_s,
+        "with_interval": with_interval_s,
+        "saved_against_interval": with_interval_s - history.lost_s,
+    }
+    document: dict[str, Any] = {
+        "job": name,
+        "trained_s": history.trained_s,
+        "interval_s": interval_s,
+        "seconds": kinds,
+        "money": {kind: seconds * hourly for kind, seconds in kinds.items()},
+        "interruptions": [
+            {
+                "time": clock.as_utc(past.time_s),
+                "cause": str(past.cause),
+                "trained_s": past.trained_s,
+                "lost_s": past.lost_s,
+                "down_s": past.down_s,
+                "waiting_s": past.waiting_s,
+            }
+            for past in history.interruptions
+        ],
+    }
+    every = format_duration(interval_s)
+    texts = (
+        ("work that was lost", "lost"),
+        ("until the ranks trained again", "down"),
+        ("lost work without checkpoints, at least", "without_checkpoints"),
+        ("  saved, against that", "saved"),
+        (f"lost work with a save every {every} and no JIT", "with_interval"),
+        ("  saved, against that", "saved_against_interval"),
+    )
+    rows = [[text, _signed(kinds[kind]), f"{kinds[kind] * hourly:,.2f}" if price else "-"] for text, kind in texts]
+    count = plural(len(history.interruptions), "interruption")
+    lines = [
+        f"{name} trained for {format_duration(history.trained_s)}, with {count}:",
+        *table(("", "TIME", "MONEY"), rows),
+    ]
+    if history.interruptions:
+        past_rows = [
+            [
+                clock.as_utc(past.time_s),
+                str(past.cause),
+                format_duration(past.trained_s),
+                format_duration(past.lost_s),
+                format_duration(past.down_s),
+            ]
+            for past in history.interruptions
+        ]
+        lines += ["", *table(("INTERRUPTED", "CAUSE", "HAD TRAINED", "LOST", "DOWN"), past_rows)]
+    print_answer(as_json, document, lines)
+
+
+def _signed(seconds: float) -> str:
+    """The duration; a negative one, if another policy had lost less, has its sign."""
+    return f"-{format_duration(-seconds)}" if seconds < 0 else format_duration(seconds)

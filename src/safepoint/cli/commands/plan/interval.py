@@ -1,0 +1,202 @@
+"""`safepoint plan interval`: the best time between checkpoints, and what other times cost."""
+
+import math
+from typing import Annotated, Any
+
+import typer
+
+from safepoint.cli.commands.plan.options import Json, Svg, check_shares, duration, write_picture
+from safepoint.cli.output import print_answer, table
+from safepoint.errors import UsageError
+from safepoint.estimates.interval import (
+    Interruptions,
+    SaveTimes,
+    best_interval_s,
+    daly_s,
+    productive_share,
+    young_s,
+)
+from safepoint.foundation.units import format_duration
+from safepoint.planning.pictures import Axis, Curve, curves
+
+_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1 / math.sqrt(2), 1.0, math.sqrt(2), 2.0, 4.0, 8.0)
+_POINTS = 60
+
+
+def interval(
+    mtbf: Annotated[
+        str, typer.Option(metavar="TIME", help="Mean time between interruptions of any kind, such as 4h.")
+    ],
+    stall: Annotated[
+        str, typer.Option(metavar="TIME", help="For how long a save delays training, such as 0.01s or 2m.")
+    ],
+    durable: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="From the beginning of a save until it is durable.",
+            show_default="the same as --stall",
+        ),
+    ] = None,
+    copied: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="From the beginning of a save until its snapshot in memory is complete.",
+            show_default="the same as --stall",
+        ),
+    ] = None,
+    restart: Annotated[
+        str, typer.Option(metavar="TIME", help="From an interruption until the ranks train again.")
+    ] = "0s",
+    notice_restart: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="The same after an announced interruption, with the save on SIGTERM.",
+            show_default="as --restart",
+        ),
+    ] = None,
+    ranks_restart: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="The same after an interruption of the ranks only.", show_default="as --restart"
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Work between two snapshots in memory that do not become checkpoints.",
+            show_default="only saves take snapshots",
+        ),
+    ] = None,
+    snapshot_stall: Annotated[
+        str, typer.Option(metavar="TIME", help="For how long such a snapshot delays training.")
+    ] = "0s",
+    announced: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", help="Share of the interruptions that SIGTERM announces in time for a save, from 0 to 1."
+        ),
+    ] = 0.0,
+    ranks_only: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the interruptions that end ranks only, so that the keeper still has the newest snapshot.",
+        ),
+    ] = 0.0,
+    svg: Svg = None,
+    as_json: Json = False,
+) -> None:
+    """Compute the best time between checkpoints, and what other times cost.
+
+    Times have a unit: s, m, h or d. The best interval is exact for exponential times between interruptions. An
+    announced interruption loses nothing, one of the ranks only loses the work since the newest snapshot, and any
+    other the work since the newest durable checkpoint.
+    """
+    stall_s = duration("--stall", stall)
+    after_stall = {
+        name: None if text is None else duration(f"--{name}", text)
+        for name, text in (("durable", durable), ("copied", copied))
+    }
+    for name, value in after_stall.items():
+        if value is not None and value < stall_s:
+            raise UsageError(
+                f"--{name} is shorter than --stall {stall}, but both count from the beginning of a save",
+                hint=f"give at least {stall}, or leave --{name} out",
+            )
+    check_shares(announced, ranks_only)
+    times = SaveTimes(
+        stall_s=stall_s,
+        durable_s=after_stall["durable"],
+        copied_s=after_stall["copied"],
+        restart_s=duration("--restart", restart),
+        announced_restart_s=None if notice_restart is None else duration("--notice-restart", notice_restart),
+        ranks_restart_s=None if ranks_restart is None else duration("--ranks-restart", ranks_restart),
+        snapshot_every_s=None
+        if snapshot_every is None
+        else duration("--snapshot-every", snapshot_every, least_s=0.001),
+        snapshot_stall_s=duration("--snapshot-stall", snapshot_stall),
+    )
+    interruptions = Interruptions(
+        between_s=duration("--mtbf", mtbf, least_s=1.0), announced=announced, ranks_only=ranks_only
+    )
+    best_s = best_interval_s(times, interruptions)
+    at_best = productive_share(best_s, times, interruptions)
+    middle_s = best_s if math.isfinite(best_s) else interruptions.between_s
+    rows = [_row(middle_s * factor, times, interruptions, at_best) for factor in _FACTORS]
+    rows = [row for row in rows if row["interval_s"] >= times.durable_lag_s * (1 - 1e-9)]
+    document: dict[str, Any] = {
+        "best_interval_s": best_s if math.isfinite(best_s) else None,
+        "productive": at_best,
+        "young_s": young_s(stall_s, interruptions.between_s),
+        "daly_s": daly_s(stall_s, interruptions.between_s),
+        "intervals": rows,
+    }
+    lines = _lines(document, rows)
+    if svg is not None:
+        document["picture"] = str(svg)
+        lines += ["", write_picture(svg, _picture(middle_s, times, interruptions))]
+    print_answer(as_json, document, lines)
+
+
+def _row(interval_s: float, times: SaveTimes, interruptions: Interruptions, at_best: float) -> dict[str, float]:
+    productive = productive_share(interval_s, times, interruptions)
+    return {
+        "interval_s": interval_s,
+        "lost_percent": 100 * (1 - productive),
+        "more_than_best_percent": 100 * max(0.0, at_best - productive),
+    }
+
+
+def _lines(document: dict[str, Any], rows: list[dict[str, float]]) -> list[str]:
+    best_s = document["best_interval_s"]
+    found = "never: no periodic save pays" if best_s is None else _time(best_s)
+    share_of = f"{100 * document['productive']:.3f} % of the time is productive work"
+    names = [("best interval", f"{found}; {share_of}")]
+    names += [
+        ("Young 1974", f"{_time(document['young_s'])}, for stalls alone"),
+        ("Daly 2006", f"{_time(document['daly_s'])}, for stalls alone"),
+    ]
+    cells = [
+        [_time(row["interval_s"]), f"{row['lost_percent']:.3f} %", f"{row['more_than_best_percent']:.3f} %"]
+        for row in rows
+    ]
+    return [
+        *(f"{name:<14} {text}" for name, text in names),
+        "",
+        *table(("INTERVAL", "LOST", "ABOVE THE BEST"), cells),
+    ]
+
+
+def _time(seconds: float) -> str:
+    return format_duration(seconds)
+
+
+def _picture(middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
+    low_s, high_s = max(middle_s / 10, times.durable_lag_s), middle_s * 10
+    points_s = [low_s * (high_s / low_s) ** (number / _POINTS) for number in range(_POINTS + 1)]
+    kinds = [
+        ("lost", interruptions),
+        ("lost if nothing is announced", Interruptions(between_s=interruptions.between_s)),
+    ]
+    series = [
+        Curve(
+            name=name,
+            points=[(at_s, 100 * (1 - productive_share(at_s, times, kind))) for at_s in points_s],
+        )
+        for name, kind in kinds[: 2 if interruptions.announced or interruptions.ranks_only else 1]
+    ]
+    most = max(value for curve in series for _, value in curve.points)
+    scale = 10 ** math.floor(math.log10(most)) if most > 0 else 1.0
+    top = scale * math.ceil(most / scale) if most > 0 else 1.0
+    ticks = [low_s * (high_s / low_s) ** (number / 4) for number in range(5)]
+    return curves(
+        "Time lost, by the interval between checkpoints",
+        f"The least is at {_time(middle_s)}; the scale of the intervals is logarithmic.",
+        Axis(label="interval", ticks=ticks, texts=[_time(tick) for tick in ticks], is_log=True),
+        Axis(label="% of the time", ticks=[top * number / 5 for number in range(6)]),
+        series,
+    )

@@ -1,0 +1,133 @@
+"""Reads the values of options of `safepoint plan`, and writes pictures. Messages name the option, its value and the
+fix."""
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from safepoint.errors import StorageError, UsageError
+from safepoint.foundation.files import write_atomic
+from safepoint.foundation.quantities import parse_bytes, parse_duration
+
+_MOST_S = 100 * 365.25 * 86_400
+_PERIODS = {
+    "hour": 3600.0,
+    "day": 86_400.0,
+    "week": 7 * 86_400.0,
+    "month": 365.25 / 12 * 86_400,
+    "year": 365.25 * 86_400,
+}
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*([a-z]+)", re.ASCII)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Svg = Annotated[
+    Path | None,
+    typer.Option("--svg", metavar="FILE", help="Also write a picture to this file.", show_default="no picture"),
+]
+
+
+def duration(option: str, text: str, *, least_s: float = 0.0) -> float:
+    """The seconds of a time such as `10m`, for the option of this name.
+
+    Raises:
+        UsageError: it is not a time, is 0 although it may not be, or is longer than a century.
+    """
+    try:
+        value = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", hint=f"for example {option} 10m") from error
+    if value < least_s or (least_s == 0 and value < 0):
+        raise UsageError(f"{option} {text!r} is too short", hint=f"give at least {least_s:g}s")
+    if value > _MOST_S:
+        raise UsageError(f"{option} {text!r} is longer than a hundred years", hint="check its unit: s, m, h or d")
+    return value
+
+
+def share(option: str, value: float) -> float:
+    """A share from 0 to 1.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not 0 <= value <= 1:
+        hint = f"{value:g} % is {value / 100:g}" if 1 < value <= 100 else "0.25 is a quarter of all interruptions"
+        raise UsageError(f"{option} {value:g} is not a share from 0 to 1", hint=hint)
+    return value
+
+
+def check_shares(announced: float, ranks_only: float) -> None:
+    """Check `--announced` and `--ranks-only`, which are shares of the same interruptions.
+
+    Raises:
+        UsageError: one is not a share, or both are more than 1 together.
+    """
+    if share("--announced", announced) + share("--ranks-only", ranks_only) > 1 + 1e-9:
+        raise UsageError(
+            f"--announced {announced:g} and --ranks-only {ranks_only:g} are more than 1 together, and are shares "
+            "of the same interruptions",
+            hint="reduce one of them",
+        )
+
+
+def amount(option: str, value: float, *, most: float = 1e12) -> float:
+    """A finite number from 0 to `most`.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not (math.isfinite(value) and 0 <= value <= most):
+        raise UsageError(f"{option} {value:g} is not a number from 0 to {most:g}", hint=f"for example {option} 55")
+    return value
+
+
+def per_second(option: str, text: str) -> float:
+    """The rate of `4/week` or `1/month`, per second.
+
+    Raises:
+        UsageError: it is not a rate.
+    """
+    match = _RATE.fullmatch(text.strip().lower())
+    period_s = _PERIODS.get(match[2].removesuffix("s")) if match else None
+    if match is None or period_s is None:
+        raise UsageError(
+            f"{option} {text!r} is not a rate: write a number and hour, day, week, month or year",
+            hint=f"for example {option} 4/week",
+        )
+    value = float(match[1]) / period_s
+    if value > 1:
+        raise UsageError(f"{option} {text!r} is more than one in each second", hint="check the period of the rate")
+    return value
+
+
+def size(option: str, text: str) -> int:
+    """The bytes of a size such as `4G`, from 1 byte to 1 EB.
+
+    Raises:
+        UsageError: it is not a size.
+    """
+    try:
+        value = parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", hint=f"for example {option} 4G") from error
+    if not 0 < value <= 10**18:
+        raise UsageError(f"{option} {text!r} is not a size from 1 byte to 1E", hint=f"for example {option} 4G")
+    return value
+
+
+def write_picture(path: Path, picture: str) -> str:
+    """Write the picture, and return a line about it.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    data = picture.encode()
+    try:
+        write_atomic(path, data, durable=False)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}", hint="give another path with --svg"
+        ) from error
+    return f"the picture is in {path}"

@@ -1,0 +1,130 @@
+"""What a save and its commit cost as the number of ranks grows: bytes, requests, marks and the vote.
+
+The protocol is that of docs/adr/0008: each node uploads the files of its ranks to one object store, writes a mark
+with the manifest of the whole checkpoint, and lists the marks; the last node commits. So requests and files grow with
+the ranks, and the bytes of all marks with their square.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+_PART_BYTES = 64 << 20
+"""A file has a digest for each part of this size, and large files are uploaded in parts of this size."""
+_ENTRY_BYTES = 220
+_DIGEST_BYTES = 37
+"""Bytes of a file, and of each of its parts, in a manifest."""
+_LISTED = 1000
+"""How many keys an answer of S3 to a list request has."""
+_VOTE_S = 201e-6
+_HOP_S = 227e-6
+"""A step grows by the first with two ranks, and a bare all-reduce of two ranks takes the second (docs/benchmarks.md,
+Vote, 2026-11-21)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """The machines of a job and where it saves.
+
+    Args:
+        ranks_per_machine: ranks on each machine.
+        state_bytes: bytes that each rank writes in a save.
+        machine_bytes_per_s: how fast a machine writes to the store, and reads from it.
+        store_bytes_per_s: what the store can take from all machines together.
+        store_requests_per_s: writing requests that the store answers per second; AWS states 3,500 for each
+            partitioned prefix of S3. None: there is no limit, as in a file system.
+        step_s: seconds that a step takes.
+        ranks_restart_s: from the end of the processes on the same machines until training works again, without
+            loading. machine_restart_s: the same after the loss of a machine, until there is another one.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    ranks_per_machine: int = 8
+    state_bytes: float = 4e9
+    machine_bytes_per_s: float = 2e9
+    store_bytes_per_s: float = 2e12
+    store_requests_per_s: float | None = None
+    step_s: float = 5.0
+    ranks_restart_s: float = 60.0
+    machine_restart_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        above_0 = ("ranks_per_machine", "machine_bytes_per_s", "store_bytes_per_s", "store_requests_per_s")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if not math.isfinite(value) or value < 0 or (value == 0 and field.name in above_0):
+                least = "above 0" if field.name in above_0 else "not below 0"
+                raise ValueError(f"{field.name} is {value!r}, and must be a finite number, {least}")
+
+    def machines(self, num_ranks: int) -> int:
+        """How many machines the ranks need."""
+        return math.ceil(num_ranks / self.ranks_per_machine)
+
+    def transfer_s(self, num_ranks: int) -> float:
+        """Seconds to move the whole state to the store, or from it: the slower of the machines and the store."""
+        ranks = min(num_ranks, self.ranks_per_machine)
+        of_machine_s = ranks * self.state_bytes / self.machine_bytes_per_s
+        return max(of_machine_s, num_ranks * self.state_bytes / self.store_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCost:
+    """One save of all ranks.
+
+    Args:
+        vote_s: what the vote adds to each step.
+        transfer_s: until the bytes are in the store.
+        num_requests: requests of the save.
+        file_requests: those of them that any program needs for the same files.
+        requests_s: for how long the store answers requests, at its limit.
+        files_s: until the files are in the store: their bytes, or their requests at its limit.
+        manifest_bytes: size of the manifest.
+        marks_bytes: bytes of the marks of all machines.
+        marks_s: until they are in the store.
+    """
+
+    vote_s: float
+    transfer_s: float
+    num_requests: int
+    file_requests: int
+    requests_s: float
+    files_s: float
+    manifest_bytes: int
+    marks_bytes: int
+    marks_s: float
+
+    @property
+    def durable_s(self) -> float:
+        """From the first byte until the checkpoint counts. Requests are answered beside the transfer of bytes."""
+        return max(self.transfer_s, self.requests_s) + self.marks_s
+
+
+def commit_cost(platform: Platform, num_ranks: int) -> CommitCost:
+    """What one save of this many ranks costs; each rank writes one file.
+
+    Every rank's file takes a request for each part of 64 MiB and two more; every machine writes two marks, reads the
+    claim before it does, and lists all marks, 1,000 in a request. The vote is a tree of pairs.
+    """
+    machines = platform.machines(num_ranks)
+    parts = max(1, math.ceil(platform.state_bytes / _PART_BYTES))
+    manifest_bytes = num_ranks * (_ENTRY_BYTES + parts * _DIGEST_BYTES)
+    files = num_ranks * (parts + 2 if parts > 1 else 1)
+    requests = files + machines * (3 + math.ceil(machines / _LISTED)) + 2
+    marks_bytes = machines * manifest_bytes
+    marks_s = max(manifest_bytes / platform.machine_bytes_per_s, marks_bytes / platform.store_bytes_per_s)
+    limit = platform.store_requests_per_s or math.inf
+    transfer_s = platform.transfer_s(num_ranks)
+    return CommitCost(
+        vote_s=_VOTE_S + _HOP_S * max(0, math.ceil(math.log2(num_ranks)) - 1),
+        transfer_s=transfer_s,
+        num_requests=requests,
+        file_requests=files,
+        requests_s=requests / limit,
+        files_s=max(transfer_s, files / limit),
+        manifest_bytes=manifest_bytes,
+        marks_bytes=marks_bytes,
+        marks_s=marks_s,
+    )

@@ -1,0 +1,307 @@
+"""What different programs do about interruptions, and what their saves cost on a number of ranks.
+
+The costs that differ between programs are measured by the benchmarks of this project, in docs/benchmarks.md; those of
+the platform are the same for all programs. What is measured:
+
+- The Trainer's save stalls for 1.30 times what the disk needs (Snapshots, 2026-11-22: 1.015 s and 0.783 s).
+- DLRover's copy at the boundary takes 63 ms for each GB of a rank (CUDA models, H200, 2026-11-26: to copy all tensors
+  to the host at the boundary takes 378 ms for 5.99 GB). It is durable after 2.03 times what the disk needs
+  (Snapshots, 2026-11-22: 1.587 s and 0.783 s).
+- A save of Safepoint stalls for 1.2 ms, and 0.19 ms for each GB of a rank (CUDA models, 2026-11-26: the call takes
+  1.45 ms, the stall is 0.003 of the pause of the peer). Its snapshot is complete after 19 ms for each GB (53 GB/s).
+  It is durable after 1.04 times what the disk needs (Snapshots, 2026-11-22: 0.814 s and 0.783 s).
+- After SIGTERM, Safepoint needs the rest of the step and 0.06 s before it saves; the Trainer first waits for 3 s
+  (SIGTERM, 2026-11-21).
+- Loading from memory takes 0.59 s for each GB of a rank (Restart from memory, 2026-11-21).
+"""
+
+import enum
+import math
+from dataclasses import dataclass, replace
+
+from safepoint.estimates.interval import Interruptions, SaveTimes, best_interval_s, productive_share
+from safepoint.planning.commit_costs import Platform, commit_cost
+from safepoint.planning.failures import Cause, Hazard, between_s
+
+MEASURED = "docs/benchmarks.md, 2026-11-21 to 2026-11-26"
+_GB = 1e9
+_SNAPSHOT_SHARE = 0.01
+"""`--snapshot-steps auto` takes snapshots as often as possible below this share of the time."""
+
+
+class OnNotice(enum.StrEnum):
+    """What a program does when it receives SIGTERM."""
+
+    SAVE = "save"
+    """It saves the step that it has just done."""
+    NEWEST_SNAPSHOT = "newest snapshot"
+    """It makes the newest snapshot durable."""
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a program does.
+
+    Args:
+        name: for tables.
+        description: one sentence.
+        fixed_interval_s: seconds of work between saves; None: the best interval for its costs and the failures.
+        longest_interval_s: the best interval is not longer than this.
+        on_notice: what it does on SIGTERM.
+        notice_delay_s: how long after SIGTERM it begins, besides the rest of the step.
+        stall_s: for how long a save stalls training, besides the next two.
+        stall_s_per_gb: for each GB of a rank.
+        stall_of_write: for each second of writing; 1 and more: training waits for the whole save.
+        copied_s_per_gb: from the beginning of a save until the snapshot is complete, for each GB of a rank.
+        write_factor: how much longer a save takes than the bytes need.
+        keeps_memory: whether the newest snapshot survives the end of the ranks.
+        replicates: whether a machine in another rack has the newest snapshot too.
+        snapshots: whether it takes snapshots as often as possible at 1 % of the time, besides its saves.
+        votes: whether all ranks vote in each step.
+        exists: whether a user can have it today.
+    """
+
+    name: str
+    description: str
+    fixed_interval_s: float | None = None
+    longest_interval_s: float = math.inf
+    on_notice: OnNotice = OnNotice.NOTHING
+    notice_delay_s: float = 0.0
+    stall_s: float = 0.0
+    stall_s_per_gb: float = 0.0
+    stall_of_write: float = 0.0
+    copied_s_per_gb: float = 0.0
+    write_factor: float = 1.0
+    keeps_memory: bool = False
+    replicates: bool = False
+    snapshots: bool = False
+    votes: bool = False
+    exists: bool = True
+
+
+class Kept(enum.Enum):
+    """What is left of the work after an interruption."""
+
+    ALL = 0
+    SNAPSHOT = 1
+    DURABLE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A policy on a number of ranks, in seconds: all that a simulation has to know of it.
+
+    Args:
+        interval_s: work between two saves; `math.inf`: none but those on an announcement.
+        stall_s: for how long a save stalls training.
+        durable_s: from the beginning of a save until it is durable, at least `stall_s`.
+        copied_s: from the beginning of a save until its snapshot in memory is complete, at least `stall_s`.
+        on_notice: what happens on an announcement.
+        notice_needed_s: from an announcement until everything is durable.
+        keeps_memory: whether the newest snapshot survives the end of the ranks.
+        replicates: whether it survives the loss of a machine or a rack.
+        snapshot_every_s: work between two snapshots besides the saves; None: there are none.
+        snapshot_stall_s: for how long such a snapshot stalls training.
+        ranks_restart_s: from the end of the ranks until training works again from memory.
+        machine_restart_s: from the loss of a machine until training works again, without loading.
+        load_s: to load the state from the store.
+        load_memory_s: to load it from memory, or from that of other machines.
+        pace: the share of a step that remains for work beside the vote.
+    """
+
+    interval_s: float
+    stall_s: float
+    durable_s: float
+    copied_s: float
+    on_notice: OnNotice = OnNotice.NOTHING
+    notice_needed_s: float = 0.0
+    keeps_memory: bool = False
+    replicates: bool = False
+    snapshot_every_s: float | None = None
+    snapshot_stall_s: float = 0.0
+    ranks_restart_s: float = 0.0
+    machine_restart_s: float = 0.0
+    load_s: float = 0.0
+    load_memory_s: float = 0.0
+    pace: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.interval_s > 0:
+            raise ValueError(f"interval_s is {self.interval_s!r}, and must be above 0")
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, float | int) and not value >= 0:
+                raise ValueError(f"{name} is {value!r}, and must not be below 0")
+
+    def keeps(self, hazard: Hazard) -> Kept:
+        """What is left of the work after an interruption of this kind."""
+        announced = hazard.notice_s > 0 and hazard.notice_s >= self.notice_needed_s
+        if announced and self.on_notice is OnNotice.SAVE:
+            return Kept.ALL
+        if announced and self.on_notice is OnNotice.NEWEST_SNAPSHOT:
+            return Kept.SNAPSHOT
+        # A job that is stopped as a whole leaves its machines: their memory is lost, unless only processes have
+        # ended.
+        if hazard.cause is Cause.RANKS and self.keeps_memory:
+            return Kept.SNAPSHOT
+        if hazard.cause in {Cause.MACHINE, Cause.RACK, Cause.RECLAIM} and self.replicates:
+            return Kept.SNAPSHOT
+        return Kept.DURABLE
+
+    def restart_s(self, hazard: Hazard) -> float:
+        """From the interruption until training works again, without the time in a queue."""
+        kept = self.keeps(hazard)
+        saving_s = self.notice_needed_s if kept is Kept.ALL else 0.0
+        again_s = self.ranks_restart_s if hazard.cause is Cause.RANKS else self.machine_restart_s
+        from_memory = kept is Kept.SNAPSHOT and hazard.cause not in {Cause.PREEMPTION, Cause.MAINTENANCE}
+        return saving_s + again_s + (self.load_memory_s if from_memory else self.load_s)
+
+
+def plan_of(policy: Policy, platform: Platform, num_ranks: int, hazards: tuple[Hazard, ...]) -> Plan:
+    """The policy on this many ranks of the platform, with its interval chosen for these hazards."""
+    gb = platform.state_bytes / _GB
+    cost = commit_cost(platform, num_ranks)
+    write_s = policy.write_factor * (cost.durable_s if policy.votes else cost.files_s)
+    stall_s = policy.stall_s + gb * policy.stall_s_per_gb + policy.stall_of_write * write_s
+    durable_s = max(stall_s, write_s)
+    copied_s = max(stall_s, gb * policy.copied_s_per_gb)
+    # The running step is finished first: half of it on average. Then everything is written.
+    needed_s = policy.notice_delay_s + platform.step_s / 2 + durable_s
+    every_s = max(platform.step_s, stall_s / _SNAPSHOT_SHARE) if policy.snapshots else None
+    plan = Plan(
+        interval_s=policy.fixed_interval_s or math.inf,
+        stall_s=stall_s,
+        durable_s=durable_s,
+        copied_s=copied_s,
+        on_notice=policy.on_notice,
+        notice_needed_s=needed_s,
+        keeps_memory=policy.keeps_memory,
+        replicates=policy.replicates,
+        snapshot_every_s=every_s,
+        snapshot_stall_s=stall_s if every_s is not None else 0.0,
+        ranks_restart_s=platform.ranks_restart_s,
+        machine_restart_s=platform.machine_restart_s,
+        load_s=platform.transfer_s(num_ranks),
+        load_memory_s=0.59 * gb,
+        pace=platform.step_s / (platform.step_s + cost.vote_s) if policy.votes and platform.step_s else 1.0,
+    )
+    if policy.fixed_interval_s is not None or not hazards:
+        return plan
+    times, interruptions = estimate_of(plan, hazards)
+    return with_interval(plan, min(policy.longest_interval_s, best_interval_s(times, interruptions)))
+
+
+def with_interval(plan: Plan, interval_s: float) -> Plan:
+    """The plan with another interval, but not shorter than the store can follow."""
+    return replace(plan, interval_s=max(interval_s, plan.durable_s - plan.stall_s))
+
+
+def estimate_of(plan: Plan, hazards: tuple[Hazard, ...]) -> tuple[SaveTimes, Interruptions]:
+    """The plan and its hazards in the three kinds of `safepoint.estimates.interval`, each with its mean restart."""
+    total = sum(hazard.per_s for hazard in hazards)
+    share = dict.fromkeys(Kept, 0.0)
+    restart_s = dict.fromkeys(Kept, 0.0)
+    for hazard in hazards:
+        kept = plan.keeps(hazard)
+        share[kept] += hazard.per_s / total
+        restart_s[kept] += hazard.per_s / total * plan.restart_s(hazard)
+    means = {kept: restart_s[kept] / share[kept] if share[kept] else 0.0 for kept in Kept}
+    times = SaveTimes(
+        stall_s=plan.stall_s,
+        durable_s=plan.durable_s,
+        copied_s=plan.copied_s,
+        restart_s=means[Kept.DURABLE],
+        announced_restart_s=means[Kept.ALL],
+        ranks_restart_s=means[Kept.SNAPSHOT],
+        snapshot_every_s=plan.snapshot_every_s,
+        snapshot_stall_s=plan.snapshot_stall_s,
+    )
+    announced = min(1.0, share[Kept.ALL])
+    ranks_only = min(share[Kept.SNAPSHOT], 1 - announced)
+    return times, Interruptions(between_s=between_s(hazards), announced=announced, ranks_only=ranks_only)
+
+
+def expected_ettr(plan: Plan, hazards: tuple[Hazard, ...]) -> float:
+    """The ETTR by the closed form, which counts a snapshot from which ranks resume as durable at once."""
+    if not hazards:
+        return (
+            plan.pace
+            if math.isinf(plan.interval_s)
+            else plan.pace * plan.interval_s / (plan.interval_s + plan.stall_s)
+        )
+    return plan.pace * productive_share(plan.interval_s, *estimate_of(plan, hazards))
+
+
+_SAFEPOINT = Policy(
+    name="safepoint-jit",
+    description="Safepoint without a keeper's memory: --save-every auto, and a save on SIGTERM.",
+    on_notice=OnNotice.SAVE,
+    notice_delay_s=0.06,
+    stall_s=1.2e-3,
+    stall_s_per_gb=0.19e-3,
+    copied_s_per_gb=1 / 53,
+    write_factor=1.04,
+    votes=True,
+)
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy(
+            name="hf-hourly",
+            description="Hugging Face's Trainer: saves every hour, and training waits.",
+            fixed_interval_s=3600.0,
+            stall_of_write=1.0,
+            write_factor=1.30,
+        ),
+        Policy(
+            name="hf-best",
+            description="Hugging Face's Trainer with the best interval.",
+            stall_of_write=1.0,
+            write_factor=1.30,
+        ),
+        Policy(
+            name="hf-jit",
+            description="Hugging Face's Trainer with the best interval and enable_jit_checkpoint.",
+            on_notice=OnNotice.SAVE,
+            notice_delay_s=3.0,
+            stall_of_write=1.0,
+            write_factor=1.30,
+        ),
+        Policy(
+            name="dlrover",
+            description="DLRover's Flash Checkpoint: copies at a boundary, writes beside training, keeps the copy.",
+            on_notice=OnNotice.NEWEST_SNAPSHOT,
+            stall_s_per_gb=0.063,
+            copied_s_per_gb=0.063,
+            write_factor=2.03,
+            keeps_memory=True,
+        ),
+        _SAFEPOINT,
+        replace(
+            _SAFEPOINT,
+            name="safepoint",
+            description="Safepoint: --save-every auto, a save on SIGTERM, and the keeper has the newest snapshot.",
+            keeps_memory=True,
+        ),
+        replace(
+            _SAFEPOINT,
+            name="safepoint-snapshots",
+            description="The same with --snapshot-steps auto.",
+            keeps_memory=True,
+            snapshots=True,
+        ),
+        replace(
+            _SAFEPOINT,
+            name="safepoint-replicas",
+            description="The same with snapshots in the memory of other machines too. Safepoint cannot do that yet.",
+            longest_interval_s=3600.0,
+            keeps_memory=True,
+            snapshots=True,
+            replicates=True,
+            exists=False,
+        ),
+    )
+}
+"""The policies that are compared, by name."""
