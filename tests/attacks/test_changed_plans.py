@@ -153,7 +153,7 @@ def test_a_plan_that_was_changed(
     assert images(cluster) == set()
     assert f"kubectl delete trainjob {name_of(cluster.plan)}" in caplog.text
     assert "--output-dir" in caplog.text
-    assert caplog.text.count("was changed after it was written") == 1
+    assert caplog.text.count("someone changed the plan") == 1
 
 
 def test_a_plan_that_a_finalizer_keeps(cluster: Cluster, api: ClusterApi) -> None:

@@ -110,8 +110,7 @@ def test_record_of_uploads_is_empty(tmp_path: Path, hostile: bytes) -> None:
 
 
 def test_record_of_a_rank_is_left_out(tmp_path: Path, hostile: bytes) -> None:
-    (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "rank-0.json").write_bytes(hostile)
+    (tmp_path / "start-0-rank-0.json").write_bytes(hostile)
     assert read_records(tmp_path, 0) == {}
 
 

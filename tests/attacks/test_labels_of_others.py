@@ -5,27 +5,32 @@ the rights of that person.
 """
 
 import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 pytest.importorskip("lightkube")
 
+from safepoint.errors import SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.made_objects import has_derived_name
 from safepoint.jobs.cluster.changes.plans import plans_among
-from safepoint.jobs.cluster.changes.submission import create_job, repair
+from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
 from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.connection import connect_to
+from safepoint.jobs.cluster.helper import helper
 from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
 from safepoint.jobs.cluster.objects import Object, name_of, texts
 from safepoint.jobs.cluster.spec import ClusterSpec
-from safepoint.jobs.cluster.state import UID_LABEL, Observed, describe
+from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed, describe, own_pods
+from safepoint.jobs.cluster.suspension import save_request
 from safepoint.jobs.cluster.suspension.stop import request_stop
 from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs
+from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 from tests.attacks.test_hostile_clusters import Handler, Server, kubeconfig
 from tests.support.cluster.plans import plan_for
 from tests.support.cluster.workspace import runtime
@@ -233,3 +238,85 @@ def test_a_workload_that_another_job_owns(namespace: Namespace, api: ClusterApi)
     workload["metadata"]["ownerReferences"] = [{"uid": "old"}]
     [seen] = objects_of_jobs([old], [], [workload])
     assert seen.workload is workload
+
+
+def pod_of(job: str, name: str, state: Object, *, index: int | None = 0, part: str = "node") -> Object:
+    labels = {JOBSET_LABEL: job, "jobset.sigs.k8s.io/replicatedjob-name": part}
+    if index is not None:
+        labels["batch.kubernetes.io/job-completion-index"] = str(index)
+    status = {"phase": "Running", "containerStatuses": [{"name": "node", "state": state}]}
+    return {"metadata": {"name": name, "labels": labels}, "spec": {"containers": []}, "status": status}
+
+
+class TestPods:
+    """A pod of another person with the labels of a job. Its name cannot be changed, so it is not one of the job."""
+
+    RUNNING: ClassVar[Object] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    OTHERS = ("debug", "other-node-0-0-abcde", "tiny-node-0-1-abcde", "tiny-node-0-0", "tiny-node-0-0-abcde-x")
+
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_suspend_asks_the_job_s_own_pod(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Otherwise the program of `suspend` would run in the other pod, whose answer would be the receipt."""
+        command = ["python3", "-P", "-c", "x", "/p", "0" * 64]
+        job = trainjob("tiny")
+        job["spec"] = {**job.get("spec", {}), "trainer": {"numNodes": 1, "command": command}}
+        asked: list[str] = []
+
+        def run_in_pod(api: object, pod: str, *_: object, **options: object) -> Iterator[str]:
+            asked.append(pod)
+            yield json.dumps({"receipt": {"step": 7, "name": "checkpoint-7", "digest": "d", "is_read": True}})
+
+        monkeypatch.setattr(save_request, "run_in_pod", run_in_pod)
+        others, own = pod_of("tiny", name, self.RUNNING), pod_of("tiny", "tiny-node-0-0-x2345", self.RUNNING)
+        [seen] = objects_of_jobs([job], [others, own], [])
+        save_request.request_save(cast("ClusterApi", None), describe(seen, place="c"), seen, within_s=5)
+        assert asked == ["tiny-node-0-0-x2345"]
+        [seen] = objects_of_jobs([job], [others], [])
+        with pytest.raises(SafepointError, match="its first pod does not run"):
+            save_request.request_save(cast("ClusterApi", None), describe(seen, place="c"), seen, within_s=5)
+
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_a_suspended_job_can_be_resumed(self, name: str) -> None:
+        """Otherwise it would be shown as `Suspending` as long as the other pod runs."""
+        job = trainjob("tiny")
+        job["spec"] = {**job.get("spec", {}), "suspend": True}
+        [seen] = objects_of_jobs([job], [pod_of("tiny", name, self.RUNNING)], [])
+        assert describe(seen, place="c").can_resume
+
+    def test_the_end_of_the_other_pod_saves_nothing(self) -> None:
+        message = {
+            "currentStep": 9,
+            "checkpoint": {"step": 9, "name": "checkpoint-9", "digest": "d", "is_read": True},
+        }
+        ended = {"terminated": {"startedAt": "x", "exitCode": 75, "message": json.dumps(message)}}
+        ends = PodEnds(cast("ClusterApi", None), "tiny")
+        ends._note(pod_of("tiny", "debug", ended), is_deleted=False)
+        assert (ends.is_saved, ends.safe_step, ends.checkpoint) == (None, None, None)
+        ends._note(pod_of("tiny", "tiny-node-0-0-abcde", ended), is_deleted=False)
+        assert (ends.is_saved, ends.safe_step) == (True, 9)
+
+    def test_scale_does_not_wait_for_the_other_pod(self, namespace: Namespace, api: ClusterApi) -> None:
+        namespace.add("pods", pod_of("tiny", "debug", self.RUNNING))
+        assert is_gone(api, "tiny", "old")
+        namespace.add("pods", pod_of("tiny", "tiny-node-0-0-abcde", self.RUNNING))
+        assert not is_gone(api, "tiny", "old")
+
+    def test_the_job_s_own_pods(self) -> None:
+        own = [
+            pod_of("a.b", "a.b-node-0-12-x2345", self.RUNNING, index=12),
+            pod_of("a.b", "a.b-model-initializer-0-0-x2345", self.RUNNING, part="model-initializer"),
+            pod_of("a.b", "a.b-model-initializer-0-x2345", self.RUNNING, index=None, part="model-initializer"),
+        ]
+        assert own_pods("a.b", own) == own
+        assert own_pods("axb", own) == []
+
+    def test_the_log_of_the_other_pod_is_no_answer_of_a_helper(self, namespace: Namespace, api: ClusterApi) -> None:
+        """Otherwise another pod would say which checkpoints are in a claim, and whether they are valid."""
+        job = {"metadata": {"name": "safepoint-helper-0123456789", "uid": "of-helper"}}
+        labels = {helper.HELPER_LABEL: "safepoint-helper-0123456789"}
+        for name in ("debug", "safepoint-helper-0123456789-abcde"):
+            pod = {"metadata": {"name": name, "labels": labels, "ownerReferences": [{"uid": "of-helper"}]}}
+            namespace.objects.setdefault("pods", []).append(pod)
+        assert name_of(helper._pod_of(api, job)) == "safepoint-helper-0123456789-abcde"
+        namespace.objects["pods"].pop()
+        assert helper._pod_of(api, job) is None

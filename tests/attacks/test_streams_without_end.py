@@ -113,6 +113,7 @@ class TestWatches:
         ended = {"name": "node", "state": {"terminated": {"startedAt": "x", "exitCode": 75}}}
         labels = {"batch.kubernetes.io/job-completion-index": "0", "jobset.sigs.k8s.io/replicatedjob-name": "node"}
         monkeypatch.setattr(pod_ends, "is_training_pod", lambda pod: True)
+        monkeypatch.setattr(pod_ends, "own_pods", lambda name, pods: pods)
         num_sent = itertools.count()
 
         def pods() -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,32 @@ def test_files_in_the_home_folder(home: str | None, folder: Path, monkeypatch: p
         assert found.is_relative_to(environment.home_folder())
     source = find_keys(StorageOptions(), {"AWS_EC2_METADATA_DISABLED": "true"})
     assert "credentials" not in source._origin
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("mode", [0o777, 0o1777], ids=["open", "sticky"])
+@pytest.mark.parametrize("kind", ["folder", "link", "open"])
+def test_another_user_has_made_the_home_folder(
+    mode: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings, a kubeconfig and keys of that user would count, whether the temporary folder is sticky or not."""
+    tmp_path.chmod(mode)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    home = tmp_path / f"safepoint-home-{os.geteuid()}"
+    assert environment.home_folder() == str(home)
+    settings = tmp_path / "of-another-user" / ".config" / "safepoint" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("[local]\ncpu_slots = 3\n")
+    if kind == "link":
+        home.symlink_to("of-another-user")
+        os.chown(home, 65534, 65534, follow_symlinks=False)
+    else:
+        (tmp_path / "of-another-user").rename(home)
+        home.chmod(0o777 if kind == "open" else 0o755)
+        os.chown(home, 0 if kind == "open" else 65534, 0)
+    with pytest.raises(UsageError, match="set HOME"):
+        Configuration.of_user({})
 
 
 def test_the_home_folder_of_an_unknown_user(tmp_path: Path) -> None:

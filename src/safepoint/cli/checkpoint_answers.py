@@ -56,7 +56,7 @@ def document_of(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
 
 
 def adoption_answers(found: Sequence[Adoption], *, dry_run: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """What `adopt` has done, as JSON and as lines."""
+    """What `adopt` has done: one JSON object for each checkpoint, and the lines to print."""
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     did = "would adopt" if dry_run else "adopted"
@@ -77,7 +77,7 @@ def check_adopted(found: Sequence[Adoption], location: str) -> None:
 
 
 def removal_answers(found: Removal, *, dry_run: bool) -> tuple[dict[str, Any], list[str]]:
-    """What `prune` has deleted, as JSON and as lines."""
+    """What `prune` has deleted: as a JSON object, and as the lines to print."""
     gone = found.deleted
     size_bytes = sum(item.size_bytes for item in gone)
     document = {
@@ -94,7 +94,7 @@ def removal_answers(found: Removal, *, dry_run: bool) -> tuple[dict[str, Any], l
 
 
 def repair_answers(found: Repair, *, drop_damaged: bool, dry_run: bool) -> tuple[dict[str, Any], list[str]]:
-    """What `repair` has found and done, as JSON and as lines."""
+    """What `repair` has found and done: as a JSON object, and as the lines to print."""
     document = {
         "dropped": [item.where for item in found.unfinished],
         "recent": [item.where for item in found.recent],

@@ -205,7 +205,7 @@ def refuse_without_cluster(namespace: str | None, options: SubmitOptions | None 
 
 
 def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "leave it out") -> None:
-    """Raise UsageError for the options whose values are not None: they have an effect on this machine only."""
+    """Raise UsageError if one of the options is not None, because they have an effect on this machine only."""
     _refuse(options, f"with --on {on}", hint=hint)
 
 

@@ -119,7 +119,7 @@ def effective(
     """Yield the options of a command that files can set, with the values that are in effect.
 
     Args:
-        root: all commands.
+        root: the group of all commands.
         names: the names of the command, such as `checkpoints` and `list`.
         configuration: the settings files.
         place: for `submit`, the value of `--on`.

@@ -92,7 +92,7 @@ class Invocation:
     """One call of `safepoint`.
 
     Args:
-        root: all commands.
+        root: the group of all commands.
         arguments: the command line after `safepoint`.
         names: the names of the command's groups, then its own name; empty when the command line names no command.
         options: the typed options with their values. Each option is listed under all its names: `-v` also as

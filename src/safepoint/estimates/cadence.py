@@ -1,4 +1,7 @@
-"""Decides at which steps a snapshot is taken in memory even if no checkpoint is saved."""
+"""Decides at which steps a snapshot is taken in memory even if no checkpoint is saved.
+
+Snapshots are taken at boundaries: a boundary is the point between two optimizer steps.
+"""
 
 import math
 

@@ -1,8 +1,8 @@
 """The pace of an attempt: arithmetic on the times of its steps.
 
-A step is measured from the end of the boundary (the point between two steps) before it, so that evaluations and saves
-are not included. These are measured separately, as pauses. The first pause is left out: `pause_s` is the mean over
-the steps after it.
+Between two steps lies a boundary, in which evaluations and saves happen. The time of a step begins when the boundary
+before the step ends, so this time includes neither evaluations nor saves. Evaluations and saves are measured
+separately, as pauses. The first pause is left out: `pause_s` is the mean over the steps after the first pause.
 """
 
 from collections import deque

@@ -147,7 +147,7 @@ class Configuration:
 
     @property
     def default_place(self) -> ClusterPlace | None:
-        """The place where commands look for jobs besides this machine."""
+        """The place where commands look for jobs besides this machine; None if no place is the default."""
         return next((place for place in self.places.values() if place.is_default), None)
 
     def settings(self, *table: str) -> dict[str, Setting]:
@@ -300,9 +300,9 @@ def _is_trusted(folder: Path, environ: Mapping[str, str] | None) -> bool:
 def _warning(path: Path, why: str) -> str:
     folder = printable(os.path.realpath(path.parent))
     return (
-        f"the settings in {printable(str(path))} were ignored: {why}, and settings can run programs as you; "
-        "use a copy that belongs to you and that only you can write to, or, if you trust everyone who may write "
-        f"there, set {TRUSTED_FOLDERS}={folder}"
+        f"the settings in {printable(str(path))} were ignored: {why}. A user who can write this file could run "
+        "programs as you. Use a copy that belongs to you and that only you can write to. Or, if you trust everyone "
+        f"who may write there, set {TRUSTED_FOLDERS}={folder}"
     )
 
 

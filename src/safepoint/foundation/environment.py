@@ -107,9 +107,27 @@ def current_folder() -> str:
 
 
 def home_folder() -> str:
-    """The user's home folder. For a user without one, as in many containers, a folder in the temporary folder."""
+    """The user's home folder. For a user without one, as in many containers, a folder in the temporary folder.
+
+    Raises:
+        UsageError: another user has made that folder: its files could make this user run programs.
+        StorageError: there is no temporary folder.
+    """
     home = os.path.expanduser("~")
-    return home if os.path.isabs(home) else os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
+    if os.path.isabs(home):
+        return home
+    home = os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
+    try:
+        found = os.lstat(home)
+    except OSError:  # it does not exist yet
+        return home
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:
+        raise UsageError(
+            f"{home}, which this user without a home folder would use, was made by another user, or everyone may "
+            "write to it; nothing was done",
+            hint="set HOME to a folder of your own",
+        )
+    return home
 
 
 def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
@@ -296,9 +314,9 @@ def _why_exposed(
 
     Args:
         path: the file.
-        link: its status, or that of the link at `path`.
-        now: its status. Both come from `path`, not from a descriptor, so that the names are counted while the file
-            has the name `path`.
+        link: the status of the file, or that of the link at `path`.
+        now: the status of the file. Both come from `path`, not from a descriptor, so that the names are counted
+            while the file has the name `path`.
         is_named: whether the user has chosen the path. Then the mode of a file whose mode cannot be changed, as in a
             volume of Kubernetes, does not count.
     """

@@ -95,6 +95,27 @@ def write_atomic(path: Path, data: bytes, *, durable: bool, below: Path | None =
         fsync_folder(path.parent)
 
 
+def write_in_room(path: Path, data: bytes, room: Path) -> None:
+    """Write `data` to a file although the disk is full, with the disk space of a file that is no longer needed.
+
+    A reader may see a part of the data.
+
+    Args:
+        path: the file.
+        data: the whole content.
+        room: the other file, in the same folder, with at least as many bytes. It becomes the file at `path`, and may
+            be this file already.
+    """
+    descriptor = no_links.open_file(room, os.O_WRONLY)
+    try:
+        write_at(descriptor, memoryview(data), 0)
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
+    if room != path:
+        no_links.rename(room, path)
+
+
 def write_at(descriptor: int, data: memoryview, offset: int) -> None:
     """Write all of `data` from byte `offset` of the file, with as many system calls as that needs."""
     while data:

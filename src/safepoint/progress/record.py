@@ -177,7 +177,8 @@ class Progress:
 
     @property
     def save_needed_s(self) -> float | None:
-        """About how long a save on demand takes: a whole step, because one may just have begun, and the save."""
+        """About how long a save on demand takes; None when unknown. This is the time of the save plus that of a whole
+        step, because a step may just have begun."""
         expected_s = self.saves.expected_s
         return None if expected_s is None else (self.step_s or 0.0) + expected_s
 

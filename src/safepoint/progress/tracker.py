@@ -1,4 +1,4 @@
-"""Tracks the progress of the training in this process. On the first rank, it writes the progress (docs/progress.md).
+"""Tracks the progress of the training in this process. The first rank also writes the progress (docs/progress.md).
 
 The loop and the engine report to a `ProgressTracker` on every rank, so that they need not distinguish the first rank.
 Only the first rank writes its record to a file. A report is cheap enough for every step.
@@ -155,7 +155,7 @@ class ProgressTracker:
         self._pace.step_ends(clock.monotonic_s())
 
     def boundary_ends(self) -> None:
-        """Report that the boundary after a step is over, with its votes, saves and evaluations."""
+        """Report that the boundary after a step (votes, saves and evaluations before the next step) is over."""
         self._pace.boundary_ends(clock.monotonic_s())
 
     def reached(

@@ -108,7 +108,8 @@ class TrainerStatus:
         """The document as `to_bytes` makes it, but without metrics if they would make it too long.
 
         Args:
-            checkpoint: the receipt of the newest checkpoint, for `safepoint suspend`; None if it was not checked.
+            checkpoint: the receipt of the newest checkpoint: its digest, and what was checked. `safepoint suspend`
+                reads it. None if the checkpoint was not checked.
         """
         record = self._record() | ({} if checkpoint is None else {CHECKPOINT: asdict(checkpoint)})
         record |= {"message": self.early_end} if self.early_end else {}
@@ -176,7 +177,8 @@ def _below_hundred(percent: float | None) -> int | None:
 
 
 def _left(progress: Progress) -> int | None:
-    """The seconds left; never 0, which the controllers take for a complete job."""
+    """The seconds left; None when unknown or after a failure. They are never 0, because the controllers take a job
+    with 0 seconds left for complete."""
     if progress.state is State.FAILED or progress.remaining_s is None:
         return None
     return min(_MOST_S, max(1, math.ceil(progress.remaining_s)))

@@ -103,7 +103,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """The lines of a job's output.
 
         Args:
-            name: the job.
+            name: the name of the job.
             step: a part of the job, which Kubeflow calls a step: `node-N`, or on this machine also `rank-N`.
             follow: wait for further lines until the job has stopped.
 
@@ -124,7 +124,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """Wait until a job has one of the states.
 
         Args:
-            name: the job.
+            name: the name of the job.
             status: the states, such as `{"Complete"}`.
             timeout: the longest wait in seconds.
             polling_interval: seconds between two queries of the job's state.
@@ -144,7 +144,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """Stop a job and remove it. Its checkpoints stay, unless `with_checkpoints` is set.
 
         Args:
-            name: the job.
+            name: the name of the job.
             with_checkpoints: also delete the job's checkpoints and its final model.
 
         Raises:
@@ -161,7 +161,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """Save a checkpoint and stop a job, and wait until it is suspended.
 
         Args:
-            name: the job.
+            name: the name of the job.
             timeout: seconds to wait; None for no limit. After a TimeoutError the job still stops.
 
         Raises:
@@ -186,7 +186,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """Change a job's number of nodes; a running job is suspended and resumed.
 
         Args:
-            name: the job.
+            name: the name of the job.
             num_nodes: the new number of nodes.
             timeout: seconds to wait; None for no limit. After a TimeoutError the change continues.
 

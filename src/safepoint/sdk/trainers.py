@@ -266,7 +266,7 @@ class TransformersTrainer(types.CustomTrainer):
                 TEXT.optional.check(f"retention[{name!r}]", policies)
 
     def _policies(self) -> tuple[str | None, str | None]:
-        """The retention policies for the output folder, and the retention policies for the object store."""
+        """The retention policies for the output folder, and those for the object store; None where none are set."""
         if self.retention is None or isinstance(self.retention, str):
             return self.retention, self.retention if (self.output_dir or "").startswith("s3://") else None
         return self.retention.get("local"), self.retention.get("store")

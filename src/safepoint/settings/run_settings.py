@@ -163,12 +163,12 @@ class RunSettings:
 
     @property
     def snapshot_bytes(self) -> int | None:
-        """`snapshot_memory` in bytes."""
+        """`snapshot_memory` in bytes; None if it is not set."""
         return None if self.snapshot_memory is None else parse_bytes(self.snapshot_memory)
 
     @property
     def job_events(self) -> Path | None:
-        """The job's own stream of events."""
+        """The job's own stream of events; None without a folder of the job."""
         return Path(self.job_dir) / EVENTS_NAME if self.job_dir else None
 
     @property
@@ -266,7 +266,8 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
         text: a path, `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
         local_dir: with an object store, the folder that checkpoints are written to before they are uploaded; None
             chooses one below the user's cache folder, always the same one for the same location.
-        environ: the environment with the variables for claims and the cache folder; the process's own when None.
+        environ: the environment with the variables for claims (volumes) and the cache folder; the process's own when
+            None.
 
     Raises:
         UsageError: `text` is invalid, names a claim that has no folder on this machine, or names a place inside a

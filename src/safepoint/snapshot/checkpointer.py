@@ -201,8 +201,8 @@ class Checkpointer:
         """Allocate the memory for snapshots of `state`, in the background.
 
         Args:
-            state: as for `save`. For an optimizer, two moments are counted for each parameter, even if its first step
-                has not created them yet.
+            state: as for `save`. For an optimizer, two tensors of the parameter's size are counted for each
+                parameter, even if the optimizer's first step has not created them yet.
             is_waiting: whether to wait until the memory is allocated.
 
         Raises:
@@ -393,7 +393,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Load the files of a verified checkpoint into `state`.
 
     Args:
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         state: name → an object with `load_state_dict`, or a dictionary, which is updated.
 
     Raises:
@@ -435,7 +435,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
         parameters: list[torch.Tensor] = [one for group in value.param_groups for one in group["params"]]
         for parameter in parameters:
             if parameter.requires_grad:
-                yield from (parameter, parameter)  # two moments
+                yield from (parameter, parameter)  # the optimizer's two tensors for the parameter
     elif isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

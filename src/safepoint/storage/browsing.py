@@ -18,7 +18,7 @@ _MAX_CACHED_BLOCKS = 512
 _MAX_FILE_BYTES = 1 << 30
 
 OnRead = Callable[[str, int, bytes], None]
-"""Called with the key, the first byte and the bytes of each read."""
+"""Called after each read with the key, the offset of the first byte, and the bytes."""
 
 
 class ReadablePath(Protocol):

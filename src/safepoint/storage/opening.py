@@ -30,7 +30,7 @@ def open_store(
     """The store at `location`; no request is sent yet.
 
     Args:
-        location: a folder, a claim or an object store.
+        location: a folder, a claim (a volume, mounted as a folder) or an object store.
         options: how to reach an object store; None reads them from `environ`.
         environ: environment variables; None for those of this process.
 

@@ -42,7 +42,7 @@ def test_the_claim_is_where_pods_have_it(folder: Path) -> None:
     assert os.path.realpath(folder) == str(folder.parent.parent / "claim")
     submit(folder)
     submit(folder, output=None)
-    with pytest.raises(UsageError, match=r"output_dir is on a claim whose folder is .*other.*sudo ln -sfn"):
+    with pytest.raises(UsageError, match=r"output_dir is on a claim, whose folder in .* is .*other.*sudo ln -sfn"):
         submit(folder, pvc={"claim": folder.parent.parent / "other"})
 
 

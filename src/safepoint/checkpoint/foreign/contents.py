@@ -67,7 +67,7 @@ def tensors_of(path: ReadablePath) -> set[str]:
 
 
 def _place_of(name: str, record: Any) -> tuple[int, int, str]:
-    """Where the bytes of a tensor begin and end."""
+    """Where the bytes of a tensor begin and end, and its type."""
     if not isinstance(record, dict):
         raise CheckpointError(f"its header does not describe the tensor {name!r}")
     described = cast("dict[str, Any]", record)

@@ -74,8 +74,8 @@ def refuse_inside_checkpoint(folder: Path) -> None:
 
     A folder with a file that is called like a manifest counts as a checkpoint if the file is a manifest, or if the
     folder has the name of a checkpoint; then the manifest may be damaged. A manifest in a folder that everyone may
-    write to, such as /tmp, is ignored if another user may have put it there: with it, that user could stop all runs
-    below this folder.
+    write to, such as /tmp, is ignored if another user may have put it there. With such a manifest, that user could
+    stop all runs below this folder.
 
     Raises:
         UsageError: `folder` is a committed checkpoint or `.safepoint`, or is inside one of these.

@@ -3,7 +3,7 @@
 Two reads of a file may return different bytes: a hostile server may send other bytes, and another user may write to
 the file. So the right digest of a second read does not prove that the first read was right. `ReadRanges` keeps the
 digest of every range that was used, or is going to be used, and finds out whether all reads returned the same bytes.
-It promises nothing about ranges that were not noted.
+Nothing is promised about ranges that were not noted.
 """
 
 import threading

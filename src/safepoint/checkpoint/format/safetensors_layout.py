@@ -77,7 +77,7 @@ def lay_out(shapes: Iterable[Shape], metadata: Mapping[str, str] | None) -> Layo
     """Compute the header of a file and the positions of its tensors.
 
     Args:
-        shapes: the tensors.
+        shapes: the name, the type and the shape of each tensor.
         metadata: strings for the header's `__metadata__`.
 
     Raises:

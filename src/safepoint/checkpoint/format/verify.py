@@ -1,5 +1,7 @@
 """Verifies that a folder holds what its record describes: a checkpoint, or one node's part of a checkpoint.
 
+If each node has an output folder of its own, the part of a node is the files that its folder holds.
+
 Promises: a file that is missing or changed, or is a link, is reported before any byte of the folder is used. Links
 are never followed, and nothing outside the folder is opened. Files that the manifest does not name are reported, but
 do not make a checkpoint invalid.

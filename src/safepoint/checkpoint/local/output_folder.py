@@ -76,7 +76,7 @@ class OutputFolder:
                 files.make_folder(self.root)
             except OSError as error:
                 raise self._unusable(error, consequence) from error
-            is_strange = is_planted_folder(self.root)  # again: another user may have made it a moment before
+            is_strange = is_planted_folder(self.root)  # checked again: another user may have just made the folder
         if is_strange:
             raise StorageError(
                 f"the output folder {self.root}, or a folder above it, belongs to another user and is in a folder "
@@ -150,7 +150,8 @@ class OutputFolder:
         Args:
             wait_s: how long to wait for another run.
             waiting: called once, when the wait begins, with a description of the process that holds the folder.
-            keeper: the identity of this run's keeper. It may still hold the folder from an earlier start of this run.
+            keeper: the identity of this run's keeper, which may still hold the folder from an earlier start of this
+                run.
 
         Returns:
             Whether the file system supports locks. Without locks, `clean` must not be called: another run may be
@@ -171,7 +172,7 @@ class OutputFolder:
                 self._lock = files.FolderLock.acquire(path, owner)
                 held = self.keeper_lock
                 self._check_keeper(keeper)
-                self.check_control()  # again: another process may have put links there before it gave up the lock
+                self.check_control()  # checked again: the process that had the lock may have put links there
             except StorageError:
                 self.release()
                 raise
@@ -238,7 +239,7 @@ class OutputFolder:
         """Number this attempt of the run, record the number in the folder, and return it. Requires `claim`.
 
         Args:
-            run_id: the run.
+            run_id: the identifier of the run.
             after: the attempt that wrote the checkpoint to resume from; 0 for none.
         """
         record = self._last_attempt()

@@ -286,7 +286,7 @@ def prune(
     reported as an event, once for each checkpoint and reason, because the reason is often permanent.
 
     Args:
-        folder: the checkpoints.
+        folder: holds the checkpoints: a folder or an object store.
         policies: which checkpoints to keep; without any, all are kept.
         report: receives the events.
         protected: steps that are never deleted.

@@ -1,9 +1,10 @@
 """Assembles the files of all ranks into one checkpoint in a folder.
 
 1. Every rank writes into a folder of its own below `.safepoint/work/<attempt>/checkpoint-<step>/`.
-2. Every rank seals its part: it fsyncs and digests each file, and moves the file into the merged folder.
-3. The first rank collects the parts, makes the manifest and commits (`safepoint.checkpoint.commit`). With a folder on
-   each node, one rank of every node commits its node's part.
+2. Every rank seals its part (the files that it has written): it fsyncs and digests each file, and moves the file into
+   the merged folder.
+3. The first rank collects the lists of these files, makes the manifest and commits (`safepoint.checkpoint.commit`).
+   With a folder on each node, one rank of every node commits the files of its node.
 
 A crash before the commit leaves a working folder, which the next run in the output folder deletes. A crash after the
 commit leaves a complete checkpoint.

@@ -136,9 +136,9 @@ class _Finisher:
             self._repeated_bytes += max(0, size_bytes - storage.nbytes())
 
     def check_repeats(self) -> None:
-        """Raise ValueError if the tensors are much larger than what the file stores."""
+        """Raise ValueError if the tensors are much larger than the data that the file stores for them."""
         if self._repeated_bytes > max(_MOST_REPEATED_BYTES, _MOST_REPEATS * sum(self._stored.values())):
-            raise ValueError("tensors have many more elements than the file")
+            raise ValueError("the tensors are much larger than the data that the file stores for them")
 
     def _finished(self, container: Any) -> tuple[Any, int]:
         keys: Any = container.keys() if issubclass(type(container), dict) else range(len(container))

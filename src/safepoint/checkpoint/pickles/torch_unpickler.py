@@ -17,7 +17,7 @@ from torch import _weights_only_unpickler as restricted
 from safepoint.checkpoint.pickles.bounded_pickle import InstructionLimits, KeyLimits
 
 _LENGTH = -1
-"""Stands in `_ARGUMENTS` for a size that the pickle states: the argument before this one is the size in bytes."""
+"""In `_ARGUMENTS`: the size of this argument, in bytes, is the value of the argument before it."""
 _ARGUMENTS: dict[int, tuple[int, ...]] = {
     pickle.BININT[0]: (4,),
     pickle.BININT1[0]: (1,),
@@ -66,7 +66,7 @@ _REBUILD_FROM_TYPE: Any = cast("Any", torch)._tensor._rebuild_from_type_v2
 
 
 class CheckedUnpickler(restricted.Unpickler):
-    """See the module. It takes the place of `torch._weights_only_unpickler.Unpickler`.
+    """The unpickler of this module, which takes the place of `torch._weights_only_unpickler.Unpickler`.
 
     torch reads an instruction, and then its arguments, with `read`. So `read` can distinguish the two, and checks the
     stack before an instruction is carried out.

@@ -1,11 +1,15 @@
-"""Marks record which objects a writer has begun to write or delete. If the writer dies, its leftovers can be deleted.
+"""A mark in `.safepoint/unfinished` records which objects a writer has begun to write or delete.
+
+If the writer dies, the mark shows which objects are leftovers that can be deleted. (The marks of nodes, in
+`.safepoint/parts`, are in `publish`.)
 
 A mark is an object like any other. A stranger may have written it, to make Safepoint delete what other programs have
 written. So a mark only says which objects may be leftovers. An object counts as a leftover only if it has the size
 that the mark states, and if one of these is true:
 
-- it is not older than the mark: a writer writes the mark before the objects;
-- it still has the version that the mark states: a writer that deletes a checkpoint marks the objects that exist.
+- The object is not older than the mark: a writer writes the mark before the objects.
+- The object still has the version that the mark states. Before a writer deletes a checkpoint, it records the versions
+  of the checkpoint's objects in the mark, because these objects are older than the mark.
 """
 
 import contextlib
@@ -22,7 +26,8 @@ from safepoint.storage.store import StoredObject, is_key
 
 MAX_MARK_BYTES = 2 * MAX_MANIFEST_BYTES
 _SLACK_S = 60.0
-"""How much older than its mark an object may be: the servers of a store have different clocks, and round times."""
+"""How much older than its mark an object may seem. The clocks of a store's servers differ, and the servers round the
+times that they report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

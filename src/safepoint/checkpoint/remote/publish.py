@@ -1,12 +1,14 @@
 """Publishes a committed checkpoint of a folder: uploads its files, and commits it in the object store.
 
-Several nodes may each hold a part (docs/adr/0008). Then the node that finds all parts in the store commits the whole
-checkpoint. After a failure the next try uploads only the missing files.
+Several nodes may each hold a part: some of the files, in an output folder of their own (docs/adr/0008). Then the node
+that finds all parts in the store commits the whole checkpoint. After a failure the next try uploads only the missing
+files.
 
-Nodes communicate only through marks in the store, in `.safepoint/parts/<name>/<manifest's digest>/`. A node writes
-`begun-<node>` while it uploads its files, and `<node>-of-<nodes>`, which contains the manifest, when all its files
-are uploaded. A checkpoint that another node has begun is uploaded first, because it needs this node's part. A node
-begins the next checkpoint only when its last one is complete or superseded, so that all nodes upload the same one.
+Nodes communicate only through marks: small objects in the store, in `.safepoint/parts/<name>/<manifest's digest>/`. A
+node writes the mark `begun-<node>` while it uploads its files, and the mark `<node>-of-<nodes>`, which contains the
+manifest, when all its files are uploaded. A checkpoint that another node has begun is uploaded first, because it
+needs this node's part. A node begins the next checkpoint only when its last one is complete or superseded, so that
+all nodes upload the same one.
 """
 
 import contextlib
@@ -66,7 +68,8 @@ def publish(
 
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
-        folder: the checkpoint. The caller must hold a lease on it (`files.reading`), so that it is not deleted.
+        folder: the folder of the checkpoint. The caller must hold a lease on the checkpoint (a lock, see
+            `shared_folders.leases.reading`), so that no run deletes it.
         record: the manifest of the checkpoint; or, if each node has an output folder of its own, the record of the
             files that this folder holds.
         name: its name in the store.
@@ -101,7 +104,7 @@ def publish(
 
 
 def finish_parts(remote: RemoteFolder) -> list[str]:
-    """Commit the checkpoints that all nodes of an ended attempt have uploaded and no node has committed.
+    """Commit the checkpoints of ended attempts that all nodes have uploaded, but that no node has committed.
 
     A committed checkpoint is replaced only if the new manifest adds files to it, because a stranger may have written
     the marks.
@@ -117,7 +120,7 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
         try:
             with remote.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
                 present = remote.bytes_of_manifest(name)
-        except UnreadableError:  # it may be that of another checkpoint, which is not replaced
+        except UnreadableError:  # the manifest may be that of another checkpoint, which is not replaced
             continue
         if present is not None and not extends(manifest, present):
             continue
@@ -182,7 +185,7 @@ def _hex_of(data: bytes) -> str:
 
 
 class NodeUploaders:
-    """Coordinates this node's uploader with those of the other nodes. With one node it never waits.
+    """Coordinates this node's uploader with those of the other nodes. With one node, no method waits.
 
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
@@ -232,7 +235,7 @@ class NodeUploaders:
         """Stop waiting for the checkpoint `name` if it is committed with this node's manifest.
 
         Returns:
-            Whether this node no longer waits for it, or never did.
+            Whether this node no longer waits for the checkpoint, or never did.
         """
         manifest = self.awaited.get(name)
         if manifest and self._remote.bytes_of_manifest(name, deadline_s=deadline_s) == manifest.to_bytes():

@@ -2,8 +2,8 @@
 
 Promises: a checkpoint counts as being in the store exactly while its manifest is there. The manifest is written last
 and deleted first. A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is
-never deleted. While a checkpoint is being written or deleted, `.safepoint/unfinished/<name>` exists and lists its
-files.
+never deleted. While a checkpoint is being written or deleted, the object `.safepoint/unfinished/<name>`, its mark,
+exists and lists its files.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class Claim:
     """The attempt that may write to the location.
 
     Args:
-        run_id: the run.
+        run_id: the identifier of the run.
         attempt: the number of the attempt in its run.
         attempt_id: a unique name of the attempt.
         since: when the attempt claimed the location, RFC 3339 UTC.
@@ -76,7 +76,7 @@ class RemoteFolder:
     """The checkpoints of a run in an object store.
 
     Args:
-        store: at the run's location.
+        store: the store at the run's location.
         attempt_id: the attempt that has claimed the location, and for which this object writes. None for reading, and
             for writing to a location without a claim.
         passed_over: steps whose checkpoints this start found damaged; policies do not count them.
@@ -135,7 +135,7 @@ class RemoteFolder:
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
-            UnreadableError: the store refuses it, but serves other objects.
+            UnreadableError: the store refuses the manifest, but serves other objects.
         """
         manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
         if manifest.step != step:
@@ -147,7 +147,7 @@ class RemoteFolder:
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
-            UnreadableError: the store refuses it, but serves other objects.
+            UnreadableError: the store refuses the manifest, but serves other objects.
         """
         with self.refusals.as_fault(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s):
             data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
@@ -437,7 +437,7 @@ class RemoteFolder:
         Raises:
             ConflictError: another attempt has claimed the location.
         """
-        # Listed before the fence, so that the list has no objects that a later attempt has written.
+        # The objects are listed before `fence`, so that none of them can be an object of a later attempt.
         found = {path: item for path, item in self._objects(name, deadline_s).items() if path not in but}
         mark = self._read_mark(name, deadline_s)[0]
         doomed = {path for path, item in found.items() if path in own or mark.names(path, item)}
@@ -452,7 +452,7 @@ class RemoteFolder:
         self.fence(deadline_s=deadline_s)
         for path in sorted(doomed):
             self.store.delete(f"{name}/{path}", deadline_s=deadline_s)
-        # Listed again: if another node has written files meanwhile, the mark stays, and the next start deletes them.
+        # The files are listed again. If another node has just written some, the mark stays for the next start.
         if not keep_mark and (but or not self.files_of(name, deadline_s=deadline_s)):
             self.forget(name, deadline_s)
         return len(doomed)

@@ -1,8 +1,9 @@
 """The commit in an object store: uploads the files of a checkpoint, and writes its manifest last (docs/adr/0007).
 
 Promises: a checkpoint counts as being in the store exactly while its manifest is there. A writer that was replaced by
-a newer attempt writes nothing more. Files that a writer leaves when it dies are marked. The next start of the run,
-`safepoint checkpoints repair`, or the next writer of the same name deletes them.
+a newer attempt writes nothing more. Before a writer uploads files, it lists them in a mark: an object in
+`.safepoint/unfinished` (see `marks`). If the writer dies, the next start of the run, `safepoint checkpoints repair`,
+or the next writer of the same name deletes the files that the mark lists.
 """
 
 import contextlib
@@ -55,7 +56,8 @@ class StoreDestination:
         self._deadline_s = deadline_s
         self._entries: dict[str, FileEntry] = {}
         self._manifest: Manifest | None = None
-        # Set if the store has this manifest already, but not all of its files: the paths that have the right size.
+        # If the store has this manifest already, but not all of its files: the paths of the files that have the right
+        # size. Otherwise None.
         self._completed: frozenset[str] | None = None
 
     @property
@@ -64,7 +66,7 @@ class StoreDestination:
         return tuple(self._entries[path] for path in sorted(self._entries))
 
     def begin(self, manifest: Manifest | None = None, *, files: Mapping[str, int] | None = None) -> bool:
-        """Mark the name as unfinished. After a failure the caller may call it again, to continue.
+        """Write the mark that the name is unfinished. After a failure the caller may call this again, to continue.
 
         A committed checkpoint of this name loses its manifest, so that it is no longer a checkpoint, unless
         `manifest` only adds files to it. If the store has exactly this manifest, but lacks some of its files, `put`

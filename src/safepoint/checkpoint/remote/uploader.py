@@ -42,7 +42,7 @@ class Uploader:
         policies: which checkpoints stay in the store; without any, all stay.
         report: receives the events.
         node: the number of the node whose folder it is; node 0 prunes the store.
-        num_nodes: how many nodes upload parts of the same checkpoints; 1 where all ranks share one folder.
+        num_nodes: how many nodes upload files of the same checkpoints; 1 where all ranks share one folder.
         extra_bytes: how many bytes of other files in the folder to upload at most; see `ExtraFiles`.
         run_id: the run whose checkpoints are pruned in the store; None for all runs.
     """
@@ -82,12 +82,13 @@ class Uploader:
         arrives.
         """
         self.with_final = False
-        """Whether to upload the final model: the training is complete, and the model does not change any more."""
+        """Whether to upload the final model. It is set when the training is complete, so that the model does not
+        change any more."""
         self.newest_only = False
         """Whether the remaining time is for the newest checkpoint only."""
         self.takes_open = False
         """Whether to upload open parts too (`NodePart.is_open`). It is set at the end of the training or of its
-        processes: then no callback can add files to the parts."""
+        processes, when callbacks can no longer add files to the parts."""
         self.deadline_s: float | None = None
         """When to give up, by the monotonic clock; None for never."""
 
@@ -317,5 +318,5 @@ class Uploader:
 
 
 def _identity(record: Record) -> tuple[bool, Manifest]:
-    """A value that is equal for records that lead to the same upload."""
+    """Whether the record is a manifest, and the manifest. Records with equal results lead to the same upload."""
     return isinstance(record, Manifest), manifest_of(record)

@@ -32,7 +32,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 _MAX_RECORD_BYTES = 2 * MAX_MANIFEST_BYTES
 """Larger than a manifest, because a line of the record may be longer than the file's entry in a manifest."""
 _Result = Callable[[], FileDigest]
-"""Returns the digest. It is called after all bytes were sent. For a file, it may wait, or raise OSError."""
+"""Returns the digest of what was sent; called after all bytes were sent. For a file, the call may wait, or raise
+OSError."""
 
 
 class SourceFile(NamedTuple):

@@ -6,7 +6,7 @@
 - An export to any other prefix of a store first writes a mark, the object `.safepoint/export.json`, which names the
   files. The last file that it writes is the one that loaders read first. Then it deletes the mark. If an export was
   interrupted, the next export to the same prefix deletes the files that the mark of the interrupted export names, and
-  no others. Because another person may have written the mark, it deletes only objects that the rules in
+  no others. Because another person may have written the mark, that export deletes only objects that the rules in
   `safepoint.checkpoint.remote.marks` allow.
 """
 

@@ -220,7 +220,8 @@ def _fetch(source: Inventory, item: Item, entries: Sequence[FileEntry], working:
 
 
 def _leased(source: Inventory, item: Item) -> contextlib.AbstractContextManager[None]:
-    """Hold a lease, so that the retention of a running training does not delete the checkpoint."""
+    """Hold a lease (a lock on the manifest), so that a running training does not delete the checkpoint. Do nothing
+    for an object store."""
     if source.folder is None:
         return contextlib.nullcontext()
     return reading(source.folder / item.prefix / MANIFEST_NAME)

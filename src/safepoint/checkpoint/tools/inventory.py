@@ -61,11 +61,12 @@ class Kind(StrEnum):
     """The kinds of folders and prefixes that have the name of a checkpoint."""
 
     CHECKPOINT = "checkpoint"
-    """It has a manifest."""
+    """The folder or prefix has a manifest."""
     UNFINISHED = "unfinished"
-    """It has no manifest, and Safepoint has begun to write or to delete it."""
+    """The folder or prefix has no manifest, and Safepoint has begun to write or to delete it."""
     FOREIGN = "foreign"
-    """It has no manifest, and Safepoint has not written it. It may be another tool's, and is never changed."""
+    """The folder or prefix has no manifest, and Safepoint has not written it. Another tool may have written it, so it
+    is never changed."""
     PART = "part"
     """One node's part of a checkpoint whose other parts are in the folders of the other nodes."""
 
@@ -203,7 +204,7 @@ class Inventory:
 
         Raises:
             ManifestError: there is no valid manifest any more.
-            UnreadableError: the store refuses it, but serves other objects.
+            UnreadableError: the store refuses the manifest, but serves other objects.
         """
         if self.folder is None:
             return self._remote.manifest_of(item.prefix)

@@ -53,10 +53,10 @@ class Budget:
 
     Args:
         stored_bytes: the size of all files of the checkpoint. The weights may have no more runs (contiguous pieces)
-            than the files have bytes, and 2^20 runs in addition for expanded tensors. They may have at most 16 times
-            the bytes of the files, or 1 GiB if that is more. The limit of steps (instructions and records) is higher
-            for a large checkpoint: one more for each 1000 bytes, which takes about as long as reading these bytes.
-            None if the size is not known: then there are only the fixed limits.
+            than the files have bytes, and 2^20 runs in addition for expanded tensors. The weights may have at most 16
+            times the bytes of the files, or 1 GiB if that is more. The limit of steps (instructions and records) is
+            higher for a large checkpoint: one more for each 1000 bytes, which takes about as long as reading these
+            bytes. None if the size is not known: then there are only the fixed limits.
     """
 
     def __init__(self, stored_bytes: int | None = None) -> None:

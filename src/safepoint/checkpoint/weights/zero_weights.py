@@ -1,4 +1,5 @@
-"""Finds the weights, in full precision, in a checkpoint of DeepSpeed's ZeRO. Each rank stores a partition of them.
+"""Finds the weights, in full precision, in a checkpoint of DeepSpeed's ZeRO. Each rank stores a partition of the
+weights.
 
 Stages 1 and 2 concatenate the weights of one group of the optimizer and cut the result into one part for each rank.
 Stage 3 cuts each weight into one part for each rank. The layout is that of DeepSpeed 0.19, `utils/zero_to_fp32.py`.
@@ -25,7 +26,7 @@ _OTHER_RANKS = re.compile(r".*_mp_rank_(?!00_)\d+_.*\.pt|.*mp_rank_(?!00_)\d+_mo
 
 
 def zero_folder(folder: _Path) -> _Path | None:
-    """The folder with the partitions: the one that the file `latest` names, or `folder`. None if neither has them."""
+    """The folder with the partitions: the one that the file `latest` names, or `folder`. None if neither has any."""
     latest = folder / "latest"
     named = [folder]
     if latest.is_file():

@@ -1,7 +1,7 @@
 """Runs one command in a pod. A command outside of the cluster has started the pod, and reads the pod's log.
 
-This process writes frames to the log (`foundation.events.answer_frames`). They contain stdout, stderr, and how the
-command ended. This process does not print failures; the command outside prints them.
+This process writes frames to the log (`foundation.events.answer_frames`). The frames contain stdout, stderr, and how
+the command ended. This process does not print failures; the command outside prints them.
 """
 
 import json
@@ -28,7 +28,7 @@ TERMINAL = "SAFEPOINT_HELPER_TERMINAL"
 
 
 def main() -> None:
-    """Entry point of the archive in a helper pod."""
+    """Entry point of the archive in the pod of a helper (a Kubernetes Job that runs one command of Safepoint)."""
     # This is the first process of a container: without a handler, the kernel would not deliver SIGTERM to it.
     signal.signal(signal.SIGTERM, _interrupt)
     forget_service_links()

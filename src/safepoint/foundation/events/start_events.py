@@ -1,4 +1,4 @@
-"""What a start can find out about the checkpoint that it resumes from, as typed records (docs/progress.md)."""
+"""Events about the checkpoint that a start of a run resumes from, as typed records (docs/progress.md)."""
 
 from safepoint.foundation.events.stream import Event
 

@@ -1,7 +1,7 @@
 """A folder that is held open: files are created and read in it, whatever another user does to its name meanwhile.
 
-`HeldFolder.inside` is a path to the open folder, for any function that takes a path. It leads to the folder itself,
-and not to what has its name now. So neither a link nor another folder that gets this name receives a file.
+`HeldFolder.inside` is a path to the open folder, for any function that takes a path. This path leads to the folder
+itself, and not to what has its name now. So neither a link nor another folder that gets this name receives a file.
 """
 
 import contextlib

@@ -145,7 +145,7 @@ class ClusterApi:
     def objects_at(
         self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True
     ) -> tuple[list[Object], str]:
-        """The objects as `objects` returns them, and the version from which a watch continues."""
+        """The objects as `objects` returns them, and the version of the list, from which a watch can continue."""
         headers = {} if has_content else {"accept": _NAMES_ONLY}
         found: list[Object] = []
         budget = Budget(_MOST_OBJECT_BYTES, f"the {kind} of {self.connection.name}")
@@ -345,7 +345,7 @@ class ClusterApi:
         """Start a program with empty input in a container, and yield the connection to the program.
 
         Args:
-            pod: the pod.
+            pod: the name of the pod.
             container: one of its containers.
             command: the program and its arguments.
             headers: the headers that ask the server to change from HTTP to WebSocket.

@@ -42,6 +42,7 @@ from safepoint.jobs.cluster.state import (
     describe,
     is_training_pod,
     node_of,
+    own_pods,
 )
 from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
@@ -93,7 +94,7 @@ class ClusterJobs:
         """Create a job.
 
         Raises:
-            ConflictError: a job of this name exists already, or the claim or a quota does not allow the job.
+            ConflictError: a job of this name exists already, or the claim (volume) or a quota does not allow the job.
             AccessDeniedError: you may not create the objects of the job.
         """
         with self._api.asked_ahead([("trainjobs", spec.name), *needs_of(spec)]):
@@ -221,7 +222,7 @@ class ClusterJobs:
         )
 
     def _pods(self, name: str) -> list[Object]:
-        return sorted(self._api.objects("pods", labels=f"{JOBSET_LABEL}={name}"), key=node_of)
+        return sorted(own_pods(name, self._api.objects("pods", labels=f"{JOBSET_LABEL}={name}")), key=node_of)
 
     def _workloads(self, labels: str) -> list[Object]:
         with contextlib.suppress(AccessDeniedError):

@@ -36,7 +36,7 @@ class LargeCode:
         """The variables by which a pod finds the code.
 
         Args:
-            claim_folder: where the pod mounts the claim of the output location.
+            claim_folder: where the pod mounts the claim (volume) of the output location.
         """
         location = self.location
         where = str(location) if location.claim is None else f"{claim_folder}/{location.path}"
@@ -48,7 +48,7 @@ def split(spec: ClusterSpec, *, room_bytes: int) -> tuple[ClusterSpec, LargeCode
     """Separate the code from a job if the code does not fit into a config map.
 
     Args:
-        spec: the job.
+        spec: the specification of the job.
         room_bytes: the room that a config map has beside the archive of Safepoint.
 
     Returns:

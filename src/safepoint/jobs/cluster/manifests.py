@@ -1,6 +1,6 @@
 """Makes the objects of a job: its TrainJob, its config map, its Secrets and its runtime.
 
-This module sends no requests.
+A runtime is a template of a job's pods, with their image and their volumes. This module sends no requests.
 """
 
 import base64
@@ -150,7 +150,7 @@ def manifests_for(
     """The objects of a job.
 
     Args:
-        spec: the job.
+        spec: the specification of the job.
         runtime: its runtime.
         secret_keys: the names of the keys in the connection's Secret; None if you may not read them.
         with_secret: if the job has several pods, make a Secret by which they recognize each other. If False, the pods

@@ -34,7 +34,10 @@ def number(value: Any, *path: str) -> int:
 
 
 def count_of(value: float | None) -> int | None:
-    """A number as a count from 0 to 1e15. Anyone who may change the object can write any number."""
+    """A number as a count from 0 to 1e15; None for None.
+
+    The limits are needed because a person who may change the object can write any number.
+    """
     return None if value is None else int(min(max(value, 0.0), 1e15))
 
 

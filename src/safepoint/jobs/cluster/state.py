@@ -6,7 +6,8 @@ either Kueue or a person may have suspended the job.
 
 import contextlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,9 +31,11 @@ CREATED, HISTORY, SAFE_STEP = f"{DOMAIN}/created", f"{DOMAIN}/history", f"{DOMAI
 """The annotations of a TrainJob that replaced another one: when the job's first TrainJob was created, the attempts
 before this TrainJob, and the step of the newest checkpoint."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-"""The label of a job's pods, with the name of the job."""
+"""The label of a job's pods, with the name of the job. Pods that only have the label are ignored, see `own_pods`."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
 """The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
+_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_PART_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NODE = "node"
 _STUCK = {
@@ -89,7 +92,7 @@ class ClusterJob:
     Args:
         name: the name of the TrainJob.
         place: the name of the cluster in messages.
-        namespace: the namespace.
+        namespace: the namespace of the job.
         state: its state.
         message: why it is in this state; may be empty.
         created: when the job was created (RFC 3339 UTC).
@@ -148,12 +151,12 @@ class ClusterJob:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue it: it is suspended. A job that has failed must be submitted again."""
+        """Whether `resume` can continue the job: only a suspended job. A failed job must be submitted again."""
         return self.state is JobState.SUSPENDED
 
     @property
     def settings(self) -> RunSettings:
-        """The options of its run. Only `grace_s` is that of the job; the others have their defaults."""
+        """The options of the run. Only `grace_s` has the value of the job; the other options have their defaults."""
         return RunSettings(grace_s=self.grace_s)
 
     @property
@@ -259,14 +262,14 @@ def _state_of(seen: Observed) -> tuple[JobState, str]:
 
 
 def _ending(seen: Observed) -> tuple[JobState, str]:
-    """The state of a job that is being deleted, or whose TrainJob is being replaced by a new one."""
+    """The state, and a message, of a job that is being deleted, or whose TrainJob is being replaced by a new one."""
     if seen.target_nodes is None:
         return JobState.DELETING, ""
     return JobState.RESTARTING, f"its number of nodes changes to {seen.target_nodes}"
 
 
 def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
-    """The state of a job that may not run, because a person or a queue has stopped it."""
+    """The state, and a message, of a job that may not run, because a person or a queue has stopped it."""
     job, workload = seen.trainjob, seen.workload
     by = texts(job, "metadata", "annotations").get(SUSPENDED_BY, "")
     queue = texts(job, "metadata", "labels").get(_QUEUE)
@@ -288,7 +291,7 @@ def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
 
 
 def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
-    """The state of a job that may run."""
+    """The state, and a message, of a job that may run."""
     has_run = _has_run(seen)
     waiting = JobState.RESUMING if has_run else JobState.STARTING
     if not pods:
@@ -302,7 +305,7 @@ def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
 
 
 def _before_training(seen: Observed, waiting: JobState) -> tuple[JobState, str]:
-    """The state of a job without pods that train: it may wait for its dataset or its model."""
+    """The state, and a message, of a job without pods that train: it may wait for its dataset or its model."""
     found = [pod for pod in seen.pods if not is_training_pod(pod) and at(pod, "status", "phase") != "Succeeded"]
     if not found:
         return waiting, "its pods are being created"
@@ -313,7 +316,7 @@ def _before_training(seen: Observed, waiting: JobState) -> tuple[JobState, str]:
 def _not_all_running(
     pods: Sequence[Object], not_running: Sequence[Object], waiting: JobState
 ) -> tuple[JobState, str]:
-    """The state of a job with pods of which at least one does not run, or is being deleted."""
+    """The state, and a message, of a job with pods of which at least one does not run, or is being deleted."""
     leaving = next(filter(_is_leaving, pods), None)
     if leaving is not None:
         return JobState.RESTARTING, _why_leaving(leaving)
@@ -343,13 +346,32 @@ def _training(pods: Sequence[Object]) -> list[Object]:
 
 def is_training_pod(pod: Object) -> bool:
     """Whether a pod of a job trains; the other pods of a job are those of initializers."""
-    return texts(pod, "metadata", "labels").get("jobset.sigs.k8s.io/replicatedjob-name", _NODE) == _NODE
+    return texts(pod, "metadata", "labels").get(_PART_LABEL, _NODE) == _NODE
 
 
 def node_of(pod: Object) -> int:
     """The pod's index in the job (torchrun's node rank)."""
-    number = texts(pod, "metadata", "labels").get("batch.kubernetes.io/job-completion-index", "0")
+    number = texts(pod, "metadata", "labels").get(_INDEX_LABEL, "0")
     return int(number) if number.isdecimal() else 0
+
+
+def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:
+    """Those of `pods`, which have the label of the job `name`, that also have the name of a pod of this job.
+
+    Everyone who may change the metadata of pods can give any pod the labels of a job. No one can change the name of a
+    pod, which JobSet and the job controller derive from that of the job: `NAME-node-0-INDEX-abcde`.
+    """
+    return [pod for pod in pods if _is_own(name, pod)]
+
+
+def _is_own(name: str, pod: Object) -> bool:
+    labels = texts(pod, "metadata", "labels")
+    part = re.escape(labels.get(_PART_LABEL, _NODE))
+    # The job controller writes the index into the name of each pod of an indexed job. Initializers may have none, and
+    # clusters before Kubernetes 1.28 have no label with the index.
+    index = f"-{node_of(pod)}" if _INDEX_LABEL in labels else "(-[0-9]+)?"
+    pattern = rf"{re.escape(name)}-{part}-[0-9]+{index}-[a-z0-9]{{5}}"
+    return re.fullmatch(pattern, name_of(pod)) is not None
 
 
 def container_status(pod: Object) -> Any:

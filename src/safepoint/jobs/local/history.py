@@ -1,5 +1,7 @@
 """The history of all jobs: one SQLite file, which commands and supervisors share.
 
+A supervisor is the process that starts the launchers of one job, and watches them.
+
 Promises: changes are atomic and survive a power cut. Several processes can read and write at once. A file of a newer
 release is refused, and stays unchanged.
 """
@@ -330,7 +332,7 @@ class History:
         self._query("DELETE FROM job WHERE name = ?", name)
 
     def remove(self, name: str) -> None:
-        """Remove a job that has no processes: first its folder, then its entry in the history. Its checkpoints stay.
+        """Remove a job that has no processes: first its folder, then its entry in the history. Checkpoints stay.
 
         Raises:
             StorageError: the folder cannot be removed; the entry stays.
@@ -362,7 +364,7 @@ class History:
         """Change the state of a job.
 
         Args:
-            name: the job.
+            name: the name of the job.
             state: the new state.
             actor: the user or the process that changes it.
             cause: why.

@@ -1,4 +1,8 @@
-"""Jobs on this machine."""
+"""Jobs on this machine.
+
+Commands store their requests in the history of the jobs. The supervisor of a job, a process that starts the job's
+launchers and watches them, reads the requests there.
+"""
 
 import contextlib
 import os
@@ -96,7 +100,7 @@ class LocalJobs:
         """The output of a job.
 
         Args:
-            name: the job.
+            name: the name of the job.
             rank: return only the output of this rank.
             node: return only the output of this node: of its launcher and its ranks.
             follow: wait for new lines until the job has stopped.
@@ -217,7 +221,7 @@ class LocalJobs:
 
         Raises:
             ConflictError: the job has ended.
-            WaitTimeoutError: it has not stopped yet; the request stays in effect.
+            WaitTimeoutError: the job has not stopped yet; the request stays in effect.
         """
         with self._history.transaction():
             job = self.job(name)
@@ -418,7 +422,7 @@ class LocalJobs:
         """Wait until a job is in one of the states. The wait continues while a job is suspended.
 
         Args:
-            name: the job.
+            name: the name of the job.
             states: the states to wait for.
             timeout_s: how long to wait; None for no limit.
             poll_s: time between two checks.

@@ -1,6 +1,7 @@
 """Opens, checks and empties the output location of a job, as the job itself would reach it.
 
-The module uses the keys of the job's data connection, and the folders that the job uses for `pvc://` claims.
+The module uses the keys of the job's data connection, and the folders that the job uses for claims (volumes of a
+cluster, `pvc://`).
 
 The environment of this process does not change: a client of the SDK may use several jobs at once.
 """
@@ -26,7 +27,7 @@ def open_output(spec: JobSpec, output: str) -> Inventory:
     """The inventory of the output location. This sends no request.
 
     Args:
-        spec: the job.
+        spec: the specification of the job.
         output: the output location.
 
     Raises:

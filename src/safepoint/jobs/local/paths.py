@@ -30,7 +30,8 @@ def history_file() -> Path:
 
 
 def job_folder(name: str) -> Path:
-    """The folder of one job: its function, its logs, its progress, the lock of its supervisor."""
+    """The folder of one job: its function, its logs, its progress, and the lock of its supervisor (the process that
+    starts its launchers)."""
     return state_folder() / "jobs" / name
 
 

@@ -326,7 +326,7 @@ def _run(supervisor: Supervisor) -> None:
     for _ in range(_TRIALS - 1):
         try:
             return supervisor.run()
-        except HistoryError as error:  # for example on a full disk: the job continues meanwhile
+        except HistoryError as error:  # for example because the disk is full; the job continues
             _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)
             clock.sleep(_NEXT_TRIAL_S)
     return supervisor.run()

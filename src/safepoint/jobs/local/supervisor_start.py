@@ -1,4 +1,7 @@
-"""Starts the supervisors of new jobs, and of jobs whose supervisor was killed."""
+"""Starts the supervisors of new jobs, and of jobs whose supervisor was killed.
+
+A supervisor is the process that starts the launchers of one job, and watches them.
+"""
 
 import contextlib
 import logging

@@ -28,7 +28,7 @@ class Summary(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique in its place."""
+        """The name of the job, unique in its place."""
         ...
 
     @property
@@ -38,22 +38,22 @@ class Summary(Protocol):
 
     @property
     def message(self) -> str:
-        """Why it is in this state; may be empty."""
+        """Why the job is in this state; may be empty."""
         ...
 
     @property
     def created(self) -> str:
-        """RFC 3339 UTC."""
+        """When the job was created, RFC 3339 UTC."""
         ...
 
     @property
     def safe_step(self) -> int | None:
-        """The newest step known to be committed."""
+        """The newest step known to be committed; None if no step is."""
         ...
 
     @property
     def command(self) -> str:
-        """Its program, as a command line."""
+        """The program of the job, as a command line."""
         ...
 
 
@@ -62,12 +62,12 @@ class Job(Summary, Protocol):
 
     @property
     def where(self) -> str:
-        """The folder, or the cluster and the namespace, in which it runs."""
+        """The folder, or the cluster and the namespace, in which the job runs."""
         ...
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes it has."""
+        """How many nodes the job has."""
         ...
 
     @property
@@ -92,7 +92,7 @@ class Job(Summary, Protocol):
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue it."""
+        """Whether `resume` can continue the job."""
         ...
 
     @property
@@ -125,7 +125,7 @@ class JobPlace(Protocol[J]):
         ...
 
     def progress_of(self, job: J) -> Progress | None:
-        """The last progress report of a job."""
+        """The last progress report of a job; None before the first one."""
         ...
 
     def output_of(self, job: J) -> str | None:

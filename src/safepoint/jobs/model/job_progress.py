@@ -36,7 +36,7 @@ def place_of(spec: JobSpec, output: str) -> str:
 
 
 def with_claims(spec: JobSpec) -> JobSpec:
-    """Add this environment's folders for claims to the `env` of a job, unless `env` sets them already.
+    """Add this environment's folders for claims (volumes) to the `env` of a job, unless `env` sets them already.
 
     Later commands, whose environment may have other folders, then use the same folders for this job.
     """

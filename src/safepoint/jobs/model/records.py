@@ -59,7 +59,7 @@ class JobRecord:
 
     @property
     def needs_supervisor(self) -> bool:
-        """Whether a supervisor must run for it."""
+        """Whether a supervisor must run for the job."""
         if self.wanted is RequestedAction.DELETE or self.state.is_active:
             return True
         return self.state is JobState.SUSPENDED and self.wanted is RequestedAction.RUN
@@ -71,7 +71,7 @@ class JobRecord:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue it: it is suspended, or has failed."""
+        """Whether `resume` can continue the job: a suspended or a failed job."""
         return self.state in {JobState.SUSPENDED, JobState.FAILED}
 
     @property
@@ -86,12 +86,12 @@ class JobRecord:
 
     @property
     def where(self) -> str:
-        """The folder in which it runs."""
+        """The folder in which the job runs."""
         return self.spec.working_dir
 
     @property
     def num_nodes(self) -> int:
-        """How many launchers it has."""
+        """How many launchers the job has."""
         return self.spec.num_nodes
 
     @property

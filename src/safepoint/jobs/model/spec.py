@@ -52,7 +52,7 @@ class JobSpec:
         num_nodes: number of launchers.
         ranks_per_node: number of ranks of each node.
         cpu_per_node: CPU slots of each node.
-        gpu_per_node: GPUs of each node. Its processes can use only these GPUs.
+        gpu_per_node: GPUs of each node. The processes of the node can use only these GPUs.
         settings: the options of the run.
         max_restarts: how often a launcher restarts the ranks after a failure.
         env: variables for the program.

@@ -46,8 +46,9 @@ def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
         _log.info("made a link %s to %s, because the function uses it", POD_FOLDER, target)
     elif claim_folder is not None and (real := os.path.realpath(POD_FOLDER)) != os.path.realpath(target):
         raise UsageError(
-            f"the function uses {POD_FOLDER}, which is {real} on this machine; but output_dir is on a claim whose "
-            f"folder is {target}. Both must be the same folder; nothing was started",
+            f"the function uses {POD_FOLDER}, which is {real} on this machine; but output_dir is on a claim, "
+            f"whose folder in LocalConfig(pvc=…) or the table [pvc] is {target}. Both must be the same folder; "
+            "nothing was started",
             hint=f"in LocalConfig(pvc=…), set {real} as the folder of the claim, or: "
             f"sudo ln -sfn {target} {POD_FOLDER}",
         )

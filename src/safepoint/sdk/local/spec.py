@@ -194,7 +194,7 @@ def _text_of(program: _Program) -> str:
 
 
 def _claim_folder(output: str | None, env: Mapping[str, str]) -> str | None:
-    """The folder for the claim of a `pvc://` location; None for other locations."""
+    """The folder for the claim (volume) of a `pvc://` location; None for other locations."""
     location = parse_location(output) if output is not None else None
     if location is None or location.claim is None:
         return None

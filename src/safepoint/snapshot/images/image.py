@@ -62,7 +62,7 @@ class Placed:
 
     Args:
         image: of one file.
-        block: the memory.
+        block: the piece of shared memory that will hold the bytes.
         offset: of the image's first byte in the block.
     """
 

@@ -50,8 +50,8 @@ class ModuleState:
                 self._counts = [-1]  # no list of lengths equals this one, so `_holds` returns False
                 return
             tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
-            # If a hook or a state_dict method is added later, one of these becomes longer, and the last state dict is
-            # not used.
+            # If a hook or a state_dict method is added later, one of these containers becomes longer, and the last
+            # state dict is not used.
             others: list[Sized] = [
                 module.__dict__,
                 module._non_persistent_buffers_set,  # pyright: ignore

@@ -1,4 +1,4 @@
-"""The image of a safetensors file."""
+"""The image of a safetensors file: the future bytes of the file, in memory."""
 
 import itertools
 import os

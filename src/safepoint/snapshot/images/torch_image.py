@@ -1,4 +1,4 @@
-"""The image of a file that `torch.save` writes.
+"""The image of a file that `torch.save` writes: the future bytes of the file, in memory.
 
 Pickling hundreds of tensors takes longer than everything else at the end of a step. So the pickle of each value of
 the outermost dictionary is kept, and used again as long as only the content of the tensors in the value has changed.
@@ -180,7 +180,8 @@ class _Seen:
 
     def is_still(self, tensor: torch.Tensor, storages: _Storages) -> bool:
         """Whether `tensor` would be pickled to the same bytes. If so, this call adds its storage to `storages`."""
-        # The same object is compared too: its shape, its strides and requires_grad can be changed in place.
+        # `_meta` is compared even if `tensor` is the same object, because the shape, the strides and requires_grad of
+        # a tensor can be changed in place.
         if tensor.data_ptr() != self.address or _meta(tensor) != self.meta:
             return False
         if tensor is not self.tensor:
@@ -288,8 +289,8 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether the caller guarantees this: if `value`, or a value of the outermost dictionary, is the
-                same object as in the last call, it also holds the same tensors.
+            trusts: whether the caller guarantees that `value`, or a value of the outermost dictionary, holds the same
+                tensors as in the last call if it is the same object.
 
         Raises:
             UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.

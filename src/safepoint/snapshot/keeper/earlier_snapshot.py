@@ -1,4 +1,7 @@
-"""The newest snapshot from before a restart of the ranks, as a folder of links that the restarted ranks load."""
+"""The newest snapshot from before a restart of the ranks, as a folder of links that the restarted ranks load.
+
+The keeper, the process of each node that writes snapshots to disk, makes this folder.
+"""
 
 import os
 import shutil
@@ -12,6 +15,7 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.errors import ManifestError, SafepointError, SaveError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders.temporary import private_parent
 from safepoint.snapshot.keeper.keeper_state import KeeperState
 from safepoint.snapshot.keeper.persist.file_writer import Source, digest_source
 from safepoint.snapshot.keeper.persist.snapshot_commit import describe, merge
@@ -49,7 +53,8 @@ class EarlierSnapshotLinks:
         is_durable = newest.progress == Progress.DURABLE
         try:
             sources = sorted(merge(earlier.sources(newest)), key=attrgetter("path"))
-            self._links = self._links or Path(tempfile.mkdtemp(prefix="safepoint-recalled-", dir=self._scratch))
+            parent = self._scratch or private_parent()
+            self._links = self._links or Path(tempfile.mkdtemp(prefix="safepoint-recalled-", dir=parent))
             folder = self._links / checkpoint_name(newest.step)
             known = _saved_files(newest.facts) if is_durable else {}
             entries = tuple(_link(source, folder, known.get(source.path)) for source in sources)

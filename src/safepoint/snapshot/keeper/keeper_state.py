@@ -57,7 +57,11 @@ class Rank:
         """A temporary folder of the rank. The keeper removes it when the rank has ended."""
 
     def num_copied(self, block: int) -> int:
-        """How many bytes of a block have been copied."""
+        """How many bytes of a block (a piece of the rank's shared memory) have been copied.
+
+        Args:
+            block: the number of the block.
+        """
         control = self.blocks.get(CONTROL_NUMBER)
         if control is None:
             return 0
@@ -144,7 +148,10 @@ class RankGroup:
             if part.is_staged and snapshot.is_intact:
                 return STAGED
             if not snapshot.is_intact or not rank.is_connected or snapshot.parts.get(number) is not part:
-                raise GivenUpError(f"rank {number} has not staged its part of step {snapshot.step}")
+                raise GivenUpError(
+                    f"the part of rank {number} of the snapshot of step {snapshot.step} was not copied to memory "
+                    "completely"
+                )
             return rank.num_copied(file.block)
 
         return Source(
@@ -179,8 +186,9 @@ class KeeperState:
         """Whether a rank waits until everything is written."""
 
     def admit(self, channel: Channel, hello: Hello) -> tuple[RankGroup, Rank]:
-        """Register a rank. The first rank that connects after a restart makes the previous ranks `earlier`. If there
-        are `earlier` ranks already, this call first waits until their saves are written."""
+        """Register a rank, and return its group and the rank. The first rank that connects after a restart makes the
+        previous ranks `earlier`. If there are `earlier` ranks already, this call first waits until their saves are
+        written."""
         with self.changed:
             while (group := self.current) is None or hello.restart > group.restart or group.is_over:
                 self.forget_earlier()
@@ -203,7 +211,8 @@ class KeeperState:
                 self.earlier = None
 
     def next_to_write(self) -> tuple[RankGroup, Snapshot, CheckpointFacts] | None:
-        """The next snapshot to write, with its ranks and facts; snapshots of earlier ranks come first."""
+        """The next snapshot to write, with its ranks and facts; None if there is none. Snapshots of earlier ranks
+        come first."""
         for group in (self.earlier, self.current):
             snapshot = group.registry.next_to_write() if group is not None else None
             if group is not None and snapshot is not None and snapshot.facts is not None:

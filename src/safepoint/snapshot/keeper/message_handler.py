@@ -1,6 +1,7 @@
 """What the keeper does when a rank sends a message, or when the rank's connection is closed.
 
-The keeper is the process of each node that writes snapshots to disk.
+The keeper is the process of each node that writes snapshots to disk. A rank sends it blocks: pieces of shared memory
+that hold the files of snapshots.
 """
 
 import os
@@ -77,8 +78,8 @@ class MessageHandler:
                     raise ProtocolError(f"block {message.number} was not lent")
                 threading.Thread(target=block.populate, daemon=True).start()
             case messages.ReturnBlock():
-                # Not closed here: a write that was given up may still read the block. It is unmapped when the last
-                # reference to it is gone.
+                # The block is not closed here, because a write that was given up may still read it. It is unmapped
+                # when the last reference to it is gone.
                 rank.blocks.pop(message.number, None)
             case messages.OverwriteBlocks():
                 group.registry.overwrite(rank.number, set(message.numbers))

@@ -21,8 +21,8 @@ def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
     """With `KeeperState.changed` held: request a checkpoint of the newest complete snapshot that all nodes have.
 
     Returns:
-        The snapshot; None if no snapshot is complete. With several nodes always None: a thread makes the request when
-        the keepers have agreed on a snapshot.
+        The snapshot; None if no snapshot is complete. With several nodes always None, because the keepers first agree
+        on a snapshot; a thread then makes the request.
     """
     facts = next((one.facts for one in group.registry.snapshots if one.facts is not None), None)
     if facts is not None and facts.num_nodes > 1:
@@ -58,7 +58,7 @@ def leave_with_newest(state: KeeperState, group: RankGroup, abandoned_step: int,
 
     Args:
         state: of the keeper.
-        group: the ranks.
+        group: the ranks that must end.
         abandoned_step: the step that the ranks do not finish.
         reason: why, for people.
     """

@@ -1,9 +1,10 @@
 """Which snapshots there are, which one is written next, and which memory may be overwritten.
 
 This module uses no sockets, files or threads. The files of a snapshot lie in *blocks* of shared memory. Each rank
-allocates blocks, and lends them to the keeper (the process of each node that writes snapshots to disk): the keeper
-can then read them. A snapshot is *complete* when every rank has staged its part, that is, has copied all its files
-into memory. The newest complete snapshot stays in memory until it is durable, or until its write has failed.
+allocates blocks, and lends them to the keeper: the keeper (the process of each node that writes snapshots to disk)
+receives the descriptors of the blocks, and can read them. A snapshot is *complete* when every rank has staged its
+part, that is, has copied all its files into memory. The newest complete snapshot stays in memory until it is durable,
+or until its write has failed.
 """
 
 import enum
@@ -32,7 +33,7 @@ class Part:
 
     @property
     def blocks(self) -> set[int]:
-        """The numbers of its blocks."""
+        """The numbers of the blocks that hold its files."""
         return {file.block for file in self.files}
 
 
@@ -70,7 +71,7 @@ class Snapshot:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rank has staged its part, and none has overwritten it."""
+        """Whether every rank has staged its part, and no rank has overwritten its part since."""
         return self.has_begun and self.is_intact and all(part.is_staged for part in self.parts.values())
 
 
@@ -89,8 +90,8 @@ class SnapshotRegistry:
         self._replaced: list[Snapshot] = []
         """Snapshots that are still being written, although a new snapshot of the same step was begun."""
         self._reported_free: set[tuple[int, int]] = set()
-        """(rank, block) of each free block that need not be reported to its rank: it was reported already, or the
-        rank has just lent it."""
+        """(rank, block) of each block that its rank knows to be free: the block was reported as free, or the rank has
+        just lent it."""
         self._in_use: set[tuple[int, int]] = set()
         """(rank, block) of each block that its rank is about to overwrite for a snapshot that has not begun."""
 
@@ -105,7 +106,7 @@ class SnapshotRegistry:
         return next((snapshot for snapshot in self.snapshots if snapshot.is_complete), None)
 
     def find(self, step: int) -> Snapshot | None:
-        """The snapshot of `step`."""
+        """The snapshot of `step`; None if there is none."""
         return self._snapshots.get(step)
 
     def add_block(self, rank: int, block: int) -> None:

@@ -45,7 +45,8 @@ def write_snapshots(state: KeeperState) -> None:
 
 
 def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts]:
-    """Wait for a snapshot to write, and mark it as being written."""
+    """Wait for a snapshot to write, and record that it is being written. Return its ranks, the snapshot, and its
+    facts."""
     with state.changed:
         state.changed.wait_for(lambda: state.next_to_write() is not None)
         found = state.next_to_write()

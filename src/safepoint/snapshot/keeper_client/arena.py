@@ -1,4 +1,8 @@
-"""The memory into which snapshots are staged (copied from the tensors): blocks that are allocated once and reused."""
+"""The memory into which snapshots are staged (copied from the tensors).
+
+It consists of blocks: pieces of shared memory, which are allocated once and reused. A block holds the images (the
+future bytes) of one or several files.
+"""
 
 import operator
 import threading
@@ -56,10 +60,10 @@ class Arena:
         return _MAX_SLOTS if _MAX_SLOTS * snapshot_bytes <= _SMALL_STATE_BYTES else 1
 
     def prepare(self, sizes: Sequence[int], *, still_to_come: int = 0, device: int | None = None) -> None:
-        """Allocate blocks for images of about these sizes, and fault them in on a thread.
+        """Allocate blocks for images of about these sizes, and touch their pages on a thread, so that they exist.
 
         Args:
-            sizes: bytes.
+            sizes: the size of each image, in bytes.
             still_to_come: bytes that the training itself is going to allocate.
             device: the CUDA device that will write to the blocks, if any; their pages are locked for this device.
 
@@ -133,7 +137,7 @@ class Arena:
         """Blocks for images of these sizes, in the same order.
 
         Args:
-            sizes: bytes.
+            sizes: the size of each image, in bytes.
             more_slots: how many snapshots memory may hold beyond the usual number, because this snapshot cannot wait.
 
         Returns:

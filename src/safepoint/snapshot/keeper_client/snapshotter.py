@@ -1,6 +1,7 @@
 """One rank's snapshots: reserves memory for images, starts the copy of their tensors, announces them to the keeper.
 
-The keeper is the process of each node that writes snapshots to disk.
+The keeper is the process of each node that writes snapshots to disk. A snapshot is taken at a boundary: the point
+between two optimizer steps. The images (future bytes) of its files lie in blocks, which are pieces of shared memory.
 """
 
 import functools
@@ -25,7 +26,7 @@ class Snapshotter:
     """Takes snapshots on this rank.
 
     Args:
-        keeper: of this node.
+        keeper: the connection to the keeper of this node.
         optimizers: their tensors change only when these optimizers step, so the tensors are copied during the next
             forward and backward. None: all tensors are copied at the boundary.
         slots: see `Arena`.

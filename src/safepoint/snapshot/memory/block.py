@@ -1,6 +1,7 @@
 """Blocks of shared memory without a name: the system frees them when the last process that holds them has ended.
 
-A block is a memfd. The rank that allocates it sends the descriptor to the keeper over a Unix socket; both map it.
+A block is a memfd. The rank that allocates the block sends the descriptor to the keeper (the process that writes
+snapshots to disk) over a Unix socket. Both processes map the block.
 """
 
 import ctypes

@@ -1,6 +1,7 @@
 """Every message between a rank and its keeper, in both directions, as a frozen dataclass.
 
-The keeper is the process of a node that writes snapshots to disk.
+The keeper is the process of a node that writes snapshots to disk. The files of a snapshot lie in blocks: pieces of
+shared memory, which each rank allocates and numbers. A rank's part of a snapshot is the files in its blocks.
 
 A rank sends `Hello` first. A keeper of another protocol version sends `Refused` and closes the connection. The keeper
 closes the connection of a rank that sends anything but these messages, and continues to serve the others.
@@ -31,11 +32,11 @@ def _check_folder(folder: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedFile:
-    """A file of a snapshot, and where its image lies in a rank's memory.
+    """A file of a snapshot, and where its image (its future bytes) lies in a rank's memory.
 
     Args:
         path: relative to the checkpoint.
-        block: the number of the rank's block.
+        block: the number of the block that holds the image.
         offset: where the image begins in the block, in bytes; a multiple of the page size for large files.
         size_bytes: of the file.
         archives: see `Image`.
@@ -66,7 +67,7 @@ class CheckpointFacts:
         protected: steps that are never pruned.
         save: the number of this save in the attempt, the same on all nodes.
         node: the number of this node.
-        num_nodes: how many nodes write a part of the checkpoint.
+        num_nodes: how many nodes write files of the checkpoint.
     """
 
     manifest: ManifestFacts
@@ -98,7 +99,7 @@ class Outcome:
 
     Args:
         step: of the snapshot.
-        error: why it is not durable; empty if it is.
+        error: why the snapshot is not durable; empty if it is durable.
         path: the checkpoint's folder.
         size_bytes: of its files.
         write_s: seconds that writing and committing took.

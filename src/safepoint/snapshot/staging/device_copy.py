@@ -1,5 +1,7 @@
 """Copies from CUDA devices into pinned memory, on separate streams while training continues.
 
+The targets of the copies are images: the future bytes of files, in memory.
+
 The copies begin after the work that is queued in the training's current stream (the computing stream). The work of
 the next optimizer step waits for the copies, on the device; the host does not wait. The copies do not wait for work
 on other streams, unless the computing stream waits for that work.
@@ -242,8 +244,8 @@ def pin(block: Block, index: int) -> bool:
             with _cuda.device(index):
                 cudart.cudaHostUnregister(address)
 
-    # On another thread: CUDA stores an error in the thread that made the call, and the next kernel launch on that
-    # thread would raise it.
+    # This runs on another thread, because CUDA stores an error in the thread that made the call, and the next kernel
+    # launch on that thread would raise the error.
     thread = threading.Thread(target=register, name="safepoint-pin")
     thread.start()
     thread.join()

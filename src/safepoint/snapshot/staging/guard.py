@@ -1,6 +1,7 @@
 """Finds the tensors that only an optimizer's step changes, and that may be copied during forward and backward.
 
-Before any optimizer of the process steps, the copies of that optimizer's tensors are completed.
+Before any optimizer of the process steps, the copies of that optimizer's tensors are completed. A boundary is the
+point between two steps.
 """
 
 import itertools

@@ -1,8 +1,9 @@
-"""Copies images into shared memory on a thread of its own, while training continues.
+"""Copies images (the future bytes of files) into shared memory on a thread of its own, while training continues.
 
 A thread that waits for the copy helps to copy. Each copy is one `memmove`, during which other threads run Python
-code. The watermark of a block is the number of bytes, from the start of the block, that have been copied. The keeper
-(the process that writes snapshots to disk) may write these bytes already.
+code. A block is a piece of shared memory that holds images. The watermark of a block is the number of bytes, from the
+start of the block, that have been copied. The keeper (the process that writes snapshots to disk) may write these
+bytes already.
 """
 
 import contextlib
@@ -32,10 +33,10 @@ _CHUNK_BYTES = 32 << 20
 _OPERATION_S = 1.0
 _LOOK_EVERY_S = 0.002
 SMALL_PIECE_BYTES = 64 << 10
-"""Smaller tensors are copied in batches, because the bookkeeping for one takes longer than its copy."""
+"""Smaller tensors are copied in batches, because the bookkeeping for a small tensor takes longer than its copy."""
 _PASSING_BYTES = 1 << 20
 """A plan is dropped after the save if tensors of at least this total size may have been made for that save only.
-If they are smaller, the plan is kept, and they stay in memory."""
+If these tensors are smaller in total, the plan is kept, and the tensors stay in memory."""
 
 
 class _Copy(NamedTuple):
@@ -128,7 +129,8 @@ class Work:
     began_s: float = field(default_factory=clock.monotonic_s)
     head: int = 0
     tail: int = 0
-    """The copies from `head` to `tail` have not begun. The copying thread takes the first, helpers the last."""
+    """The copies from `head` to `tail` have not begun. The copying thread takes the first of them next. A thread that
+    helps takes the last."""
     pending: Counter[int | None] = field(default_factory=Counter[int | None])
     is_ended: bool = False
 
@@ -267,7 +269,7 @@ class Stager:
             self._is_waited_for = False
 
     def _verify(self, work: Work, optimizers: Sequence[int]) -> None:
-        """Compare the versions of the copied tensors with those at the boundary."""
+        """Compare the versions of the copied tensors with those at the time of the snapshot."""
         with self._changed:
             for optimizer in optimizers:
                 versions = work.versions.pop(optimizer, [])  # each optimizer's tensors are compared once

@@ -49,7 +49,7 @@ class KeyFiles:
         """Read the files that have changed. Kubernetes renews tokens in this way.
 
         Raises:
-            AccessDeniedError: as above.
+            AccessDeniedError: see the class.
         """
         with self._lock:
             for option, path in self._paths.items():

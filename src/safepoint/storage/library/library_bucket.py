@@ -140,7 +140,7 @@ class LibraryBucket:
         # One attempt reads all pages. If a later page fails, the whole listing is repeated, so that it never looks
         # complete when it is not.
         for found in self._call("LIST", prefix, everything, deadline_s):
-            if found.key.startswith(prefix):  # a hostile server may list others
+            if found.key.startswith(prefix):  # a hostile server may list other names
                 yield found
 
     def head(self, key: str, *, deadline_s: float | None) -> StoredObject:

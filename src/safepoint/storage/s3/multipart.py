@@ -268,8 +268,8 @@ def _begin_or_continue(
 ) -> tuple[UploadId, dict[int, str]]:
     """An upload of the key, with the ETags of the parts that need not be sent again.
 
-    It is the newest unfinished upload that has a part for which `is_kept` returns True, or else a new upload. All
-    other unfinished uploads of the key are aborted.
+    The upload is the newest unfinished one that has a part for which `is_kept` returns True. If there is none, it is
+    a new upload. All other unfinished uploads of the key are aborted.
     """
     begun = [upload for upload in uploads.find(key, deadline_s=deadline_s) if upload.key == key]
     begun.sort(key=lambda upload: upload.initiated, reverse=True)

@@ -25,8 +25,8 @@ class SealError(RuntimeError):
 class Seal:
     """Seals and opens the messages of one process group.
 
-    Every rank takes part in the same exchanges, in the same order, because the authentication code of a message
-    covers the number of the exchange.
+    Every rank must take part in the same exchanges, in the same order: the authentication code of a message covers
+    the number of the exchange.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ class KeeperConnection:
     Args:
         settings: the options of the run. `settings.keeper` is the key with which ranks connect to the keeper that the
             launcher has started; None without a launcher.
-        place: this rank.
+        place: the position of this rank among the ranks.
         on_leave: see `KeeperClient`.
     """
 
@@ -54,7 +54,7 @@ class KeeperConnection:
         self.client = None
 
     def open(self, job_secret: bytes | None = None) -> KeeperClient | None:
-        """Connect to the keeper. If no launcher has started one, the first rank of the node starts it.
+        """Connect to the keeper. If no launcher has started a keeper, the first rank of the node starts one.
 
         Args:
             job_secret: bytes that only the ranks of this job know; None for a single rank.
@@ -72,6 +72,7 @@ class KeeperConnection:
 
     def _reach_or_start(self, wait_s: float) -> KeeperClient | None:
         """Connect to the running keeper. If there is none, and no launcher, the node's first rank starts a keeper.
+        Return None if there is no keeper to connect to.
 
         Args:
             wait_s: how long to wait for a keeper that is starting.

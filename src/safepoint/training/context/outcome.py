@@ -34,7 +34,7 @@ class Outcome:
 
     Args:
         settings: the options of the run.
-        place: this rank.
+        place: the position of this rank among the ranks.
         reporter: writes the events of the end.
         progress: publishes the progress and the end to `safepoint list` and other readers.
         record: reports the end to the launcher.
@@ -122,7 +122,7 @@ class Outcome:
 
         Args:
             is_saved: whether the state of the last step is committed.
-            reason: why that state is not committed; ignored if it is.
+            reason: why that state is not committed; ignored if it is committed.
             uploads_failed: whether the run ends because uploads fail.
             limit_s: how long the last write of the progress may take; None derives it from the deadline.
         """

@@ -69,7 +69,7 @@ class RankContext:
         )
         """What is saved, and how this rank ends."""
         self.keeper: Final = KeeperConnection(settings, place, self.outcome.end_with_snapshot)
-        """The connection to the node's keeper."""
+        """The connection to the node's keeper, the process that writes snapshots to disk."""
         self.outputs: Final = Outputs()
         """The output folders of this process's trainings."""
 

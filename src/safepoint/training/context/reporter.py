@@ -24,7 +24,7 @@ class Reporter:
 
     Args:
         settings: has the paths of the job's stream and of the launcher's folder.
-        place: this rank.
+        place: the position of this rank among the ranks.
     """
 
     def __init__(self, settings: RunSettings, place: Place) -> None:
@@ -43,7 +43,7 @@ class Reporter:
         """From now on, also write events to `stream`, the stream of the output folder."""
         self._events = self._log_to(stream)
         if self._place.is_first and self._folder is not None:
-            deliver_pending_events(self._folder, stream)  # not to the log: the launcher has logged them
+            deliver_pending_events(self._folder, stream)  # the launcher has already written these events to the log
 
     def share_stream(self, stream: Path) -> None:
         """From now on, also write the launcher's events, and the signals that this rank receives, to `stream`.

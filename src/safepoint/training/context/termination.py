@@ -119,7 +119,7 @@ class Termination:
                 os.write(self._wake_writer, b"\0")
 
     def request_stop(self) -> None:
-        """Stop the run as SIGTERM would, at the next vote."""
+        """Stop the run as SIGTERM would, when the ranks next agree whether to stop."""
         self.stop_signal = signal.SIGTERM
 
     def request_save(self) -> None:

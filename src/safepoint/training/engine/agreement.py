@@ -20,7 +20,8 @@ _SAVE_GUESS_S = 1.0
 """The assumed time of a save before the first one was measured."""
 _SHORT_STEP_MS = 250
 """If steps are shorter than this, the vote starts with the step. If they are longer, the vote starts just before
-`optimizer.step`. That costs 1.3 ms on two ranks of one machine (docs/benchmarks.md): half a percent of 250 ms."""
+`optimizer.step`. Such a late vote costs 1.3 ms on two ranks of one machine (docs/benchmarks.md): half a percent of
+250 ms."""
 
 
 class Agreement:
@@ -29,7 +30,8 @@ class Agreement:
     Args:
         termination: the signals of this rank.
         peers: all ranks.
-        hold: says whether the ranks are to wait after a requested save. Only the `hold` of the first rank is used.
+        hold: says whether the ranks wait after a requested save for a suspension that may follow, so that no step is
+            lost. Only the `hold` of the first rank is used.
     """
 
     def __init__(self, termination: Termination, peers: Peers, hold: Hold | None = None) -> None:
@@ -70,7 +72,7 @@ class Agreement:
         self.receive()
 
     def holds_on(self, step: int) -> bool:
-        """Vote whether the ranks continue to wait after a requested save.
+        """Vote whether the ranks, after a requested save, continue to wait for a suspension that may follow.
 
         Args:
             step: optimizer steps done.

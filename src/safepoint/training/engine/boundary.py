@@ -46,7 +46,7 @@ class Boundary:
     function `release`.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         peers: all ranks.
         loop: the training loop; its state is saved, and its `step` counts the optimizer steps done.
         output: the folder for checkpoints.
@@ -76,9 +76,10 @@ class Boundary:
         self.agreement = Agreement(context.termination, peers, self._hold)
         """The votes of the ranks."""
         self.saver = SynchronousSave(setup)
-        """Saves without the keeper: the ranks write the files themselves."""
+        """Saves without the keeper (the process on each node that writes snapshots to disk): the ranks write the
+        files themselves."""
         self.snapshots = Snapshots(setup)
-        """Saves through the keeper, the process on each node that writes snapshots to disk."""
+        """Saves through the keeper."""
         self.saves = Saves(setup, self.agreement, self.snapshots, self.saver)
         """Chooses between `saver` and `snapshots`."""
         if start.point is not None and not start.point.is_durable:
@@ -147,7 +148,7 @@ class Boundary:
         return decision.stop or decision.save or decision.is_due or self.saves.requested is not None
 
     def save_if_due(self, *, is_periodic: bool) -> None:
-        """Save this boundary if a save is due; otherwise take a snapshot if a snapshot is due.
+        """Save the state at this boundary if a save is due; otherwise take a snapshot if a snapshot is due.
 
         Args:
             is_periodic: whether the script or the settings schedule a save at this step.
@@ -164,7 +165,7 @@ class Boundary:
     def save(
         self, write: Write, *, is_last: bool = False, on_started: Callable[[Trigger], None] | None = None
     ) -> None:
-        """Save this boundary unless it is saved already, and leave if the ranks have agreed to stop.
+        """Save the state at this boundary, unless it is saved already. Leave if the ranks have agreed to stop.
 
         Args:
             write: writes this rank's files.
@@ -266,7 +267,7 @@ class Boundary:
             FinalModelSave(self._setup, self._setup.location).save()
 
     def leave_unfinished(self, step: int, go_back: Callable[[], None]) -> Interrupted:
-        """Leave a step or an evaluation unfinished, and save the boundary before it.
+        """Leave a step or an evaluation unfinished, and save the state at the boundary before it.
 
         Args:
             step: the step of that boundary.
@@ -314,7 +315,7 @@ def release(
     """Release the snapshots and the output folder of a training that is over, or could not start.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         output: the folder.
         start: where the training started; None if the ranks did not agree on a start.
         boundary: the training's `Boundary`; None if the training ended before this object was created.

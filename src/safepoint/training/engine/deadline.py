@@ -23,11 +23,13 @@ class Deadline:
         self._agreement = agreement
         self._snapshots = snapshots
         self.is_last_boundary_reached = False
-        """Whether the loop has reached its last boundary. If so, no step is running that could be given up."""
+        """Whether the loop has reached its last boundary: its last step has ended. If so, no step is running that
+        could be given up."""
         self._reported = ""
 
     def check(self) -> float | None:
-        """If the running step cannot be finished in time, have the keeper commit the newest snapshot instead.
+        """If the running step cannot be finished in time, have the keeper (the process that writes snapshots to disk)
+        commit the newest snapshot instead.
 
         Returns:
             Seconds until the next check; None for no further check.

@@ -42,7 +42,7 @@ class FinalModelSave:
     """The save of one training's finished model.
 
     Args:
-        setup: the training; its loop has the model.
+        setup: the facts of the training; the training loop has the model.
         location: the object store.
     """
 
@@ -162,7 +162,8 @@ class FinalModelSave:
             clock.sleep(_LOOK_EVERY_S)
 
     def _source(self, step: int | None) -> str | None:
-        """The path of the checkpoint with the same weights: in the folder, or else in the store."""
+        """The path of the checkpoint of `step`, which has the same weights: in the folder, or else in the store. None
+        if `step` is None."""
         if step is None:
             return None
         name = checkpoint_name(step)

@@ -13,8 +13,9 @@ from safepoint.training.start.claim import Attempt
 Write = Callable[[Path, Path], None]
 """Writes this rank's files into the folder `checkpoint-<step>`; called with its parent folder and the folder itself.
 
-In a save through the keeper, `snapshot.images.capture` replaces some of the functions that write tensors, and these
-tensors are copied later. Everything else is written at once. The call may raise any exception of the framework.
+In a save through the keeper (the process that writes snapshots to disk), `snapshot.images.capture` replaces some of
+the functions that write tensors, and these tensors are copied later. Everything else is written at once. The call may
+raise any exception of the framework.
 """
 
 
@@ -60,7 +61,7 @@ class TrainingLoop(Protocol):
         ...
 
     def write(self, parent: Path, folder: Path) -> None:
-        """Write the state at this boundary; see `Write`."""
+        """Write the state at this boundary (the point between two steps); see `Write`."""
         ...
 
     def write_final(self, folder: Path) -> Streams | None:

@@ -1,6 +1,7 @@
 """Decides when a periodic checkpoint is due: at a fixed interval, or at the interval that wastes the least time.
 
-Only the first rank's clock decides. The vote carries the decision to the other ranks, so that all save the same step.
+Only the first rank's clock decides. The vote (the small all-reduce in each step) carries the decision to the other
+ranks, so that all save the same step.
 
 With `auto`, the interval is the exact optimum of `safepoint.estimates.interval` for saves that stall training for δ
 seconds, where work is lost about every M seconds. δ is measured. M is estimated from the run's own history and an

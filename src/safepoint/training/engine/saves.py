@@ -1,6 +1,7 @@
 """The saves of one training: through the keeper where possible, otherwise synchronous.
 
-The keeper is the process of each node that writes snapshots to disk while the training continues.
+The keeper is the process of each node that writes snapshots to disk while the training continues. Saves begin at a
+boundary: the point between two optimizer steps.
 """
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
@@ -19,7 +20,7 @@ class Saves:
     """Chooses how to save, and tracks which step is saved or being saved. All ranks make the same choice.
 
     Args:
-        setup: the training.
+        setup: the facts of the training.
         agreement: receives how long a save takes, and has the clock for periodic saves.
         snapshots: saves through the keeper.
         saver: saves without the keeper.
@@ -55,10 +56,10 @@ class Saves:
         self._agreement.save_s = self._snapshots.save_s or self._agreement.save_s
 
     def save(self, trigger: Trigger, write: Write, *, is_last: bool) -> bool:
-        """Pass a snapshot of this boundary to the keeper, or save the boundary synchronously.
+        """Pass a snapshot of the state after this step to the keeper, or save this state synchronously.
 
         Args:
-            trigger: why the boundary is saved.
+            trigger: why the state is saved.
             write: writes this rank's files.
             is_last: whether there is no next boundary to which a save could be postponed.
 

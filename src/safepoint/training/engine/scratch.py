@@ -7,7 +7,9 @@ import tempfile
 from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.errors import StorageError
 from safepoint.foundation import files
+from safepoint.foundation.shared_folders.temporary import private_parent
 from safepoint.snapshot.images.capture import Capture
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.keeper_client.client import KeeperClient
@@ -21,14 +23,14 @@ class Scratch:
     """The folder for small files, and the capture of the tensors that a save routine would write there.
 
     Args:
-        parent: where the folder is created; None for the system's temporary folder.
+        parent: where the folder is created; None to choose a folder for temporary files.
     """
 
     def __init__(self, parent: str | None) -> None:
         self._parent = parent
         self._path: Path | None = None
         self.capture = Capture()
-        """Turns what a save routine writes into images."""
+        """Turns what a save routine writes into images: the bytes of the files, in memory."""
 
     def ensure(self, keeper: KeeperClient) -> None:
         """Create the folder if needed, and check its free space.
@@ -39,7 +41,11 @@ class Scratch:
             OSError: there is no room for small files.
         """
         if self._path is None:
-            self._path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=self._parent))
+            try:
+                parent = self._parent or private_parent()
+            except StorageError as error:
+                raise OSError(errno.ENOENT, error.message) from error
+            self._path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
             self.let_keeper_remove(keeper)
         if files.free_bytes(self._path) < _LEAST_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))

@@ -1,4 +1,6 @@
-"""The facts of one training that all parts of the engine use: its ranks, its loop, its folder and its start."""
+"""The facts of one training that all modules of the engine use: its ranks, its loop, its folder, and the step and the
+attempt with which it has started.
+"""
 
 import contextlib
 import dataclasses
@@ -37,7 +39,7 @@ class TrainingSetup:
     """One training of this process.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         peers: all ranks.
         loop: the training loop; its state is saved.
         output: the folder for checkpoints.

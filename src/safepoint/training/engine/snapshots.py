@@ -2,7 +2,7 @@
 
 A snapshot is captured at a boundary, the point between two steps, and its tensors are copied during the next step.
 The ranks agree on each stage of a save by a small all-reduce: either all ranks take a snapshot, or no rank does. If
-no rank takes a snapshot, the save waits for a later boundary, or `SynchronousSave` saves the boundary.
+no rank takes a snapshot, the save waits for a later boundary, or `SynchronousSave` saves the state at once.
 """
 
 import enum
@@ -48,7 +48,7 @@ class Snapshots:
     """The snapshots of one training.
 
     Args:
-        setup: the training.
+        setup: the facts of the training.
     """
 
     def __init__(self, setup: TrainingSetup) -> None:

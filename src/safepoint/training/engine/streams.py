@@ -104,7 +104,8 @@ def _send(peers: Peers, streams: Streams, requested: WeightRange) -> str:
 class Leader:
     """The first rank's side: runs work, such as an upload, on a thread.
 
-    The work reads bytes that other ranks hold: the leader requests these bytes. The other ranks call `follow`.
+    The work reads bytes that other ranks hold. The leader requests these bytes from the other ranks, which call
+    `follow`.
 
     Args:
         peers: all ranks.

@@ -35,7 +35,7 @@ class SynchronousSave:
     """The synchronous saves of one training.
 
     Args:
-        setup: the training.
+        setup: the facts of the training.
     """
 
     def __init__(self, setup: TrainingSetup) -> None:

@@ -1,4 +1,4 @@
-"""Changes `accelerate launch` in a rank: it runs the script in this process instead of starting further processes.
+"""Makes `accelerate launch`, in a rank, run the script in this process instead of starting further processes.
 
 Further processes are not needed, because the launcher of Safepoint has started the ranks already. In all other
 respects, `accelerate launch` works as usual: it reads its options and its configuration file, and passes them to the

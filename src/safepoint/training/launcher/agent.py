@@ -74,7 +74,8 @@ def run_agent(
     orphans: Orphans,
 ) -> AgentOutcome:
     """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
-    config = _config(plan, settings)
+    rendezvous = Rendezvous(plan, settings)
+    config = _config(plan, settings, is_on_one_machine=rendezvous.is_on_one_machine)
     # torch elastic must not handle the signals that `relay` handles.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     module = ["-m"] if plan.is_module else []
@@ -83,7 +84,7 @@ def run_agent(
         local_world_size=config.nproc_per_node,
         entrypoint=sys.executable,
         args=("-P", "-u", "-m", "safepoint.training", *module, *plan.program),
-        rdzv_handler=Rendezvous(plan, settings),
+        rdzv_handler=rendezvous,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         local_addr=config.local_addr,
@@ -97,23 +98,25 @@ def run_agent(
         result: Any = agent.run()
         agent.notify_others()
     finally:
-        spec.rdzv_handler.shutdown()
+        rendezvous.shutdown()
     return agent.outcome(result)
 
 
-def _config(plan: LaunchPlan, settings: RunSettings) -> LaunchConfig:
-    """The configuration that torchrun derives from the same options."""
+def _config(plan: LaunchPlan, settings: RunSettings, *, is_on_one_machine: bool) -> LaunchConfig:
+    """The configuration that torchrun derives from the same options. `settings` has the launcher's folder."""
     options = [
         f"--nnodes={plan.nnodes}",
         f"--node-rank={plan.node_rank}",
         f"--nproc-per-node={plan.nproc_per_node}",
         f"--max-restarts={plan.max_restarts}",
         "--monitor-interval=0.1",
+        # Otherwise torch elastic makes a folder in the temporary folder, where others may be able to replace it, and
+        # leaves it there.
+        *([] if "PET_LOG_DIR" in os.environ else [f"--log-dir={settings.record_folder}/elastic"]),
         *([f"--shutdown-timeout={math.ceil(settings.grace_s)}"] if HAS_SHUTDOWN_TIMEOUT else []),
     ]
-    if plan.nnodes == 1 and Path("/sys/class/net/lo").exists():
-        # These libraries do not authenticate peers, so they listen on loopback only.
-        for library in ("GLOO", "NCCL", "TP"):
+    if is_on_one_machine and Path("/sys/class/net/lo").exists():
+        for library in ("GLOO", "NCCL", "TP"):  # these do not authenticate peers, so they listen on loopback only
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # set here, because torchrun's code sets it with a long warning

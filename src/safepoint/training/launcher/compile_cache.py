@@ -1,46 +1,59 @@
-"""Keeps PyTorch from using a cache of compiled code in a folder that belongs to another user.
+"""Protects the folders in which PyTorch caches compiled code, in the temporary folder under names that others know.
 
-PyTorch uses `torchinductor_USER` in the temporary folder, and runs code that it finds there. Another user who makes
-this folder first could stop every training of this user, or run code in it. If the folder belongs to another user,
-the ranks use a different folder. In all other cases, the cache stays where it is.
+PyTorch runs the code that it finds in `torchinductor_USER` and in `USER/torch_vendor_quack_cache`. Another user who
+makes such a folder first could stop every training of this user, or run code in it.
+
+So the launcher makes `torchinductor_USER` before any rank needs it; in a sticky folder, as /tmp is, no other user can
+then take the name. If others may have written there already, the ranks get another temporary folder. A variable for
+PyTorch's cache alone would not be enough: PyTorch always reads some of its files, such as precompiled headers, from
+the temporary folder.
 """
 
 import contextlib
 import getpass
+import grp
 import logging
 import os
 import re
+import stat
 from pathlib import Path
 
+from safepoint.errors import UsageError, printable
 from safepoint.foundation.environment import home_folder, is_planted_folder, temporary_folder, user_name
+from safepoint.foundation.processes import is_seeing_all
+from safepoint.foundation.shared_folders.temporary import may_be_replaced
 
-_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_VARIABLE, _VARIABLE_OF_QUACK = "TORCHINDUCTOR_CACHE_DIR", "QUACK_CACHE_DIR"
+_TEMPORARY = "TMPDIR"
+_MAX_LENGTH = 70
+"""Libraries make sockets in the temporary folder. The path of a socket may have 107 characters."""
 _log = logging.getLogger("safepoint")
 
 
 def protect_compile_cache(scratch: Path) -> None:
-    """If PyTorch's folder belongs to another user, set TORCHINDUCTOR_CACHE_DIR to a private folder of this user.
+    """Make sure that only this user can have written what the ranks find in PyTorch's folders for compiled code.
+
+    If that is not certain, set TMPDIR and TORCHINDUCTOR_CACHE_DIR to private folders of this user.
 
     Args:
         scratch: an existing private folder, for the case that the user has no home folder that can be written.
     """
     usual = _usual_folder()
-    try:
-        owner = os.lstat(usual).st_uid
-    except OSError:  # the folder does not exist yet
-        return
-    if owner == os.geteuid() or os.environ.get(_VARIABLE):
-        return
-    folder = _private_folder(scratch)
-    os.environ[_VARIABLE] = str(folder)
-    _log.warning(
-        "%s belongs to user %s, so PyTorch caches compiled code in %s; delete that user's folder, or set %s to a "
-        "folder of your own",
-        usual,
-        user_name(owner),
-        folder,
-        _VARIABLE,
-    )
+    if why := _take(usual):
+        own = os.environ.get(_VARIABLE)
+        folder = Path(own) if own else _private_folder(scratch, "torchinductor")
+        temporary = _private_folder(scratch, "temporary")
+        os.environ[_VARIABLE], os.environ[_TEMPORARY] = str(folder), str(temporary)
+        _log.warning(
+            "%s %s, and PyTorch would run code that it finds there; so PyTorch caches compiled code in %s, and the "
+            "temporary folder of the ranks is %s; delete the former, or set TMPDIR to a folder of your own",
+            printable(str(usual)),
+            why,
+            printable(str(folder)),
+            printable(str(temporary)),
+        )
+    cache = os.environ.get(_VARIABLE) or str(usual)
+    os.environ.setdefault(_VARIABLE_OF_QUACK, os.path.join(cache, "quack"))
 
 
 def _usual_folder() -> Path:
@@ -52,16 +65,55 @@ def _usual_folder() -> Path:
     return Path(temporary_folder(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
 
 
-def _private_folder(scratch: Path) -> Path:
+def _take(folder: Path) -> str:
+    """Make a folder, unless it exists.
+
+    Returns:
+        Why others may have written there, or may do so later, as the end of a sentence; empty if they cannot.
+    """
+    # The processes of a container trust each other.
+    if may_be_replaced(folder.parent, by_everyone=True) and is_seeing_all():
+        return "is in a folder in which other users can replace it"
+    with contextlib.suppress(OSError):  # it exists; or no user can make it now, as on a full disk
+        folder.mkdir(mode=0o700)
+    try:
+        link, found = folder.lstat(), folder.stat()
+    except OSError:
+        return "is a link to a missing folder" if folder.is_symlink() else ""
+    for status in (link, found):
+        if status.st_uid != os.geteuid():
+            return f"belongs to user {user_name(status.st_uid)}"
+    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid)):
+        return "may be written by other users"
+    if stat.S_ISLNK(link.st_mode) and is_planted_folder(folder):
+        return "leads to a folder of another user"
+    return ""
+
+
+def _is_private_group(number: int) -> bool:
+    """Whether a group has the name of this user and no other members.
+
+    Many systems give each user such a group, and let it write to the files that the user makes.
+    """
+    try:
+        group = grp.getgrgid(number)
+    except KeyError:
+        return False
+    user = user_name(os.geteuid())
+    return group.gr_name == user and not set(group.gr_mem) - {user}
+
+
+def _private_folder(scratch: Path, name: str) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(cache if os.path.isabs(cache) else f"{home_folder()}/.cache")
-    folder = home / "safepoint" / "torchinductor"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UsageError):
+        home = Path(cache if os.path.isabs(cache) else f"{home_folder()}/.cache")
+        folder = home / "safepoint" / name
         for missing in (home.parent, home, folder.parent, folder):
             missing.mkdir(exist_ok=True, mode=0o700)
         is_own = folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o022
-        if is_own and not is_planted_folder(folder) and os.access(folder, os.W_OK):
+        is_safe = is_own and not is_planted_folder(folder) and os.access(folder, os.W_OK)
+        if is_safe and (name != "temporary" or len(str(folder)) <= _MAX_LENGTH):
             return folder
-    folder = scratch / "torchinductor"
+    folder = scratch / name
     folder.mkdir(mode=0o700)
     return folder

@@ -209,7 +209,8 @@ class LauncherReporter:
 
 
 def _with_newest(progress: Progress) -> Progress:
-    """The progress, updated if the keeper has committed a newer checkpoint after the ranks had ended."""
+    """The progress, with the step of a checkpoint that the keeper (the process that writes snapshots to disk) has
+    committed after the ranks had ended."""
     with contextlib.suppress(OSError, SafepointError, ValueError):
         for path in OutputFolder(Path(progress.output_dir)).checkpoints()[:1] if progress.output_dir else []:
             manifest = read_manifest_of_any(path)
@@ -219,7 +220,8 @@ def _with_newest(progress: Progress) -> Progress:
 
 
 def _check_newest(progress: Progress) -> "CheckpointReceipt | None":
-    """Check the newest checkpoint: in the object store if there is one, otherwise in the output folder."""
+    """Check the newest checkpoint, in the object store if there is one, otherwise in the output folder. Return None
+    if there is no checkpoint, or if it cannot be checked."""
     from safepoint.checkpoint.tools.receipt import check_checkpoint  # imports the object stores
 
     if progress.safe_step is None:

@@ -1,7 +1,7 @@
 """The rendezvous of torch elastic (where the nodes of a job find each other), over Safepoint's own store.
 
 The number of nodes is fixed when the job starts. The store is a `TCPStore` of torch, which holds keys with values for
-the ranks, and not an object store. It refuses programs that do not belong to the job.
+the ranks, and not an object store. The store refuses programs that do not belong to the job.
 """
 
 import datetime
@@ -40,6 +40,9 @@ class Rendezvous(RendezvousHandler):
         self._plan = plan
         self._settings = settings
         self._address = plan.master_addr or _LOOPBACK
+        self.is_on_one_machine = plan.nnodes == 1 or _is_loopback(self._address)
+        """Whether all nodes are on this machine. The address is looked up only once, so that everything that depends
+        on it agrees."""
         self._port = plan.master_port or (_DEFAULT_PORT if plan.nnodes > 1 else 0)
         self._server: StoreServer | None = None
         self._store: Store | None = None
@@ -75,12 +78,11 @@ class Rendezvous(RendezvousHandler):
     def _connect(self) -> int:
         """Start this node's server. Returns the loopback port at which the node's ranks reach the store."""
         plan = self._plan
-        is_on_one_machine = plan.nnodes == 1 or _is_loopback(self._address)
         is_first = plan.node_rank == 0
-        self._server = StoreServer(self._port if is_on_one_machine and is_first else 0, plan.listening)
+        self._server = StoreServer(self._port if self.is_on_one_machine and is_first else 0, plan.listening)
         try:
             self._server.start()
-            if not is_on_one_machine:
+            if not self.is_on_one_machine:
                 self._join_nodes(self._server)
             elif not is_first:
                 self._join_first_node(self._server, SameUser(), _LOOPBACK)

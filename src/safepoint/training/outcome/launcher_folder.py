@@ -15,16 +15,14 @@ from collections.abc import Generator
 from pathlib import Path
 
 from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.environment import temporary_folder
 from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import FolderLock, write_atomic
+from safepoint.foundation.shared_folders.temporary import possible_parents, private_parent
 
 _PREFIX = "safepoint-"
 _LOCK = "lock"
 _STREAM = "stream"
 _STOP_SIGNAL = "stop-signal"
-_IN_MEMORY = Path("/dev/shm")
-_ROOM_BYTES = 256 << 20
 
 
 @contextlib.contextmanager
@@ -34,7 +32,9 @@ def launcher_folder() -> Generator[Path]:
     Raises:
         StorageError: there is no folder for temporary files.
     """
-    parent = _parent()
+    # Ranks also write the small files of each save to this folder. On a disk, creating a file would have to wait
+    # while the keeper flushes the files of a checkpoint to that disk.
+    parent = private_parent(prefers_memory=True)
     _remove_abandoned(parent)
     folder, lock = _make(parent)
     try:
@@ -43,21 +43,6 @@ def launcher_folder() -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             lock.release()
-
-
-def _parent() -> Path:
-    """The folder in memory, `/dev/shm`, if it has room and the user has not set TMPDIR; else the temporary folder.
-
-    Ranks also write the small files of each save to this folder. On a disk, creating a file would have to wait while
-    the keeper flushes the files of a checkpoint to that disk.
-    """
-    temporary = temporary_folder()  # raises an error if there is none: torch elastic needs one in any case
-    with contextlib.suppress(OSError):
-        status = os.statvfs(_IN_MEMORY)
-        has_room = status.f_bavail * status.f_frsize >= _ROOM_BYTES
-        if "TMPDIR" not in os.environ and has_room and os.access(_IN_MEMORY, os.W_OK):
-            return _IN_MEMORY
-    return Path(temporary)
 
 
 def _make(parent: Path) -> tuple[Path, FolderLock | None]:
@@ -82,10 +67,7 @@ def _remove_abandoned(parent: Path) -> None:
 def running_launchers() -> list[tuple[Path, int]]:
     """The folder and the process id of each launcher that this user runs on this machine."""
     found: list[tuple[Path, int]] = []
-    # Without TMPDIR, each launcher has chosen `/dev/shm` or the temporary folder, by the free memory at its start
-    # (`_parent`). So both are searched.
-    temporary = Path(temporary_folder())
-    for parent in {temporary} if "TMPDIR" in os.environ else {temporary, _IN_MEMORY}:
+    for parent in possible_parents():
         for folder in sorted(parent.glob(f"{_PREFIX}*")):
             with contextlib.suppress(OSError, ValueError):
                 if not _is_ours(folder) or not (folder / _LOCK).exists():
@@ -118,7 +100,7 @@ def share_event_stream(folder: str | None, stream: Path) -> None:
 
 
 def shared_event_stream(folder: Path) -> Path | None:
-    """The stream that the run's events go to, once a rank has shared it."""
+    """The stream that the run's events go to; None before a rank has shared it."""
     with contextlib.suppress(OSError, ValueError):
         return Path((folder / _STREAM).read_text(encoding="utf-8"))
     return None

@@ -2,6 +2,9 @@
 
 The exit code alone does not show whether Safepoint or the program itself ended with 75, or whether a killed rank had
 committed a checkpoint before. Without a launcher no file is written.
+
+The folder is usually in /dev/shm, which every user of the machine can fill. So each record takes the same
+room at least, and a record that cannot be written to a new file replaces an earlier one of the same rank in place.
 """
 
 import contextlib
@@ -14,7 +17,11 @@ from typing import Any
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import Place
-from safepoint.foundation.files import write_atomic
+from safepoint.foundation.files import write_atomic, write_in_room
+
+_SIZE_BYTES = 4096
+_MAX_MESSAGE = 500
+"""With its escapes, a message of this length fits into `_SIZE_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +52,13 @@ class RankRecordWriter:
 
     Args:
         folder: the launcher's folder, or None without a launcher. Each start of the ranks has a subfolder there.
-        place: this rank.
+        place: the position of this rank among the ranks.
     """
 
     def __init__(self, folder: str | None, place: Place) -> None:
-        self._path = Path(folder) / str(place.restart) / f"rank-{place.rank}.json" if folder else None
+        starts = range(place.restart, -1, -1)
+        self._paths = [Path(folder, f"start-{start}-rank-{place.rank}.json") for start in starts if folder]
+        """The file of the record, and those of earlier starts, newest first. Empty without a launcher."""
         self._record = RankRecord(rank=place.rank, pid=os.getpid())
         self._write()
 
@@ -78,11 +87,21 @@ class RankRecordWriter:
         self._write()
 
     def _write(self) -> None:
-        if self._path is not None:
-            # The launcher and its folder may be gone. That must not change how the rank ends.
-            with contextlib.suppress(OSError):
-                self._path.parent.mkdir(exist_ok=True)
-                write_atomic(self._path, json.dumps(asdict(self._record)).encode(), durable=False)
+        if not self._paths:
+            return
+        # The launcher and its folder may be gone. That must not change how the rank ends.
+        with contextlib.suppress(OSError):
+            try:
+                write_atomic(self._paths[0], _bytes_of(self._record), durable=False)
+            except OSError:
+                room = next((path for path in self._paths if path.exists()), None)
+                if room is not None:  # otherwise there was never any room
+                    short = replace(self._record, message=self._record.message[:_MAX_MESSAGE])
+                    write_in_room(self._paths[0], _bytes_of(short), room)
+
+
+def _bytes_of(record: RankRecord) -> bytes:
+    return json.dumps(asdict(record)).encode().ljust(_SIZE_BYTES)
 
 
 def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
@@ -93,7 +112,7 @@ def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
         restart: how often the ranks had been restarted before that start.
     """
     records: dict[int, RankRecord] = {}
-    for path in (folder / str(restart)).glob("rank-*.json"):
+    for path in folder.glob(f"start-{restart}-rank-*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             record = RankRecord(**read_object(path))
             records[record.rank] = record

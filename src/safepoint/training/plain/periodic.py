@@ -6,9 +6,10 @@ from safepoint.training.plain.data.position import DataProgress
 
 
 class Periodic:
-    """Decides after each step whether to save it; all ranks decide the same.
+    """Decides after each step whether to save the state; all ranks decide the same.
 
-    Saves by time (`--save-every`) are not decided here, but by the vote of the ranks.
+    Saves by time (`--save-every`) are not decided here, but by the vote of the ranks (a small all-reduce in each
+    step).
 
     Args:
         settings: the options of the run, which override the script's values.

@@ -1,4 +1,5 @@
-"""Presents a loop that calls `step` to the engine: the parts of its state, and its position in the data.
+"""Gives the engine access to a loop that calls `step`: to the parts of the loop's state, and to its position in the
+data.
 
 A part is an object of the loop that has a state, such as the model or the optimizer.
 """
@@ -28,9 +29,9 @@ class PlainLoop:
     """See `engine.loop.TrainingLoop`.
 
     Args:
-        parts: the state.
+        parts: the parts of the state.
         data: the data that the loop trains on.
-        place: this rank.
+        place: the position of this rank among the ranks.
         keep_newest: number of checkpoints to keep; None keeps all.
     """
 
@@ -52,12 +53,12 @@ class PlainLoop:
         """Batches of this rank in one optimizer step."""
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The parameters of all modules; with adapters only the trainable ones: the base model is not saved."""
+        """The parameters of all modules; with adapters only the trainable ones, because no base model is saved."""
         every = parameters_of(self._parts.modules())
         return every if self._base is None else [one for one in every if one.requires_grad]
 
     def moments_per_parameter(self) -> int:
-        """Always two, the number for Adam: the actual optimizer is not examined."""
+        """Two, the number for Adam. The actual optimizer is not examined."""
         return 2
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -83,7 +84,7 @@ class PlainLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """The option `--save-total-limit`."""
+        """How many checkpoints to keep (None for all), and the protected steps: always an empty set."""
         return self._keep_newest, set()
 
     def write(self, parent: Path, folder: Path) -> None:

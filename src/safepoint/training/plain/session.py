@@ -21,9 +21,9 @@ class Run(Training):
     """The run that `session` returns. The loop takes its batches from this object, and reports its steps to it.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         parts: the model, the optimizer and everything else that is saved.
-        data: iterated once in each epoch.
+        data: the data of the loop, which is iterated once in each epoch.
         output_dir: see `Training`.
         save_steps: see `Training`.
     """

@@ -1,6 +1,7 @@
 """A training whose loop reports the end of each step: `safepoint.session`, and Lightning's Trainer.
 
-From these reports, Safepoint derives when the ranks vote, take snapshots, save, and end the training early.
+From these reports, Safepoint derives when the ranks vote (agree, by a small all-reduce, whether to save or stop),
+take snapshots, save, and end the training early.
 """
 
 import contextlib
@@ -37,8 +38,8 @@ class Training:
     """One training, for a `with` statement. Entering it resumes from a checkpoint; `step` is called after each step.
 
     Args:
-        context: this rank.
-        parts: the state.
+        context: the context of this rank.
+        parts: the parts of the state.
         data: the data that the loop trains on.
         output_dir: the folder or object store for checkpoints, unless the settings name another.
         save_steps: optimizer steps between checkpoints, unless the settings say otherwise; None saves only on request

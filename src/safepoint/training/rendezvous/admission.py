@@ -229,6 +229,9 @@ class SameUser:
         """
         reader, writer = await asyncio.open_connection(host, port)
         theirs, ours = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
+        if theirs == ours:  # no program listens, and the kernel has connected the socket with itself
+            writer.close()
+            raise NoAnswerError(f"no program listens at {host}:{port}")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while (owner := owner_of(theirs, ours)) is None:  # the program has not accepted the connection yet

@@ -7,6 +7,7 @@ there, and the other nodes read the secret.
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import stat
@@ -15,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.errors import ConditionError, StorageError, UsageError
+from safepoint.errors import ConditionError, StorageError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.environment import WITHOUT_MODES, file_system_of, open_trusted
+from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.settings.run_settings import RunSettings, place_output
@@ -25,6 +27,7 @@ from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import ABSENT
 
+_log = logging.getLogger("safepoint")
 SECRET_FILE = "SAFEPOINT_JOB_SECRET_FILE"
 """The environment variable that names a file with the secret."""
 _NAME = ".safepoint/job-secret"
@@ -74,6 +77,12 @@ def _from_file(path: Path) -> bytes:
     try:
         with open_trusted(path) as file:
             value = file.read(_MAX_BYTES + 1).strip()
+        if is_seeing_all() and _may_others_read(path):  # in a container, the users of the machine do not see the file
+            _log.warning(
+                "other users of this machine can read the job's secret in %s, and could join the job with it; chmod "
+                "600 the file",
+                printable(str(path)),
+            )
     except OSError as error:
         raise UsageError(
             f"{SECRET_FILE}={path} cannot be read: {error.strerror}; no rank was started",
@@ -85,6 +94,14 @@ def _from_file(path: Path) -> bytes:
             hint=f"write {_MIN_BYTES} to {_MAX_BYTES} random bytes to it, such as `openssl rand -hex 32`",
         )
     return value
+
+
+def _may_others_read(path: Path) -> bool:
+    """Whether all users may read a file, and enter all folders above it."""
+    real = Path(os.path.realpath(path))
+    return bool(real.stat().st_mode & stat.S_IROTH) and all(
+        folder.stat().st_mode & stat.S_IXOTH for folder in real.parents
+    )
 
 
 def _in_store(location: Location, environ: Mapping[str, str]) -> bytes:

@@ -1,11 +1,11 @@
 """Chooses the checkpoint that a run resumes from, and completes it in every folder; all ranks decide together.
 
-The ranks first try the newest step that any folder or the object store holds. They read all files of its checkpoint,
-compare them with the manifest, and report damaged files. A file that a folder lacks is copied from another folder or
-from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older step is tried.
-If no step is left, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist and
-none of them can be used, the run ends with exit code 14. To train from step 0 nevertheless, the user sets an option
-such as `--from-scratch` or, with an object store, names another location.
+The ranks first try the newest checkpoint that any folder or the object store holds. They read all its files, compare
+them with the manifest, and report damaged files. A file that a folder lacks is copied from another folder or from the
+store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older one is tried. If none
+is left, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist and none of them
+can be used, the run ends with exit code 14. To train from step 0 nevertheless, the user sets an option such as
+`--from-scratch` or, with an object store, names another location.
 """
 
 import uuid
@@ -95,7 +95,7 @@ class CheckpointChooser:
         store: the object store behind the folders, or None.
         settings: `resume` and `from_scratch`. A named checkpoint and `from_scratch` apply to the first start only;
             later starts resume from newer checkpoints.
-        first_start: whether this is the first start.
+        first_start: whether this is the first start of the job.
         report: see `Reporter.report`.
         reads_foreign: whether the training can load foreign checkpoints: those that a Trainer without Safepoint has
             written.
@@ -167,7 +167,7 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Checkpoints that are newer than the chosen one are damaged, or the user has named an older one. They are
+        # Newer checkpoints than the chosen one are damaged, or the user has named an older one. The newer ones are
         # moved aside, because later saves may need their names.
         self._set_aside_newer_than(point.manifest.step)
         if is_first_start:

@@ -80,12 +80,13 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
     """
     if place.local_rank != 0:
         return ""
-    # The keeper of node 0 commits. It holds the folder's lock even after the ranks have ended.
+    # The keeper of node 0 commits the checkpoints, also if several nodes share the folder. It holds the lock of the
+    # folder even after the ranks have ended.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
-    """Record in the folder which object store it belongs to, before any checkpoint in it is used.
+    """Record in the folder to which object store the folder belongs, before any checkpoint in it is used.
 
     This ends the uploads of the previous training in this process. It also deletes the final model that an earlier
     training left in the folder.
@@ -118,7 +119,7 @@ class StoreClaim:
     adds or deletes a checkpoint meanwhile. The second claim comes when the run and the attempt are known.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         remote: the checkpoints at the location.
     """
 
@@ -159,7 +160,7 @@ class StoreClaim:
         """Claim the location for the attempt, and delete unfinished objects of earlier attempts.
 
         Args:
-            run_id: the run.
+            run_id: the identifier of the run.
             attempt: the number of the attempt.
             attempt_id: the text that identifies the attempt.
             keep: names of checkpoints that nodes will upload, or have begun to upload. Their objects are kept.
@@ -201,11 +202,12 @@ def start_uploader(
     """Start this folder's uploader.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         output: the folder.
         location: the object store.
         attempt: the attempt that has claimed the folder and the store.
-        folders: which folder this is. With several folders, each uploader uploads one part of a checkpoint.
+        folders: how many output folders the run has, and which of them this uploader uploads from. With several
+            folders, each uploader uploads one part of a checkpoint.
     """
     settings = context.settings
     plan = UploaderPlan(

@@ -62,7 +62,7 @@ class ListedCopy:
         path: of the copy.
         manifest: the copy's manifest; None when the manifest cannot be read or belongs to another step.
         files: those files of the manifest that the copy has with the right size.
-        is_part: whether the copy is only one node's part.
+        is_part: whether the copy is only one node's part: the files that the node's own folder holds.
         fault: the first fault that was found; None if there is none.
         strays: paths of files that the manifest does not list; a framework might load them.
     """

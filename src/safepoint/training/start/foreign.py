@@ -61,7 +61,7 @@ class Place:
 
 
 class ForeignCheckpoints:
-    """The checkpoints of other programs that a start can find.
+    """The checkpoints of other programs that a start of a run can find.
 
     Args:
         peers: all ranks.
@@ -221,7 +221,8 @@ def _location_of(folder: Path) -> Location:
 
 
 def _allowed_names() -> set[str]:
-    """The names of what the script has allowed with `torch.serialization.add_safe_globals`."""
+    """The names of the classes and functions that the script has allowed with
+    `torch.serialization.add_safe_globals`."""
     serialization: Any = torch.serialization
     given: list[Any] = serialization.get_safe_globals()
     # An entry is a class, or a pair of a class and the name that stands for it in a file.

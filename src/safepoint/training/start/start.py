@@ -65,7 +65,7 @@ def agree_on_start(
     """Claim the folders, and choose the checkpoint; a collective call.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         peers: all ranks.
         output: the folder, by the path that this rank has for it.
         location: the object store to which checkpoints are uploaded, or None.

@@ -49,8 +49,8 @@ def frozen_buffers(module: torch.nn.Module) -> set[str]:
 def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     """Name, revision and digest of the base model.
 
-    The digest covers name, type, shape and content of every weight that is not trained. For a quantized
-    weight it also covers the scales. It leaves out:
+    The digest covers name, type, shape and content of every weight that is not trained and, for a quantized weight,
+    the scales. The digest leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint contains them;
     - the embeddings of input and output. The checkpoint contains them if the vocabulary was resized. The digest
@@ -126,7 +126,8 @@ def base_entries(model: Any) -> set[str]:
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     Args:
-        model: with adapters, perhaps split by `fully_shard`. The ranks need not call this function together.
+        model: the model, with adapters, perhaps split by `fully_shard`. The ranks need not call this function
+            together.
     """
     frozen = {id(tensor) for _, tensor in _frozen(model)} | _embeddings_left_out(model)
     left_out: set[str] = set()

@@ -177,7 +177,7 @@ def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
     """The folder in a checkpoint that one of DeepSpeed's files names.
 
     Args:
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         name: the name of the file: `latest` or `latest_universal`.
 
     Returns:
@@ -337,7 +337,8 @@ class _Metadata(BoundedUnpickler):
 
 
 def _parts_of(key: Any) -> tuple[Any, ...] | None:
-    """The values that are hashed for a key of `.metadata`: the name of a tensor and where a part of it begins."""
+    """The values that are hashed for a key of `.metadata`: the name of a tensor, and where a part of the tensor
+    begins. None if the key is not of the type that DCP writes."""
     return (key.fqn, key.offset, key.index) if type(key) is metadata.MetadataIndex else None
 
 

@@ -66,7 +66,8 @@ def set_numpy_state(state: Any) -> None:
     position: Any = cast("Any", state)["state"]["pos"] if isinstance(state, dict) else state[2]
     if type(position) is not int or not 0 <= position <= _NUM_KEYS:
         raise CheckpointError(
-            f"the checkpoint's position in numpy's random numbers is {position!r}, and must be 0 to {_NUM_KEYS}"
+            f"the checkpoint's state of numpy's random number generator is invalid: its position is {position!r}, "
+            f"and must be between 0 and {_NUM_KEYS}"
         )
     _set_numpy_state(state)
 

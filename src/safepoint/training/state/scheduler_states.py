@@ -24,7 +24,7 @@ def checked_schedulers(where: object, *schedulers: Any) -> Generator[None]:
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
-        schedulers: of torch, also in wrappers of Accelerate. Other objects are ignored.
+        schedulers: schedulers of torch, also in wrappers of Accelerate. Other objects are ignored.
 
     Raises:
         CheckpointError: a state sets an attribute that the scheduler does not save, or has a value of another kind.

@@ -22,7 +22,7 @@ def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
     """A torn, foreign or misnamed record does not affect the others."""
     RankRecordWriter(str(tmp_path), Place())
     for rank, text in enumerate(["", "[]", "3", '{"rank": 1}', '{"unknown": 1}', '{"rank": [], "pid": 1}'], start=1):
-        (tmp_path / "0" / f"rank-{rank}.json").write_text(text)
+        (tmp_path / f"start-0-rank-{rank}.json").write_text(text)
     assert list(read_records(tmp_path, 0)) == [0]
 
 

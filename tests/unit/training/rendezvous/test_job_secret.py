@@ -1,5 +1,6 @@
 """The secret by which the nodes of a job recognize each other."""
 
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,3 +62,21 @@ def test_links_in_the_folder_lead_nowhere(what: str, tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         agree_on_secret(RunSettings(output_dir=str(output)), environ={})
     assert not (what == "control" and list(outside.iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_folder", "is_warned"), [(0o644, 0o755, True), (0o640, 0o755, False), (0o644, 0o750, False)]
+)
+def test_a_file_that_every_user_of_the_machine_can_read(
+    mode: int, of_folder: int, is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `openssl rand -hex 32 > secret` makes it. With the secret, they could join the job and run code in it."""
+    monkeypatch.setattr("safepoint.training.rendezvous.job_secret.is_seeing_all", lambda: True)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # other users may not enter `tmp_path`
+        path = Path(folder, "secret")
+        path.write_text("s" * 32)
+        path.chmod(mode)
+        Path(folder).chmod(of_folder)
+        secret = agree_on_secret(RunSettings(), environ={SECRET_FILE: str(path)})
+    assert secret.value == b"s" * 32
+    assert ("chmod 600" in caplog.text) == is_warned

@@ -81,8 +81,8 @@ def is_made(api: ClusterApi, kind: str, item: Object) -> bool:
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
-        kind: the plural of its kind.
-        item: its metadata.
+        kind: the kind of the object, in the plural.
+        item: the metadata of the object.
 
     Returns:
         False also if you may not read the object.

@@ -117,7 +117,8 @@ def read_plan(item: Object) -> Plan | None:
 
 
 def _read_notes(text: str | None) -> dict[str, str] | None:
-    """The notes for the successor. Another person may have changed them."""
+    """The notes for the successor; None if `text` is None. Another person may have changed the notes, so invalid
+    ones are dropped."""
     if text is None:
         return None
     try:

@@ -1,4 +1,7 @@
-"""Creates the objects of a job. Attaches or deletes objects that a killed `submit` has left without an owner."""
+"""Creates the objects of a job. Attaches or deletes objects that a killed `submit` has left without an owner.
+
+The owner of an object is the TrainJob with which the cluster deletes the object.
+"""
 
 import base64
 import contextlib
@@ -13,7 +16,7 @@ from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.spec import JOB_LABEL
-from safepoint.jobs.cluster.state import JOBSET_LABEL
+from safepoint.jobs.cluster.state import JOBSET_LABEL, own_pods
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, NotAdmittedError
 
 _log = logging.getLogger("safepoint")
@@ -170,7 +173,8 @@ def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
     if job is not None:
         return uid_of(job) != uid
     with contextlib.suppress(AccessDeniedError):
-        return api.find("jobsets", name) is None and not api.objects("pods", labels=f"{JOBSET_LABEL}={name}")
+        pods = api.objects("pods", labels=f"{JOBSET_LABEL}={name}")
+        return api.find("jobsets", name) is None and not own_pods(name, pods)
     return True
 
 

@@ -82,9 +82,11 @@ class Successions:
             if name not in self._reported:
                 self._reported.add(name)
                 _log.warning(
-                    "the plan to scale job %s was changed after it was written, so it is not carried out; `kubectl "
-                    "delete trainjob %s` removes it; if job %s is gone, submit it again with the same --output-dir",
+                    "someone changed the plan to scale job %s after Safepoint wrote the plan, so the job is not "
+                    "scaled; the plan is stored in TrainJob %s, and `kubectl delete trainjob %s` deletes only the "
+                    "plan; if job %s no longer exists, submit it again with the same --output-dir",
                     job,
+                    name,
                     name,
                     job,
                 )
@@ -131,8 +133,8 @@ class Successions:
             written = read_plan(self._api.get("trainjobs", name_of(document)))
         if written is None:
             raise ConflictError(
-                f"job {job.name} was not scaled: TrainJob {name_of(document)}, which keeps the plan for this, was "
-                "changed at once",
+                f"job {job.name} was not scaled: someone changed TrainJob {name_of(document)}, which stores the plan "
+                "for this, as soon as it was created",
                 hint=f"`kubectl delete trainjob {name_of(document)}` removes it; then scale the job once more",
             )
         return written

@@ -1,4 +1,7 @@
-"""Checks, before a job is created, that its runtime, its claim (volume), its queue and its Secret exist."""
+"""Checks, before a job is created, that its runtime, its claim (volume), its queue and its Secret exist.
+
+A runtime is a template of a job's pods, with their image and their volumes.
+"""
 
 import contextlib
 
@@ -31,12 +34,13 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
-        spec: the job.
+        spec: the specification of the job.
         asks: check which optional objects you may create, and leave out the others. False makes all of them.
 
     Raises:
         NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.
-        UsageError: a value is invalid, the pods would not share the output location, or the code is too large.
+        UsageError: a value is invalid, the pods would not share the output location, or the script and the code of
+            the job are too large to store on the cluster.
         ConflictError: the claim cannot be used, see `check_claim`.
         AccessDeniedError: the Secret has no keys.
     """
@@ -122,7 +126,7 @@ def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
             )
     if spec.priority_class is None:
         return
-    with contextlib.suppress(AccessDeniedError):  # classes are in no namespace: some users may not read them
+    with contextlib.suppress(AccessDeniedError):  # some users may read only objects of a namespace, not these classes
         if api.find("workloadpriorityclasses", spec.priority_class) is None:
             known = sorted(map(name_of, api.objects("workloadpriorityclasses")))
             raise NotFoundError(

@@ -1,1 +1,1 @@
-"""Helpers: short-lived Kubernetes Jobs, whose pod mounts claims and runs one command of Safepoint."""
+"""Helpers: short-lived Kubernetes Jobs, whose pod mounts claims (volumes) and runs one command of Safepoint."""

@@ -1,4 +1,7 @@
-"""Finds what a helper needs: its claims, the node where they are in use, and an image with Python."""
+"""Finds what a helper needs: its claims (volumes), the node where they are in use, and an image with Python.
+
+A helper is a short-lived Kubernetes Job that runs one command of Safepoint.
+"""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -53,7 +56,8 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
 
 
 def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[Any]]:
-    """The node where a claim that only one node may mount is in use, and the tolerations of the pods that use it."""
+    """The node where a claim that only one node may mount is in use, or None; and the tolerations of the pods that
+    use the claim."""
     bound: dict[str, tuple[str, str]] = {}
     tolerations: list[Any] = []
     alone = [claim for claim in claims if "ReadWriteMany" not in items(claim, "spec", "accessModes")]
@@ -119,7 +123,8 @@ def find_secret_keys(api: ClusterApi, connection: str | None) -> tuple[str, ...]
 
 
 def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object, str, str]:
-    """A pod, its container, the image, and where the image comes from."""
+    """A pod and its container, both empty if only `request` names an image; the image; and where the image comes
+    from."""
     try:
         found = _of_jobs(api, request.claims) or _of_runtimes(api)
     except AccessDeniedError:
@@ -140,9 +145,10 @@ def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object,
 
 
 def _of_jobs(api: ClusterApi, claims: Iterable[str]) -> tuple[Runtime, str, str] | None:
-    """The runtime and the image of the newest job that uses one of the claims.
+    """The runtime and the image of the newest job that uses one of the claims, and the words `job <name>`; None if
+    no such job can be used.
 
-    They come from the job's JobSet or, if it cannot be used, from the job's runtime.
+    The runtime and the image come from the job's JobSet or, if the JobSet cannot be used, from the job's runtime.
     """
     wanted = set(claims)
     jobs = [job for job in api.objects("trainjobs") if not is_plan(job)] if wanted else []

@@ -1,4 +1,8 @@
-"""Puts the code of a job that is too large for a config map into the job's output location."""
+"""Puts the code of a job that is too large for a config map into the job's output location.
+
+A location that only pods reach is written by a helper: a short-lived Kubernetes Job that runs one command of
+Safepoint.
+"""
 
 from safepoint.checkpoint.remote.code import COMMAND, write_code
 from safepoint.jobs.cluster.api import ClusterApi

@@ -2,11 +2,12 @@
 
 A helper is a Kubernetes Job with config maps. The answer is what its command prints and how the command ends, written
 to the pod's log as frames. The Job is created before its config maps, and owns them from the start. So if this
-process is killed, only the Job and objects that it owns are left. The cluster ends the Job at its deadline, and
-deletes all of them soon afterwards.
+process is killed, only the Job and objects that the Job owns are left. The cluster ends the Job at its deadline, and
+deletes the Job and these objects soon afterwards.
 """
 
 import contextlib
+import re
 import secrets
 import threading
 from collections import deque
@@ -74,7 +75,7 @@ def run_helper(
     """Run a command of Safepoint in a pod.
 
     Args:
-        api: the namespace.
+        api: the API of the cluster, in the namespace of the helper.
         request: the command, and what the pod mounts.
         receive: called with each part of the command's stdout and stderr, as soon as it arrives.
         say: called with a sentence if the pod has not started after a while.
@@ -190,10 +191,12 @@ def _trouble(api: ClusterApi, job: Object, pod: Object | None, image: str, *, wi
 
 
 def _pod_of(api: ClusterApi, job: Object) -> Object | None:
-    found = [
-        pod for pod in api.objects("pods", labels=f"{HELPER_LABEL}={name_of(job)}") if uid_of(job) in owners_of(pod)
-    ]
-    return found[0] if found else None
+    """The pod of the helper's job. Its name cannot be changed; its label and its owner can, by others."""
+    pattern = re.compile(rf"{re.escape(name_of(job))}-[a-z0-9]{{5}}")
+    for pod in api.objects("pods", labels=f"{HELPER_LABEL}={name_of(job)}"):
+        if uid_of(job) in owners_of(pod) and pattern.fullmatch(name_of(pod)):
+            return pod
+    return None
 
 
 # ---- answer ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The objects of a helper: a Job that the cluster deletes after its end, and config maps.
 
-This module sends no requests.
+A helper is a short-lived Kubernetes Job that runs one command of Safepoint. This module sends no requests.
 """
 
 import base64
@@ -39,7 +39,7 @@ class HelperRequest:
 
     Args:
         arguments: the command line after `safepoint`.
-        claims: the claims to mount, without repetition.
+        claims: the names of the claims (volumes) to mount, without repetition.
         is_read_only: whether the command only reads the claims.
         connection: the name of a Secret with the keys of an object store, or None.
         secret_keys: the names of the keys in this Secret; None if you may not read it.
@@ -224,7 +224,10 @@ def _environment(request: HelperRequest, basis: PodBasis) -> list[Object]:
 
 
 def _volumes(name: str, request: HelperRequest, basis: PodBasis) -> tuple[list[Object], list[Object]]:
-    """The volumes of the job or runtime that its Python may need, the claims, and the helper's config maps."""
+    """The volumes of the helper's pod, and the mounts of these volumes.
+
+    The volumes are those of the job or runtime that its Python may need, the claims, and the helper's config maps.
+    """
     kept = {
         str(at(volume, "name")): copy.deepcopy(volume)
         for volume in items(basis.pod, "volumes")

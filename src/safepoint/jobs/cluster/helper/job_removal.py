@@ -69,7 +69,7 @@ def check_alone(name: str, output: str | None, others: Mapping[str, str | None])
     """Check that the checkpoints of a job may be deleted.
 
     Args:
-        name: the job.
+        name: the name of the job.
         output: its output location.
         others: the output locations of all other jobs that have not ended, by name.
 

@@ -1,4 +1,7 @@
-"""Finds where a job on a cluster saves, and with which keys. Deletes and lists its checkpoints."""
+"""Finds where a job on a cluster saves, and with which keys. Deletes and lists the checkpoints of the job.
+
+The job saves to a claim (a volume of the cluster) or to an object store.
+"""
 
 import base64
 import os

@@ -68,8 +68,11 @@ def read_storage_record(data: bytes | None) -> StorageRecord | None:
 
 
 def _of_store(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are used. The others are dropped, because another person may have submitted the job: a
-    variable such as SAFEPOINT_PACKAGES would run that person's code in a pod of this user."""
+    """The variables that select the region, the account and the certificates of the store.
+
+    All others are dropped, because another person may have submitted the job. A variable such as SAFEPOINT_PACKAGES
+    would run that person's code in a pod of this user.
+    """
     return plain_variables(env) | {name: env[name] for name in CERTIFICATES if name in env}
 
 

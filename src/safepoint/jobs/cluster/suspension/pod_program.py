@@ -23,8 +23,8 @@ def run_in_pod(
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
-        pod: the pod.
-        container: the container.
+        pod: the name of the pod.
+        container: the name of the container.
         command: the program and its arguments; no shell changes them.
         idle_s: how long the program may print nothing.
         limit_s: how long the program may run.

@@ -38,7 +38,7 @@ def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: 
     own = items(seen.trainjob, "spec", "trainer", "command")
     command = module_command(own, _MODULE, f"{limit_s:g}")
     if command is None:
-        raise SafepointError("another release of Safepoint has written the command of its pods")
+        raise SafepointError("the command of its pods was written by another release of Safepoint")
     container = str(at(container_status(first), "name") or "node")
     answer: Any = {}
     try:

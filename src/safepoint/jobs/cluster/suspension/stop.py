@@ -3,6 +3,8 @@
 If the user may run programs in pods, a save is requested first. After the save the ranks wait, and the checkpoint is
 checked before the job is stopped. If the user may not, the pods save when they receive SIGTERM. When the pods end,
 they report which checkpoint they have found complete.
+
+A receipt states which checkpoint a suspension has saved, and whether the files of the checkpoint were verified.
 """
 
 import json
@@ -39,7 +41,7 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
 
     Raises:
         ConflictError: the job has ended or is being deleted.
-        WaitTimeoutError: its pods are not gone yet; the request stays in effect.
+        WaitTimeoutError: the pods of the job are not gone yet; the request stays in effect.
     """
     began_s = clock.monotonic_s()
     seen, job = _look(look, place)
@@ -90,7 +92,7 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
 
 
 def _look(look: Callable[[], Observed], place: str) -> tuple[Observed, ClusterJob]:
-    """The job as it is now.
+    """The objects of the job as they are now, and the job.
 
     Raises:
         ConflictError: the job has ended or is being deleted, so it cannot be suspended.
@@ -115,7 +117,8 @@ def _try_to_save(
 
 
 def request_stop(api: ClusterApi, seen: Observed, *, receipt: Receipt | None = None) -> None:
-    """Set the field that stops the job: `active` of its Workload or, without a Workload, its own `suspend`."""
+    """Set the field that stops the job: `active` of its Workload (Kueue's object for a job in a queue) or, without a
+    Workload, `suspend` of its TrainJob."""
     name = name_of(seen.trainjob)
     notes = {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}
     by: Object = {"metadata": {"annotations": notes}}
@@ -135,9 +138,10 @@ def _text(receipt: Receipt) -> str:
 
 
 def _later(requested: Receipt | None, at_end: Receipt | None) -> Receipt | None:
-    """The receipt for the newer of the two checkpoints.
+    """The receipt for the newer of the two checkpoints; None if there is no receipt.
 
-    If the stop came too late, the ranks continued and saved again.
+    After the requested save, the ranks wait only for a limited time. If the stop arrives later, they have trained on,
+    and save again when they are stopped.
     """
     if requested is None or at_end is None:
         return requested or at_end

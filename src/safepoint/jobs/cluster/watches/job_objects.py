@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from safepoint.jobs.cluster.changes.plans import Plan, plans_among
 from safepoint.jobs.cluster.objects import Object, at, event_time, items, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.spec import is_plan
-from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed
+from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed, own_pods
 
 _REPLICATED_JOBS = ("node", "dataset-initializer", "model-initializer")
 _REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -32,7 +32,7 @@ def objects_of_jobs(
     return [
         Observed(
             trainjob=job,
-            pods=of_job.get(name, []),
+            pods=own_pods(name, of_job.get(name, [])),
             workload=by_uid.get(uid_of(job)),
             target_nodes=target_of(plans.get(name), job),
         )
@@ -52,7 +52,7 @@ def events_of_job(seen: Observed, events: Iterable[Object], *, since: str) -> li
     name.
 
     Args:
-        seen: the job.
+        seen: the objects of the job.
         events: all events of the namespace.
         since: when the job was created (RFC 3339 UTC): earlier events are those of another job of the same name.
     """

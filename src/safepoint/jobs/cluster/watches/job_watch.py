@@ -87,7 +87,7 @@ class JobWatch:
         self._has_changed.clear()
 
     def jobs(self) -> list[Observed]:
-        """Each job with its TrainJob, its pods and its Workload.
+        """Each job with its TrainJob, its pods and its Workload (Kueue's object for a job in a queue).
 
         Raises:
             AccessDeniedError: you may not watch TrainJobs or pods.

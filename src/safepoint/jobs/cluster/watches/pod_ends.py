@@ -9,7 +9,7 @@ from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, number
-from safepoint.jobs.cluster.state import JOBSET_LABEL, container_status, is_training_pod, node_of
+from safepoint.jobs.cluster.state import JOBSET_LABEL, container_status, is_training_pod, node_of, own_pods
 from safepoint.progress.trainer_status import CHECKPOINT
 
 _AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
@@ -72,7 +72,7 @@ class PodEnds:
             self._is_over.wait(_AGAIN_S)
 
     def _note(self, pod: Object, *, is_deleted: bool) -> None:
-        if not is_training_pod(pod):
+        if not is_training_pod(pod) or not own_pods(self._name, [pod]):
             return
         name, state = name_of(pod), at(container_status(pod), "state")
         if at(state, "running") is not None and not is_deleted:

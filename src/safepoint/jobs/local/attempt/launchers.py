@@ -35,7 +35,7 @@ class Launchers:
     """The launchers of one attempt of one job.
 
     Args:
-        spec: the job.
+        spec: the specification of the job.
         folder: the folder of the job.
         attempt: the number of the attempt.
         nodes: the launchers that an earlier supervisor has started.
@@ -191,7 +191,7 @@ def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: 
     """The environment of a job's launchers: that of this process without settings of a run, plus the job's variables.
 
     Args:
-        spec: the job.
+        spec: the specification of the job.
         secrets: the keys of its data connection.
         extra_path: the folder with packages that were installed for the job.
     """

@@ -24,7 +24,7 @@ def install_packages(spec: JobSpec, folder: Path, *, may_continue: Callable[[], 
     """Install the packages of the job, unless they are installed already.
 
     Args:
-        spec: the job.
+        spec: the specification of the job.
         folder: the folder of the job; pip counts as one of the job's processes.
         may_continue: called repeatedly; when it returns False, the installation stops.
 

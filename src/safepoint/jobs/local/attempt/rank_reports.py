@@ -29,7 +29,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def newest_step(folder: Path) -> tuple[int | None, bool]:
-    """The newest committed step that the ranks have reported, and whether its upload is missing."""
+    """The newest committed step that the ranks have reported, or None; and whether its upload is missing."""
     newest: int | None = None
     saved = stored = -1
     for event in events(folder):
@@ -48,7 +48,7 @@ def newest_step(folder: Path) -> tuple[int | None, bool]:
 
 
 def newest_report(folder: Path) -> tuple[int, int] | None:
-    """A value that identifies the newest report of progress.
+    """A value that identifies the newest report of progress; None if there is no report.
 
     When the ranks write a new report, the value changes.
     """

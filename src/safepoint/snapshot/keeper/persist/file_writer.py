@@ -43,7 +43,7 @@ class Source:
 
     Args:
         path: relative to the checkpoint.
-        block: the block that holds the image.
+        block: the block (a piece of shared memory) that holds the image.
         offset: where the image begins in the block.
         size_bytes: of the file.
         archives: see `Image`.

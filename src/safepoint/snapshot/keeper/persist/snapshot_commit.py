@@ -229,7 +229,7 @@ def _write(working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, li
     entries = write_files(merge(sources), working.source)
     for of_rank in sources.values():
         for source in of_rank:
-            source.wait_until_staged()  # before that, files may be from different boundaries
+            source.wait_until_staged()  # before that, files may be from different steps
     if not snapshot.is_intact:
         raise GivenUpError(f"the memory of step {snapshot.step} was used for another snapshot")
     assert snapshot.facts is not None

@@ -1,7 +1,8 @@
 """Loads the universal layout through DeepSpeed, and then corrects what DeepSpeed leaves out or sets wrongly.
 
-From this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 it gives every group of the
-optimizer the settings of the first group. All weights then also share one step counter, which each group increments.
+From this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 DeepSpeed gives every group of
+the optimizer the settings of the first group. All weights then also share one step counter, which each group
+increments.
 """
 
 import contextlib
@@ -69,7 +70,7 @@ def with_checked_tag(engine: Any, folder: Path, name: str = "latest") -> Generat
 
     Args:
         engine: a DeepSpeedEngine that loads `folder` without a tag.
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         name: the file of the checkpoint that contains the name of the folder.
 
     Raises:
@@ -98,7 +99,8 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     inner: torch.optim.Optimizer = engine.optimizer.optimizer
     steps = {id(weight): state.get(_STEP) for weight, state in inner.state.items()}
     devices = {key: step.device for key, step in steps.items() if isinstance(step, torch.Tensor)}
-    # Pipelined loading would deadlock: each rank waits for a message that its neighbour does not send in this case.
+    # Pipelined loading is switched off. It would deadlock here: each rank would wait for a message that its neighbour
+    # does not send when the universal layout is loaded.
     with (
         only_data(folder, inner),
         with_checked_tag(engine, folder, "latest_universal"),

@@ -88,7 +88,8 @@ class Partitions:
         ]
         self._places = dict(self._find())
         self.moments = self._check_moments()
-        """The names of the optimizer's tensors that have each weight's size, such as `exp_avg`."""
+        """The names of the moments, such as `exp_avg`: the tensors that the optimizer keeps for each weight, in the
+        size of that weight."""
 
     # ---- trained weights ------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 DeepSpeed has a tool that writes this layout, too. The tool writes every byte twice, and other stages cannot load what
 it writes for stage 3. This module writes every byte once, for the stage that will load the files, and several
-processes can share the work. Buffers and frozen weights, which the layout does not include, are written beside it.
+processes can share the work. Buffers and frozen weights, which the layout does not include, are written beside the
+layout.
 """
 
 import os
@@ -32,7 +33,7 @@ class Universal:
     """Writes the universal layout of a checkpoint.
 
     Args:
-        partitions: the checkpoint.
+        partitions: the partitions in the checkpoint.
         folder: the folder to write into.
         stage: the stage of ZeRO that will load the layout.
 

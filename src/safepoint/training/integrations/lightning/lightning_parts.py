@@ -31,7 +31,7 @@ class LightningParts(Parts):
 
     Args:
         trainer: a `lightning.pytorch.Trainer`.
-        place: this rank.
+        place: the position of this rank among the ranks.
     """
 
     def __init__(self, trainer: Any, place: Place) -> None:
@@ -68,7 +68,7 @@ class LightningParts(Parts):
         """Restore modules and callbacks from a checkpoint; Lightning keeps the rest for later.
 
         Args:
-            folder: the checkpoint.
+            folder: the folder of the checkpoint.
             weights_only: see `DirectCheckpointIO.load_checkpoint`.
             restore: Lightning's own method, which takes a file and `weights_only`.
 

@@ -62,7 +62,7 @@ class TrainerRun(TrainerCallback):
     """One `train()` call. While it runs, this object is one of the Trainer's callbacks.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         trainer: a `transformers.Trainer`, about to train.
 
     Raises:
@@ -198,7 +198,8 @@ class TrainerRun(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is loaded: restore the state that the Trainer does not save, and do the deferred work."""
-        # The script's arguments and the options decide when to log, evaluate and save, not the checkpoint's values.
+        # When to log, evaluate and save follows from the script's arguments and the options, not from the values in
+        # the checkpoint.
         state.compute_steps(args, int(state.max_steps))
         self._callbacks.loop_begins()
         self._boundary.loop_begins()
@@ -325,7 +326,7 @@ class TrainerRun(TrainerCallback):
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         is_due = not kwargs.get("skip_scheduler", False)
         if not is_due and self._start.point is not None:
-            return {}  # `eval_on_start`: the run has started before, and its log has this evaluation
+            return {}  # an evaluation by `eval_on_start`: an earlier start of the run has logged it already
         is_save_due = is_due and bool(self._trainer.control.should_save)
         pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
         self._evaluating = self._rollback_point(pending, with_buffers=False)

@@ -29,10 +29,10 @@ class SaveCallbacks:
     """The callbacks of one training.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         trainer: the trainer that has the callbacks.
         peers: all ranks.
-        boundary: the boundary of the training.
+        boundary: what the training does between two steps, such as its saves.
     """
 
     def __init__(self, context: RankContext, trainer: Any, peers: Peers, boundary: Boundary) -> None:

@@ -1,4 +1,4 @@
-"""Presents the Trainer to the engine as a `TrainingLoop`.
+"""Gives the engine access to the Trainer, as a `TrainingLoop`.
 
 The Trainer's own `_save_checkpoint` decides which files are saved.
 """
@@ -125,7 +125,8 @@ class TrainerLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """The script's `save_total_limit` (None for no limit), and the step of the best checkpoint, to keep."""
+        """The script's `save_total_limit` (None for no limit), and a set with the step of the best checkpoint, which
+        is never deleted; an empty set if there is no best checkpoint."""
         best, limit = best_step(self._trainer), self._trainer.args.save_total_limit
         return limit if limit is not None and limit > 0 else None, set() if best is None else {best}
 
@@ -168,7 +169,7 @@ class TrainerLoop:
         return temporarily(engine, module_state_dict=module_state_dict)
 
     def _write_config(self, folder: Path) -> None:
-        """Write the model's configuration: the Trainer leaves it out of a sharded checkpoint; an export needs it."""
+        """Write the model's configuration, which an export needs. The Trainer writes none in a sharded checkpoint."""
         model = self._trainer.model
         for part in (getattr(model, "config", None), getattr(model, "generation_config", None)):
             if part is not None and self._base is None:
@@ -209,8 +210,8 @@ class TrainerLoop:
         def output_dir(trial: Any = None) -> str:
             return str(root)
 
-        # If `best_global_step` were set, the Trainer would wait at a barrier: if the disk of one rank is full, the
-        # other ranks would hang there. The Trainer would also look for the best checkpoint in the working folder.
+        # If `best_global_step` were set, the Trainer would wait at a barrier, where the other ranks would hang if the
+        # disk of one rank is full. The Trainer would also look for the best checkpoint in the working folder.
         # `_finish_trainer_state` sets the best checkpoint instead.
         with (
             temporarily(self._trainer, _get_output_dir=output_dir),

@@ -150,8 +150,8 @@ class Fetches:
         Args:
             count: batches of the epoch that were trained on.
             saved: what `state` has returned.
-            restore_step: sets the random number states that the checkpoint has for the end of its step. It is called
-                before the first fetch that had not been made at the end of this step, or by `finish`.
+            restore_step: sets the random number states that the checkpoint has for the end of its step. The function
+                is called before the first fetch that had not been made at the end of this step, or by `finish`.
             skips: whether to leave out, by their indices, the batches that were trained on. If neither `skips` nor
                 `is_read` is true, the loader's own state leaves them out.
             is_read: whether the caller reads these batches and drops them.
@@ -306,7 +306,7 @@ def _checked(saved: Any) -> tuple[dict[str, Any], list[dict[str, Any] | None]]:
     try:
         for one in states:
             if one:
-                restore_rng(one)  # an invalid state must fail here: a worker's error would come with its first batch
+                restore_rng(one)  # raises the error of an invalid state now, not in a worker with its first batch
     finally:
         restore_rng(before)
     return cast("dict[str, Any]", rng), cast("list[dict[str, Any] | None]", workers)

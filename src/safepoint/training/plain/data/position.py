@@ -94,7 +94,7 @@ class DataProgress:
 
     @property
     def epochs_done(self) -> float:
-        """Epochs done, with the fraction of the running one where the number of its batches is known."""
+        """Epochs done. If the number of batches per epoch is known, with the fraction done of the running epoch."""
         return self.epoch + (self.batches / self.num_batches if self.num_batches else 0.0)
 
 

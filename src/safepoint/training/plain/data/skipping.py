@@ -100,7 +100,7 @@ class _Skipping:
     def __iter__(self) -> "_Skipping":
         is_early = self._restore is not None and not self._is_done
         if self._restore is not None and is_early:
-            self._restore()  # each time: a loader with workers calls `iter` twice before the first `next`
+            self._restore()  # in each call: a loader with workers calls `iter` twice before the first `next`
         self._entries = iter(self.sampler)
         if is_early:
             self._draw()

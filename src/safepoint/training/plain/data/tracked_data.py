@@ -1,16 +1,21 @@
 """The data of a loop, and the loop's position in the data, which a resume restores.
 
-- For a loader with its own state (`state_dict`: torchdata's StatefulDataLoader), that state is saved.
-- For map-style data, the sampler draws the indices of batches that were trained on, and these indices are dropped. No
-  sample of these batches is read.
-- For a stream, the batches are read and dropped, and the log reports how long that takes.
+How a resume returns to the position:
+
+- A loader with its own state (`state_dict`: torchdata's StatefulDataLoader) receives the state that was saved.
+- For map-style data, the sampler draws the indices of the batches that were already trained on, and the resume drops
+  these indices. It reads no sample of these batches.
+- For a stream, the resume reads these batches and drops them, and the log reports how long that takes.
 
 The order of an epoch is drawn from the random number states at the start of the epoch. A resume restores these
 states, lets the loader draw the order, and afterwards restores the states of the checkpoint's step. The generators of
 the loader and of its samplers are also set to their states at the start of the epoch, and continue from there.
 
-A loader that Accelerate has prepared counts its epochs by itself; this module sets the count at the start of each
-epoch. `fetches` restores the states for the random numbers that reading the data draws.
+A loader that Accelerate has prepared counts its epochs by itself, and after a resume would count from 0. So this
+module sets the count at the start of each epoch.
+
+Reading a sample may also draw random numbers, for example in an augmentation. The module `fetches` restores the
+states from which they are drawn.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -135,7 +140,8 @@ class TrackedData:
             rng: the random number states that belong to it; None keeps the current ones.
 
         Raises:
-            ConflictError: the position is within an epoch whose order comes from another number of generators.
+            ConflictError: the position is within an epoch, and the loader now has more or fewer generators than when
+                the order of that epoch was drawn.
         """
         self._check_generators(position)
         self._drop_first_pass()
@@ -170,12 +176,14 @@ class TrackedData:
         if resumed is not None and resumed.epoch_rng is not None:
             restore_rng(resumed.epoch_rng)
         elif rng is not None:
-            # The epoch starts with these states. They must not be restored again when its order has been drawn.
+            # The epoch starts with these states. They must not be restored again after the order of the epoch has
+            # been drawn.
             restore_rng(rng)
             rng = None
         self._epoch_rng = capture_rng()
         self._generator_states = [generator.get_state() for generator in self._generators]
-        # Persistent workers keep their first sampler. If it left out batches, the loader's own count stays wrong.
+        # Persistent workers keep their first sampler. If this sampler left out batches, the loader's own count stays
+        # wrong.
         self._is_by_count = self._is_by_count and bool(getattr(self.loader, "persistent_workers", False))
         batches = self._batches_after(resumed, rng)
         for batch in batches:
@@ -214,7 +222,7 @@ class TrackedData:
             self.loader.set_epoch(self.epoch)  # pyright: ignore
 
     def _batches_after(self, resumed: Position | None, rng: dict[str, Any] | None) -> Iterator[Any]:
-        """The batches of the epoch after the position `resumed`; all batches if it is None.
+        """The batches of the epoch after the position `resumed`; all batches if `resumed` is None.
 
         Args:
             resumed: the position that the run resumes from.
@@ -228,8 +236,8 @@ class TrackedData:
                 loader.load_state_dict(resumed.loader)
             return self._after_resume(resumed, rng)
         elif self._has_state and resumed.loader is not None and self._is_stream:
-            # A loader with the saved state would start the next pass at once, so it gets an empty state instead. No
-            # order has to be drawn for a stream.
+            # The saved state is that of a finished pass. A loader with this state would start the next pass at once,
+            # so it gets an empty state instead. No order has to be drawn for a stream.
             loader.load_state_dict({})
             batches = iter(())
         else:

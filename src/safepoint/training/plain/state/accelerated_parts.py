@@ -35,7 +35,7 @@ class AcceleratedParts(Parts):
 
     Args:
         accelerator: an `accelerate.Accelerator` that has prepared model and optimizer.
-        place: this rank.
+        place: the position of this rank among the ranks.
 
     Raises:
         UsageError: the accelerator has prepared no model, or uses parallelism that is not supported.

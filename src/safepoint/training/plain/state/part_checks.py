@@ -41,7 +41,7 @@ def check_savable(parts: Mapping[str, Any]) -> None:
     """Refuse what a session cannot save.
 
     Args:
-        parts: by name, as the script has given them.
+        parts: the parts, by name, as the script has given them.
 
     Raises:
         UsageError: the ranks share a part in a way that only the part's library can save.

@@ -40,7 +40,7 @@ class Parts(ABC):
     it.
 
     Args:
-        place: this rank.
+        place: the position of this rank among the ranks.
     """
 
     def __init__(self, place: Place) -> None:
@@ -112,8 +112,8 @@ class NamedParts(Parts):
     (torch.distributed.checkpoint).
 
     Args:
-        parts: by name.
-        place: this rank.
+        parts: the parts, by name.
+        place: the position of this rank among the ranks.
 
     Raises:
         UsageError: a session cannot save one of the parts.
@@ -241,7 +241,7 @@ def bases_of(
     """The base models of the adapters among a session's modules; all ranks call this function.
 
     Args:
-        modules: by name.
+        modules: the modules, by name.
         peers: all ranks.
         is_split: whether one of the modules is sharded (`fully_shard`).
 

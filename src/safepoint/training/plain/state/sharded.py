@@ -34,8 +34,8 @@ class ShardedParts:
 
     Args:
         names: the names that the module and the optimizers have as parts of the session; the module's comes first.
-        module: with sharded parameters.
-        optimizers: of these parameters.
+        module: the module, whose parameters are sharded.
+        optimizers: the optimizers of these parameters.
     """
 
     def __init__(self, names: list[str], module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:

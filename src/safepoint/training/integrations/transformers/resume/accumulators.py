@@ -2,7 +2,7 @@
 
 A trainer of a library, or a subclass in the script, may keep running averages or totals, and log them every few
 steps. This module finds such attributes by their values: numbers, or dictionaries and lists of numbers, that training
-has changed. It leaves out
+has changed. The module leaves out
 
 - attributes that the Trainer of transformers uses itself, because it restores them or sets them again;
 - True and False, which often say that something was prepared in this process.
@@ -18,7 +18,8 @@ _FLAT = set(_NUMBERS)
 _LONGEST = 10_000
 """A container with more values is treated as data, not as counts or totals."""
 _LEFT_OUT = {"_last_loaded_step"}
-"""In TRL, the step of the weights that were sent to vLLM. A new vLLM has other weights."""
+"""In TRL, the step whose weights were last sent to vLLM. It must not be restored: after a restart, vLLM has the
+weights of the original model."""
 _MISSING = object()
 
 

@@ -91,7 +91,7 @@ class BatchGeometry:
 
         Args:
             step: optimizer steps done.
-            epoch: epochs done, with the fraction of the running one.
+            epoch: epochs done, with the fraction that is done of the running epoch.
             regular: whether every step so far had this geometry. If not, the result is computed from `epoch`, as the
                 number of samples that come before the present position in the data.
         """
@@ -108,7 +108,7 @@ class BatchGeometry:
         return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
 
     def position(self, samples_seen: int, *, epoch: float, before: "BatchGeometry") -> tuple[int, int]:
-        """The position of a checkpoint: whole epochs, and micro-batches per rank to skip in the running one.
+        """The position of a checkpoint: whole epochs, and micro-batches per rank to skip in the running epoch.
 
         Call it only for a data set with a length.
 
@@ -124,10 +124,10 @@ class BatchGeometry:
         return epochs, rest // self.global_batch * self.accumulation
 
     def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
-        """Like `position`, for a data set without a length, which may have been read several times.
+        """The position of a checkpoint in a data set without a length, which may have been read several times: whole
+        passes, and micro-batches per rank to skip in the running pass.
 
-        For a data set without a length, the Trainer adds 1 / `max_steps` to the epoch in each step, however long a
-        pass is.
+        For such a data set, the Trainer adds 1 / `max_steps` to the epoch in each step, however long a pass is.
 
         Args:
             epoch: the epoch in a checkpoint: the number of passes that have ended, plus the steps of the present pass

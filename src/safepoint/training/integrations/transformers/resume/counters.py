@@ -69,7 +69,7 @@ def restore_callbacks(trainer: Any) -> None:
         if not trainer.args.restore_callback_states_from_checkpoint:
             for callback, record in zip(callbacks, newest, strict=False):
                 for attribute, value in record.get("attributes", {}).items():
-                    if attribute in callback.state().get("attributes", {}):  # the file must not set others
+                    if attribute in callback.state().get("attributes", {}):  # the file must not set other attributes
                         setattr(callback, attribute, value)
 
 

@@ -28,7 +28,7 @@ class DataPosition:
     """The position of one rank.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
         generators: the states of the generators in the checkpoint; see `RankState.generators`.
         fetched: see `RankState.fetched`.

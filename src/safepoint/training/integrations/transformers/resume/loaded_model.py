@@ -41,7 +41,7 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     Args:
         model: as the Trainer has loaded it, not yet wrapped for training.
         missing: names that the Trainer did not find.
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         step: of the checkpoint.
 
     Raises:
@@ -105,11 +105,12 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
 
 
 def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
-    """Compare the adapters' settings in a checkpoint with the script's. Settings that only one has are ignored.
+    """Compare the adapters' settings in a checkpoint with the script's. Settings that only one of the two has are
+    ignored.
 
     Args:
         model: the model to train, not yet wrapped for training.
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         step: of the checkpoint.
 
     Raises:
@@ -159,7 +160,7 @@ def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, st
     Args:
         model: the model to train.
         loaded: the names of the adapters that the Trainer has loaded.
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         step: of the checkpoint.
 
     Raises:

@@ -47,10 +47,10 @@ _STATE = "trainer_state.json"
 
 
 class TrainerResume:
-    """The start of one `train()` call.
+    """How one `train()` call starts: from a checkpoint, or at step 0.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         trainer: the Trainer, which is about to train.
         point: the checkpoint to resume from, or None to start at step 0.
 

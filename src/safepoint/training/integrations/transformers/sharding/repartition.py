@@ -61,7 +61,7 @@ class Repartition:
     All ranks call each of the methods.
 
     Args:
-        context: this rank.
+        context: the context of this rank.
         peers: all ranks.
         trainer: a Trainer that uses DeepSpeed.
         output: the output folder that this rank uses.
@@ -229,7 +229,7 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     """Refuse a change of the number of ranks, or of the stage, that DeepSpeed does not support.
 
     Args:
-        trainer: about to train.
+        trainer: the Trainer, which is about to train.
         manifest: of a checkpoint that was written under this run's strategy.
 
     Raises:

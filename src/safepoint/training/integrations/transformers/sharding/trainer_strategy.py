@@ -35,7 +35,7 @@ def check_supported(trainer: Any, *, world_size: int) -> None:
     """Refuse models and strategies whose checkpoints cannot be resumed.
 
     Args:
-        trainer: about to train.
+        trainer: the Trainer, which is about to train.
         world_size: the number of ranks that were started.
 
     Raises:

@@ -1,0 +1,90 @@
+"""Where this process puts temporary folders whose content it trusts.
+
+Another user who can rename such a folder can put another one in its place, and so decide which files this process
+reads and writes. In a sticky folder, as /tmp is, only its owner can do that.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import stat
+from pathlib import Path
+
+from safepoint.errors import printable
+from safepoint.foundation.environment import temporary_folder
+from safepoint.foundation.processes import is_seeing_all
+
+_IN_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 256 << 20
+_log = logging.getLogger("safepoint")
+
+
+def private_parent(*, prefers_memory: bool = False) -> Path:
+    """The folder in which to create a temporary folder.
+
+    It is the usual temporary folder. If other users could replace folders there, it is `/dev/shm`.
+
+    Args:
+        prefers_memory: prefer `/dev/shm`, if it has room and the user has not set TMPDIR.
+
+    Raises:
+        StorageError: there is no folder for temporary files.
+    """
+    usual = Path(temporary_folder())  # torch elastic and the libraries of most scripts need one in any case
+    candidates = [usual, *([_IN_MEMORY] if _has_room() else [])]
+    if prefers_memory and "TMPDIR" not in os.environ:
+        candidates.reverse()
+    for folder in candidates:
+        if not may_be_replaced(folder):
+            return folder
+    _warn_of_others(candidates[0])
+    return candidates[0]
+
+
+def possible_parents() -> set[Path]:
+    """The folders in which launchers with this environment may have created theirs.
+
+    Without TMPDIR, a launcher chooses by the free memory at its start.
+    """
+    usual = Path(temporary_folder())
+    return {usual} if "TMPDIR" in os.environ and not may_be_replaced(usual) else {usual, _IN_MEMORY}
+
+
+def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
+    """Whether another user can put something else in the place of what this user creates in `folder`.
+
+    Args:
+        folder: the folder; it or a folder above it may be the one that others may write to.
+        by_everyone: whether only folders count to which everyone may write. The user may have chosen a folder that
+            belongs to another user, or to which a group may write.
+    """
+    others = stat.S_IWOTH if by_everyone else stat.S_IWOTH | stat.S_IWGRP
+    owners = None if by_everyone else {os.geteuid(), 0}
+    real = Path(os.path.realpath(folder))
+    for one in (real, *real.parents):
+        try:
+            status = one.stat()
+        except OSError:
+            return True
+        is_open = status.st_mode & others and not status.st_mode & stat.S_ISVTX
+        if is_open or (owners is not None and status.st_uid not in owners):
+            return True
+    return False
+
+
+def _has_room() -> bool:
+    with contextlib.suppress(OSError):
+        status = os.statvfs(_IN_MEMORY)
+        return status.f_bavail * status.f_frsize >= _ROOM_BYTES and os.access(_IN_MEMORY, os.W_OK)
+    return False
+
+
+@functools.cache
+def _warn_of_others(folder: Path) -> None:
+    if is_seeing_all():  # the processes of a container trust each other
+        _log.warning(
+            "other users can replace the temporary folders of this run, because they may write to %s, to a folder "
+            "above it, and to /dev/shm; set TMPDIR to a folder to which only you may write",
+            printable(str(folder)),
+        )

@@ -1,0 +1,131 @@
+"""A temporary folder in which other users can rename what this user creates: it has no sticky bit.
+
+Another user who put a folder of their own in the place of the launcher's could name there the file to which the
+launcher appends its events, and so change any file of this user.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from safepoint.foundation.shared_folders import temporary
+from safepoint.foundation.shared_folders.temporary import may_be_replaced, possible_parents, private_parent
+from safepoint.snapshot.keeper_client.client import KeeperClient
+from safepoint.training.engine.scratch import Scratch
+from safepoint.training.outcome.launcher_folder import launcher_folder
+
+_STRANGER = 65534
+_REPLACE = f"""
+import os, sys
+os.setgid({_STRANGER}); os.setuid({_STRANGER})
+[name] = [name for name in os.listdir(".") if name.startswith("safepoint-")]
+os.rename(name, "old")
+os.mkdir(name)
+os.chmod(name, 0o777)
+with open(f"{{name}}/stream", "w") as file:
+    file.write(sys.argv[1])
+"""
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in memory. It is sticky, as on every machine."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr(temporary, "_IN_MEMORY", folder)
+    return folder
+
+
+@pytest.fixture
+def shared(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that TMPDIR names. Everyone may write to it, and rename there what others have made."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_the_launcher_s_folder_is_elsewhere(shared: Path, memory: Path) -> None:
+    with launcher_folder() as folder:
+        assert folder.parent == memory
+        assert memory in possible_parents(), "where `suspend` looks for launchers"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_folder_above_it(mode: int, shared: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = shared / "own"
+    own.mkdir(mode=0o700)
+    shared.chmod(mode)
+    monkeypatch.setenv("TMPDIR", str(own))
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+    assert private_parent(prefers_memory=True) == memory
+
+
+def test_a_folder_of_another_user(shared: Path, memory: Path) -> None:
+    """Its owner can rename what others create there, even if it is sticky."""
+    shared.chmod(0o1777)
+    os.chown(shared, _STRANGER, _STRANGER)
+    assert private_parent() == memory
+    assert not may_be_replaced(shared, by_everyone=True), "the user may have chosen it"
+
+
+def test_a_rank_without_a_launcher(shared: Path, memory: Path) -> None:
+    scratch = Scratch(None)
+    scratch.ensure(cast("KeeperClient", SimpleNamespace(send=lambda message: None)))
+    assert not list(shared.iterdir())
+    assert len(list(memory.iterdir())) == 1
+    scratch.remove()
+
+
+def test_no_other_folder(
+    shared: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a pod, where nothing is sticky. Outside of containers there is a warning."""
+    temporary._warn_of_others.cache_clear()
+    memory.chmod(0o777)
+    monkeypatch.setattr(temporary, "is_seeing_all", lambda: True)
+    with caplog.at_level(logging.WARNING, "safepoint"):
+        assert private_parent(prefers_memory=True) == shared
+    assert "set TMPDIR to a folder to which only you may write" in caplog.text
+
+
+def test_folders_that_are_safe(tmp_path: Path, memory: Path) -> None:
+    assert not may_be_replaced(tmp_path)
+    assert not may_be_replaced(memory)
+    assert may_be_replaced(tmp_path / "missing")
+
+
+@pytest.mark.ranks
+def test_a_run_writes_no_file_that_another_user_names(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the program runs, another user exchanges the launcher's folder. Then the program fails."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    precious = tmp_path / "profile"
+    precious.write_text("mine\n")
+    script = tmp_path / "train.py"
+    script.write_text("print('began', flush=True)\ninput()\nraise SystemExit('failed')\n")
+    code = "from safepoint.cli.main import main; main()"
+    arguments = ("run", "--max-restarts", "0", "--output-dir", str(tmp_path / "o"), str(script))
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"began\n"
+        subprocess.run(
+            [sys.executable, "-c", _REPLACE, str(precious)], cwd=shared, check=False, stderr=subprocess.DEVNULL
+        )
+        assert not list(shared.iterdir()), "neither a folder of the launcher nor one of torch elastic"
+        run.communicate(b"\n", timeout=120)
+    assert precious.read_text() == "mine\n"
