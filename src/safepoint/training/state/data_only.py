@@ -322,6 +322,11 @@ class _Metadata(BoundedUnpickler):
         places: Any = getattr(loaded, "storage_data", None)
         for place in cast("dict[Any, Any]", places).values() if isinstance(places, dict) else ():
             _check_path(self._path, getattr(place, "relative_path", None))
+            if getattr(place, "transform_descriptors", None):
+                # A few bytes could become so many that they fill the memory.
+                raise CheckpointError(
+                    f"{os.fspath(self._path)} was not loaded: it names compressed parts", hint=_DELETE_IT
+                )
         return loaded
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
