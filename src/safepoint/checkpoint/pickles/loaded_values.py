@@ -9,7 +9,7 @@
   container would never end. `finish` refuses the container.
 - A tensor may have more elements than the file: with a stride of 0, one element stands for millions. A copy of this
   tensor, such as the next checkpoint, would have all these elements. `finish` refuses the tensor.
-- A value may be one that no later `torch.load` accepts, such as a stand-in where no type of numpy is expected, or that
+- A value may be one that no later `torch.load` accepts, such as a stand-in where no type of numpy is expected. Or it
   cannot be saved, such as a tensor whose attributes hide its methods. The run would train with this value, and its
   next checkpoints could not be loaded or written. `finish` refuses such values, wherever a pickle can put them.
 """
