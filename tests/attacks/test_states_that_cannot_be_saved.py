@@ -14,6 +14,7 @@ import torch
 from transformers import EarlyStoppingCallback, GenerationConfig
 from transformers.trainer_callback import TrainerState
 
+from safepoint.checkpoint.format.manifest import MAX_SAMPLES
 from safepoint.errors import CheckpointError, ExitCode
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.field_types import NUMBER, finite
@@ -163,6 +164,32 @@ def test_metrics_of_lightning(metrics: Any) -> None:
     with pytest.raises(ValueError, match="metric"):
         _checked_metrics(metrics)
     assert list(_checked_metrics({"a": torch.ones(())})) == ["a"]
+
+
+@pytest.mark.parametrize("value", ["x", -1, 10**30, 1.5, True, None])
+def test_counts_of_lightning(value: Any) -> None:
+    from safepoint.training.integrations.lightning.lightning_parts import _check_counts
+
+    good = {
+        "fit_loop": {"state_dict": {"a": "b"}, "epoch_progress": {"total": {"ready": 5}, "current": {"ready": 1}}}
+    }
+    _check_counts(good)
+    for part in ("total", "current"):
+        with pytest.raises(ValueError, match="count of a loop"):
+            _check_counts({**good, "val_loop": [{}, 5], "epoch_loop": {"progress": {part: {"completed": value}}}})
+
+
+def test_samples_without_end() -> None:
+    """A manifest may state numbers of which the products are larger than any number in a manifest."""
+    from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry
+
+    for num_samples in (None, 1 << 40):
+        geometry = BatchGeometry(
+            world_size=1, accumulation=1, global_batch=1 << 62, num_samples=num_samples, drop_last=False
+        )
+        for is_regular in (True, False):
+            seen = geometry.samples_seen(step=1 << 55, epoch=1e18, regular=is_regular)
+            assert seen <= MAX_SAMPLES
 
 
 # ---- whole runs --------------------------------------------------------------------------------------------------

@@ -50,6 +50,8 @@ _MAX_SHOWN = 300
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """The form of a run id. It is a part of names of folders."""
 _MOST = (1 << 63) - 1
+MAX_SAMPLES = _MOST
+"""The highest number of samples in a manifest. A count that is computed from a hostile manifest may be higher."""
 _MOST_FOLDERS = 1000
 """How many more folders than files a checkpoint may have."""
 _MOST_STEPS = 10**18 - 1
@@ -98,7 +100,7 @@ _FACT_KINDS = {
     "world_size": whole(least=1, most=_MOST),
     "global_batch": whole(least=1, most=_MOST),
     "gradient_accumulation": whole(least=1, most=_MOST),
-    "samples_seen": whole(least=0, most=_MOST),
+    "samples_seen": whole(least=0, most=MAX_SAMPLES),
     "strategy": TEXT,
     "zero_stage": whole(least=0, most=3).optional,
     "libraries": VARIABLES,

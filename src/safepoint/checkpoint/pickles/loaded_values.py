@@ -144,11 +144,12 @@ class _Finisher:
             self._count(value)
             return value, 1
         self._note(value)
+        container: Any = value
         if isinstance(value, set | frozenset):
-            _check_keys(cast("Iterable[Any]", value))
+            _check_keys(container)
+            return container, 1
         if type(value) is not tuple and not isinstance(value, dict | list):
             return value, 1
-        container = cast("Any", value)
         if id(container) not in self._done:
             self._done[id(container)] = container, None, 0
             self._done[id(container)] = container, *self._finished(container)
@@ -241,7 +242,7 @@ def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _slots_of(kind: Any) -> tuple[str, ...]:
-    found: list[Any] = [vars(one).get("__slots__", ()) for one in kind.__mro__]
+    found: list[Any] = [getattr(one, "__dict__", {}).get("__slots__", ()) for one in kind.__mro__]
     return tuple(name for slots in found for name in ((slots,) if isinstance(slots, str) else slots))
 
 

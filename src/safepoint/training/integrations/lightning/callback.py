@@ -253,7 +253,7 @@ def _checked_metrics(saved: Any) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: something else is among them.
     """
-    metrics = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {None: saved}
+    metrics: dict[Any, Any] = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {None: saved}
     for name, value in metrics.items():
         is_number = type(value) is torch.Tensor and value.numel() == 1 and value.layout is torch.strided
         if not isinstance(name, str) or not is_number or value.is_meta or value.is_quantized or value.is_nested:
