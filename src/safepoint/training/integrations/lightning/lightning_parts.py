@@ -13,11 +13,11 @@ from lightning.pytorch.plugins import CheckpointIO
 
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
+from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.state.loading import states_of
-from safepoint.training.state.scheduler_states import checked_schedulers
 from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
