@@ -179,6 +179,29 @@ def test_counts_of_lightning(value: Any) -> None:
             _check_counts({**good, "val_loop": [{}, 5], "epoch_loop": {"progress": {part: {"completed": value}}}})
 
 
+@pytest.mark.parametrize("value", ["x", -1, 10**30, None])
+def test_the_step_of_accelerate(value: Any, tmp_path: Path) -> None:
+    """The next micro-batch adds one to it."""
+    from safepoint.training.plain.state.accelerated_parts import AcceleratedParts
+
+    parts: Any = object.__new__(AcceleratedParts)
+    parts._accelerator = SimpleNamespace(step=value)
+    with pytest.raises(CheckpointError, match="micro-batches"):
+        parts._check_step(tmp_path, 3)
+    assert parts._accelerator.step == 3
+    parts._check_step(tmp_path, 0)
+
+
+def test_a_rank_without_a_state(tmp_path: Path) -> None:
+    """The manifest says that more ranks wrote the checkpoint than have left a state."""
+    from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
+
+    loss = LossTotals(since_log=1.0, total=1.0, last_logged_step=0, first_step=0)
+    RankState(loss=loss, pending=DeferredWork(), epoch_rng={}, elapsed_s=0.0).write(tmp_path, 0)
+    with pytest.raises(CheckpointError, match=r"safepoint_state_1\.pt"):
+        RankState.read(tmp_path, rank=0, ranks_before=1 << 62, world_size=1)
+
+
 def test_samples_without_end() -> None:
     """A manifest may state numbers of which the products are larger than any number in a manifest."""
     from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry
