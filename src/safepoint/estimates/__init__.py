@@ -1,1 +1,1 @@
-"""Estimates for a run: the pace of its steps, and how often to take snapshots. Pure arithmetic."""
+"""Estimates for a run: the pace of its steps, how often to take snapshots, when a disk is full. Pure arithmetic."""
