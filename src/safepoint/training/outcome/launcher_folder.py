@@ -25,6 +25,8 @@ _STREAM = "stream"
 _STOP_SIGNAL = "stop-signal"
 _IN_MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 256 << 20
+SMALL_FILES_BYTES = 16 << 20
+"""The room that ranks need there for the small files of a save. With less, saves are synchronous."""
 
 
 @contextlib.contextmanager
