@@ -31,7 +31,9 @@ class SpaceLow(Event, is_warning=True):
     @property
     def _when(self) -> str:
         if self.saves_left == 0:
-            return "has no room for the next save"
+            lacks_inodes = self.free_inodes is not None and self.free_inodes < self.needed_inodes
+            is_short = self.free_bytes < self.needed_bytes or lacks_inodes
+            return f"{'has' if is_short else 'will have'} no room for the next save"
         about = "" if self.remaining_s is None else f"about {format_duration(self.remaining_s)}"
         if self.saves_left is None:
             return f"will be full in {about}" if about else "is nearly full"
@@ -40,7 +42,8 @@ class SpaceLow(Event, is_warning=True):
     @property
     def _room(self) -> str:
         if self.limit == "inodes":
-            return f"{plural(self.free_inodes or 0, 'inode')} are free, and a save needs {self.needed_inodes}"
+            found = plural(self.free_inodes or 0, "inode")
+            return f"{found} are free for files and folders, and a save needs {self.needed_inodes}"
         limit = {
             "eviction": " before the node evicts the pod",
             "size_limit": " within the size limit of the volume",

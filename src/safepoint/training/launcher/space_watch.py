@@ -175,8 +175,9 @@ class FolderWatch:
         self.record: SpaceRecord | None = None
         """What was found last; None before the first look, and if the room is not known."""
 
-    def look(self, limit_s: float = _LIMIT_S) -> None:
-        """Look at the folder, for at most `limit_s` seconds; report what has changed."""
+    def look(self) -> None:
+        """Look at the folder, for a limited time; report what has changed."""
+        limit_s = _LIMIT_S
         if self._work is None:
             self._work = Work(self._watched.look)
         else:
