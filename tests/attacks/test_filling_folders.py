@@ -194,6 +194,18 @@ def test_a_folder_that_cannot_be_measured(code: int, output: OutputFolder) -> No
         assert done == 0
 
 
+@pytest.mark.parametrize("name", ["superseded", "is_in_use"])
+def test_a_folder_that_cannot_be_listed(name: str, output: OutputFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save goes on, and nothing is deleted."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    disk = Disk(output, short_of=1)
+    monkeypatch.setattr(output, name, refuse)
+    assert thin(output, disk) == []
+
+
 @pytest.fixture
 def hanging() -> Iterator[threading.Event]:
     """Ends what hangs when the test is over."""

@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_within_a_second(
         with no_orphans(job):
             job.wait_for_event("saved", step=8)
             # What is left suffices for events, and for no save.
-            with filling(disk / "other", free_bytes(disk) - save_bytes // 4, within_s=0.2, num_pieces=2):
+            with filling(disk / "other", free_bytes(disk) - save_bytes // 2, within_s=0.2, num_pieces=2):
                 wait_with_a_good_one(job)
         assert_unharmed(job, reference, "")
 

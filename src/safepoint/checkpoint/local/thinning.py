@@ -11,6 +11,7 @@ because the disk or a quota is full, `is_full` is true of the error, and the cal
 again.
 """
 
+import contextlib
 import errno
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -112,13 +113,10 @@ def _deletable(
     output: OutputFolder, policies: Sequence[Policy], protected: Collection[int], run_id: str
 ) -> Iterator[tuple[int, Occupied]]:
     """The steps that may be deleted, oldest first, each with what its deletion frees."""
-    try:
-        steps = output.superseded(under_pressure(policies), protected=protected, run_id=run_id)
-    except OSError:
-        return  # the folder cannot be listed; the prune after the save reports it
-    for step in steps:
-        if not output.is_in_use(checkpoint_name(step)):
-            yield step, occupied(output.root / checkpoint_name(step))
+    with contextlib.suppress(OSError):  # the folder cannot be read; the prune after the save reports it
+        for step in output.superseded(under_pressure(policies), protected=protected, run_id=run_id):
+            if not output.is_in_use(checkpoint_name(step)):
+                yield step, occupied(output.root / checkpoint_name(step))
 
 
 def _measure(folder: Path, read_room: Callable[[Path], Room | None]) -> Room | None:
