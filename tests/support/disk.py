@@ -15,10 +15,10 @@ import os, sys, time
 path, most, piece, pause_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 with open(path, "ab", buffering=0) as file:
     while file.tell() < most:
-        try:
-            file.write(bytes(min(piece, most - file.tell())))
-        except OSError:
-            pass  # full: wait until there is room again
+        disk = os.statvfs(path)
+        left = disk.f_bavail * disk.f_frsize - (1 << 20)
+        if left > 0:  # otherwise wait until there is room again
+            file.write(bytes(min(piece, most - file.tell(), left)))
         time.sleep(pause_s)
 """
 
@@ -39,7 +39,10 @@ def small_disk(folder: Path, size_bytes: int, *options: str) -> Iterator[Path]:
 
 @contextmanager
 def filling(path: Path, most_bytes: int, *, within_s: float, num_pieces: int = 200) -> Iterator[None]:
-    """Another process, which writes `most_bytes` to `path`, a piece at a time; while the disk is full, it waits."""
+    """Another process, which writes `most_bytes` to `path`, a piece at a time.
+
+    While less than 1 MiB is free, it waits: on a disk without any room, a run's events would be lost too.
+    """
     arguments = [str(path), str(most_bytes), str(max(1, most_bytes // num_pieces)), str(within_s / num_pieces)]
     process = subprocess.Popen([sys.executable, "-c", _FILLER, *arguments])
     try:
