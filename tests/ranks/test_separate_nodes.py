@@ -267,9 +267,9 @@ def test_both_nodes_are_told_at_once(server: MotoServer, prefix: str, nodes: tup
 def test_one_node_has_a_small_disk(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """Only this node deletes older parts before saves; every save succeeds, and every checkpoint is stored."""
     options = ("--save-steps", "4", "--save-total-limit", "4")
-    arguments = ("--step-ms", "80", "--max-steps", "24", "--add-file", "--hidden", "256", "--strategy", "fsdp")
+    arguments = ("--step-ms", "80", "--max-steps", "24", "--hidden", "256", "--strategy", "fsdp")
     nodes[1].mkdir()
-    with small_disk(nodes[1], 24 << 20):
+    with small_disk(nodes[1], 15 << 20):
         jobs = start(server, prefix, nodes, *options, arguments=arguments)
         with no_orphans(*jobs):
             assert wait(jobs) == [0, 0]

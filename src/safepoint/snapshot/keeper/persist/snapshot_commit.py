@@ -238,10 +238,11 @@ def _make_room(snapshot: Snapshot, report: Callable[[Event], None], *, has_faile
     save = Occupied(num_bytes=snapshot.num_bytes, num_inodes=sum(len(part.files) for part in snapshot.parts.values()))
     if facts.num_nodes > 1:
         # This node does not know how much the others write: about as much as for the checkpoint before.
-        manifests = (manifest for _, manifest in output.manifests() if manifest.run_id == run_id)
-        before = next(manifests, None)
-        if before is not None and before.size_bytes > save.num_bytes:
-            save = Occupied(num_bytes=before.size_bytes, num_inodes=len(before.files))
+        with contextlib.suppress(OSError):
+            manifests = (manifest for _, manifest in output.manifests() if manifest.run_id == run_id)
+            before = next(manifests, None)
+            if before is not None and before.size_bytes > save.num_bytes:
+                save = Occupied(num_bytes=before.size_bytes, num_inodes=len(before.files))
 
     def read_room(folder: Path) -> Room | None:
         room = room_of(folder)
