@@ -25,6 +25,7 @@ from safepoint.foundation.events.space_events import SpaceLow, SpaceRegained, Sp
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.volumes.occupied import Occupied, occupied
 from safepoint.foundation.volumes.room import Limit, Room
+from safepoint.progress.record import read_space
 from safepoint.training.launcher import space_watch
 from safepoint.training.launcher.space_watch import SpaceWatch
 from safepoint.training.outcome.watched_folder import WatchedFolder, share_watched_folder
@@ -234,7 +235,9 @@ def test_a_folder_that_hangs(output: OutputFolder, hanging: threading.Event, mon
 class Scene:
     """A launcher's folder, and an output folder that a rank has reported."""
 
-    def __init__(self, folder: Path, output: OutputFolder, *, keep: str | None = "newest=6") -> None:
+    def __init__(
+        self, folder: Path, output: OutputFolder, *, keep: str | None = "newest=6", is_owned: bool = True
+    ) -> None:
         self.events: list[Event] = []
         self.folder = folder
         folder.mkdir()
@@ -245,7 +248,7 @@ class Scene:
             keep=keep,
             limit=None,
             expected_bytes=0,
-            is_owned=True,
+            is_owned=is_owned,
         )
         share_watched_folder(str(folder), watched)
         self.watch = SpaceWatch(folder, self.events.append)
@@ -321,3 +324,36 @@ def test_a_watch_of_free_space_that_jumps(
         scene.watch.look()
     assert len(scene.of(SpaceLow)) == 1
     assert scene.of(SpaceRegained) == []
+
+
+def test_a_watch_on_a_node_that_only_shares_the_folder(
+    output: OutputFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that manages the folder watches it, and no other; each node watches its temporary folder."""
+    monkeypatch.setattr(space_watch, "room_of", lambda folder: Room(free_bytes=0))
+    scene = Scene(tmp_path / "launcher", output, is_owned=False)
+    for _ in range(2):
+        scene.watch.look()
+    [low] = scene.of(SpaceLow)
+    assert f"the temporary folder {scene.folder} has no room for the next save" in low.line
+    assert "training waits for saves" in low.line
+    [record] = read_space(scene.folder / "space.json")
+    assert (record.place, record.saves_left, record.is_low) == ("temporary folder", 0, True)
+
+
+def test_a_watch_of_another_training_in_another_folder(
+    output: OutputFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may train twice. Records that are not valid are ignored."""
+    monkeypatch.setattr(space_watch, "room_of", lambda folder: Room(free_bytes=1 << 40))
+    scene = Scene(tmp_path / "launcher", output)
+    scene.watch.look()
+    other = prepared(tmp_path / "other")
+    Scene(tmp_path / "elsewhere", other)
+    for text in ("nonsense", "{}", '{"folder": 3}'):
+        (scene.folder / "watched.json").write_text(text)
+        scene.watch.look()
+        assert read_space(scene.folder / "space.json")[0].path == str(output.root)
+    (tmp_path / "elsewhere" / "watched.json").rename(scene.folder / "watched.json")
+    scene.watch.look()
+    assert read_space(scene.folder / "space.json")[0].path == str(other.root)
