@@ -198,6 +198,7 @@ def test_everything_is_killed(server: MotoServer, prefix: str, nodes: tuple[Path
     assert read_events(nodes[0], "resumed")[-1]["step"] == newest
 
 
+@pytest.mark.long
 def test_retention_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """Each node prunes its parts, the first node the store; files of callbacks belong to the checkpoint."""
     jobs = start(
@@ -249,7 +250,6 @@ def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) 
     assert "an object store: --output-dir s3://" in jobs[0].text
 
 
-@pytest.mark.long
 def test_both_nodes_are_told_at_once(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """SIGTERM to both: each waits for the other's part, and the checkpoint is in the store."""
     jobs = start(server, prefix, nodes, "--save-steps", "50", arguments=("--step-ms", "60", "--epochs", "200"))
@@ -277,7 +277,8 @@ def test_one_node_has_a_small_disk(server: MotoServer, prefix: str, nodes: tuple
         assert not [event for event in events if event["event"] == "save_failed"]
         small = [path.name for path in list_checkpoints(nodes[1])]
     large = [path.name for path in list_checkpoints(nodes[0])]
-    assert large == ["checkpoint-24", "checkpoint-20", "checkpoint-16", "checkpoint-12"]
+    # Both nodes may also have one that was being uploaded when it would have been deleted.
+    assert {"checkpoint-24", "checkpoint-20", "checkpoint-16", "checkpoint-12"} <= set(large)
     assert small[0] == "checkpoint-24"
     assert len(small) < len(large)
     assert {event["path"].split("/checkpoint-")[0] for event in events if event["event"] == "thinned"} == {

@@ -61,7 +61,7 @@ class SpaceLow(Event, is_warning=True):
         if self.num_deletable:
             found = plural(self.num_deletable, "older checkpoint")
             return f"when a save does not fit, up to {found} will be deleted, oldest first; to keep them, free space"
-        return "retention lets no checkpoint be deleted, so saves will fail; free space, or use --keep newest=N"
+        return "no checkpoint can be deleted for a save now, so saves may fail; free space, or use --keep newest=N"
 
 
 class SpaceRegained(Event):
