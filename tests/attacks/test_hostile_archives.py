@@ -62,6 +62,19 @@ def _two_directories(path: Path) -> None:
     front.unlink()
 
 
+def _in_two_folders(path: Path, *, is_evil_first: bool) -> None:
+    """torch reads the folder of the first record, and a reader that looks for `data.pkl` may find the other one."""
+    contents: dict[str, dict[str, bytes]] = {}
+    for folder, value in (("good", torch.ones(4)), ("evil", torch.zeros(4))):
+        torch.save({"w": value}, path)
+        with zipfile.ZipFile(path) as archive:
+            contents[folder] = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for folder in sorted(contents, reverse=not is_evil_first):
+            for name, content in contents[folder].items():
+                archive.writestr(f"{folder}/{name}", content)
+
+
 def _followed(path: Path) -> None:
     torch.save({"w": torch.zeros(4)}, path)
     with path.open("ab") as file:
@@ -96,6 +109,8 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "a patched record": lambda path: _patched(path, 8, struct.pack("<H", 0x20)),
     "a record of another size": lambda path: _patched(path, 24, struct.pack("<I", 1 << 30)),
     "another directory": _two_directories,
+    "two folders": lambda path: _in_two_folders(path, is_evil_first=False),
+    "two folders, the other one first": lambda path: _in_two_folders(path, is_evil_first=True),
     "bytes after the archive": _followed,
     "records on top of each other": _overlapping,
 }

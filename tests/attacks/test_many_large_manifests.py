@@ -12,8 +12,10 @@ from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import Candidate, parse_policies
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.tools.inventory import Inventory, open_inventory
 from tests.support.checkpoints import describe
+from tests.support.stores import FaultyStore
 
 _NUM_FILES = 5000
 _NUM_LINKS = 8
@@ -55,6 +57,23 @@ def test_retention_holds_one_at_a_time(output: OutputFolder) -> None:
         most = max(most, living(Manifest))
     assert most - before <= 2
     assert output.superseded(parse_policies("newest=1")) == []
+
+
+def test_retention_in_a_store(tmp_path: Path) -> None:
+    """The uploader remembers something of each manifest as long as it runs, and only what its policies use."""
+    metrics = {f"m{index}": 1.0 for index in range(5000)} | {"eval_loss": 0.5}
+    for step in (10, 20, 30):
+        entry = FileEntry(path="f", size_bytes=0, digest=digest_bytes(b""))
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        manifest = dataclasses.replace(describe(step)((entry,)), metrics=metrics)
+        (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+    remote = RemoteFolder(FaultyStore(tmp_path))
+    for _ in range(2):
+        remote.superseded(parse_policies("newest=1,best=1:eval_loss"))
+    known = vars(remote)["_candidates"]
+    assert sorted(known) == [10, 20, 30]
+    assert all(one.metrics == {"eval_loss": 0.5} for one in known.values())
 
 
 def test_metrics_without_end(tmp_path: Path) -> None:

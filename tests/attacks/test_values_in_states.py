@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 
 from safepoint.errors import CheckpointError, ConflictError, ExitCode
 from safepoint.foundation.environment import Place
+from safepoint.snapshot.checkpointer import load_state
 from safepoint.training.integrations.transformers.resume.state_fields import check_trainer_state
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
 from safepoint.training.plain.data.position import Position
@@ -133,30 +134,32 @@ def _rates(scheduler: Any, steps: int) -> list[float]:
     return found
 
 
-def _load(scheduler: Any, state: Any, tmp_path: Path, *, by_framework: bool) -> None:
+def _load(scheduler: Any, state: Any, tmp_path: Path, *, by: str) -> None:
     torch.save(state, tmp_path / "scheduler.pt")
-    if by_framework:
+    if by == "a checkpointer":
+        load_state(tmp_path, {"scheduler": scheduler})
+    elif by == "a framework":
         with only_data(tmp_path, scheduler):
             scheduler.load_state_dict(torch.load(tmp_path / "scheduler.pt", weights_only=True))
     else:
         NamedParts({"scheduler": scheduler}, Place.from_environment({})).load(tmp_path)
 
 
-@pytest.mark.parametrize("by_framework", [True, False])
+@pytest.mark.parametrize("by", ["a framework", "a session", "a checkpointer"])
 @pytest.mark.parametrize("kind", _SCHEDULERS)
-def test_states_of_schedulers(kind: str, by_framework: bool, tmp_path: Path) -> None:
+def test_states_of_schedulers(kind: str, by: str, tmp_path: Path) -> None:
     """What a scheduler has saved is loaded, also a name that older releases of torch have saved."""
     before = _scheduler(kind)
     _rates(before, 3)
     after = _scheduler(kind)
     saved = copy.deepcopy(before.state_dict())
-    _load(after, {**saved, "verbose": False}, tmp_path, by_framework=by_framework)
+    _load(after, {**saved, "verbose": False}, tmp_path, by=by)
     assert "load_state_dict" not in vars(after)
     after.optimizer = before.optimizer if hasattr(before, "optimizer") else None
     assert {**after.state_dict(), "verbose": False} == {**before.state_dict(), "verbose": False}
 
 
-@pytest.mark.parametrize("by_framework", [True, False])
+@pytest.mark.parametrize("by", ["a framework", "a session", "a checkpointer"])
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
@@ -170,11 +173,11 @@ def test_states_of_schedulers(kind: str, by_framework: bool, tmp_path: Path) -> 
         ("lambda", "lr_lambdas", 5),
     ],
 )  # fmt: skip
-def test_other_states_of_schedulers(kind: str, name: Any, value: Any, by_framework: bool, tmp_path: Path) -> None:
+def test_other_states_of_schedulers(kind: str, name: Any, value: Any, by: str, tmp_path: Path) -> None:
     scheduler = _scheduler(kind)
     before = dict(vars(scheduler))
     with pytest.raises(CheckpointError, match=r"scheduler\.pt was not loaded"):
-        _load(scheduler, {**scheduler.state_dict(), name: value}, tmp_path, by_framework=by_framework)
+        _load(scheduler, {**scheduler.state_dict(), name: value}, tmp_path, by=by)
     assert vars(scheduler) == before
 
 

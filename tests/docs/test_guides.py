@@ -14,7 +14,7 @@ from tests.support.jobs_local import jobs_in
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
-QUICK = {"first-run"}
+QUICK = {"first-run", "planning"}
 """Run by `make test`; the others take longer."""
 ON_A_CLUSTER = {"cluster"}
 """Run by `make test-cluster`: tests/cluster/test_guide.py."""

@@ -197,6 +197,7 @@ def main() -> None:
     parser.add_argument("--data", default="map", choices=("map", "stream", "stateful", "stateful-stream"))
     parser.add_argument("--end", default="final", help="the folder for what there is at the end")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--tied", action="store_true", help="the embeddings are the output layer, too")
     parser.add_argument("--settings", type=json.loads, default={}, help="more TrainingArguments, as JSON")
     parser.add_argument("--keep-more", action="store_true", help="a _save_checkpoint of the script's own")
     parser.add_argument("--trainers", type=int, default=1, help="one after the other, each from what the last made")
@@ -233,6 +234,7 @@ def tiny_model(options: argparse.Namespace) -> torch.nn.Module:
         "num_key_value_heads": 1,
         "attention_dropout": options.dropout,
         "max_position_embeddings": 16,
+        "tie_word_embeddings": options.tied,
     }
     if not options.experts:
         return Qwen2ForCausalLM(Qwen2Config(**shape))

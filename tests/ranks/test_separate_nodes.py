@@ -11,13 +11,14 @@ from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoint
 from safepoint.checkpoint.format.manifest import PART_NAME
 from safepoint.checkpoint.format.verify import read_part, verify, verify_part
 from safepoint.checkpoint.tools.inventory import Kind, open_inventory
+from tests.support.disk import small_disk
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, no_orphans, read_events, safepoint, tiny
 from tests.support.moto_server import MotoServer
 from tests.support.ports import free_port
 from tests.support.s3_server import S3Server
 
-pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
 _ARGUMENTS = ("--step-ms", "50", "--epochs", "3")
 
@@ -103,6 +104,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("emptied", ["none", "the second", "both"])
 def test_every_node_keeps_its_part_and_the_store_the_whole(
     emptied: str,
@@ -147,6 +149,7 @@ def test_every_node_keeps_its_part_and_the_store_the_whole(
     assert {item.key for item in store.list("final")} >= {"final/model.safetensors", "final/safepoint-manifest.json"}
 
 
+@pytest.mark.long
 def test_a_damaged_part_comes_from_the_store(
     server: MotoServer, prefix: str, nodes: tuple[Path, Path], reference: Path
 ) -> None:
@@ -162,6 +165,7 @@ def test_a_damaged_part_comes_from_the_store(
     assert_same_run(nodes[0], reference)
 
 
+@pytest.mark.long
 def test_what_one_node_alone_has_is_not_a_checkpoint(
     server: MotoServer, prefix: str, nodes: tuple[Path, Path], reference: Path
 ) -> None:
@@ -179,6 +183,7 @@ def test_what_one_node_alone_has_is_not_a_checkpoint(
     assert_same_run(nodes[0], reference)
 
 
+@pytest.mark.long
 def test_everything_is_killed(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """After SIGKILL of both nodes, the run resumes from a checkpoint that both hold."""
     jobs = start(server, prefix, nodes, "--save-steps", "3", arguments=("--step-ms", "60", "--epochs", "200"))
@@ -193,6 +198,7 @@ def test_everything_is_killed(server: MotoServer, prefix: str, nodes: tuple[Path
     assert read_events(nodes[0], "resumed")[-1]["step"] == newest
 
 
+@pytest.mark.long
 def test_retention_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """Each node prunes its parts, the first node the store; files of callbacks belong to the checkpoint."""
     jobs = start(
@@ -214,6 +220,7 @@ def test_retention_on_every_node(server: MotoServer, prefix: str, nodes: tuple[P
     assert names == {"checkpoint-20"}
 
 
+@pytest.mark.long
 def test_the_best_model_is_loaded_on_every_node(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
     """`load_best_model_at_end` finds the whole checkpoint on each node."""
     arguments = ("--step-ms", "20", "--max-steps", "12", "--best", "--eval-strategy", "steps", "--eval-steps", "4")
@@ -226,6 +233,7 @@ def test_the_best_model_is_loaded_on_every_node(server: MotoServer, prefix: str,
     assert any(verify(path).is_valid for path in list_checkpoints(nodes[1]))
 
 
+@pytest.mark.long
 def test_separate_folders_without_a_store_are_refused(nodes: tuple[Path, Path]) -> None:
     """Both nodes exit with 13 and say what to do: a part is lost with its node."""
     port = str(free_port())
@@ -253,3 +261,26 @@ def test_both_nodes_are_told_at_once(server: MotoServer, prefix: str, nodes: tup
     step = read_events(nodes[0], "saved")[-1]["step"]
     keys = [item.key for item in server.store(prefix).list(checkpoint_name(step))]
     assert f"{checkpoint_name(step)}/safepoint-manifest.json" in keys
+
+
+@pytest.mark.long
+def test_one_node_has_a_small_disk(server: MotoServer, prefix: str, nodes: tuple[Path, Path]) -> None:
+    """Only this node deletes older parts before saves; every save succeeds, and every checkpoint is stored."""
+    options = ("--save-steps", "4", "--save-total-limit", "4")
+    arguments = ("--step-ms", "80", "--max-steps", "24", "--hidden", "256", "--strategy", "fsdp")
+    nodes[1].mkdir()
+    with small_disk(nodes[1], 15 << 20):
+        jobs = start(server, prefix, nodes, *options, arguments=arguments)
+        with no_orphans(*jobs):
+            assert wait(jobs) == [0, 0]
+        events = read_events(nodes[0]) + read_events(nodes[1])
+        assert not [event for event in events if event["event"] == "save_failed"]
+        small = [path.name for path in list_checkpoints(nodes[1])]
+    large = [path.name for path in list_checkpoints(nodes[0])]
+    # Both nodes may also have one that was being uploaded when it would have been deleted.
+    assert {"checkpoint-24", "checkpoint-20", "checkpoint-16", "checkpoint-12"} <= set(large)
+    assert small[0] == "checkpoint-24"
+    assert len(small) < len(large)
+    assert {event["path"].split("/checkpoint-")[0] for event in events if event["event"] == "thinned"} == {
+        str(nodes[1])
+    }

@@ -32,7 +32,7 @@ from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.states import JobState
 from safepoint.progress import prometheus_text
-from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, State
+from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, SpaceRecord, State
 from safepoint.progress.trainer_status import TrainerStatus
 from safepoint.sdk.upstream import trainer as kubeflow
 from safepoint.settings.run_settings import RunSettings, variable
@@ -157,6 +157,10 @@ _PROGRESS = Progress(
     saves=SaveStatistics(
         count=2, last_stall_s=0.1, mean_stall_s=0.1, last_durable_s=1.5, last_bytes=9, expected_s=1.5
     ),
+    space=(
+        SpaceRecord(place="output folder", free_inodes=9, saves_left=3, remaining_s=2400.0, is_low=True),
+        SpaceRecord(place="temporary folder"),
+    ),
 )
 
 
@@ -216,6 +220,7 @@ def _asked(folder: Path) -> dict[str, Any]:
         "config show": ("--all",),
         "doctor": ("--output-dir", "out"),
         "pack": ("-o", "safepoint.pyz"),
+        "plan storage": ("--params", "8B", "--compare", "2x1", "1x2"),
         "plan interval": ("--mtbf", "4h", "--stall", "2s", "--svg", "interval.svg"),
         "plan cost": ("--interval", "1h", "--announced", "0.5"),
         "plan simulate": ("--ranks", "8", "--days", "1", "--trials", "2", "--svg", "ettr.svg"),

@@ -3,8 +3,11 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any, get_args
 
-from safepoint.foundation.events import run_events, start_events
+import pytest
+
+from safepoint.foundation.events import run_events, space_events, start_events
 from safepoint.foundation.events.stream import Event, EventLog
 from safepoint.foundation.units import format_bytes, format_duration, plural
 
@@ -13,12 +16,13 @@ def test_every_event_has_a_line_and_survives_json(tmp_path: Path) -> None:
     """All fields arrive under the event's name."""
     log = EventLog(tmp_path / "events.jsonl")
     samples = {"str": "text", "int": 3, "float": 1.5, "bool": True}
-    known = vars(run_events) | vars(start_events)
+    known = vars(run_events) | vars(start_events) | vars(space_events)
     kinds = [one for one in known.values() if isinstance(one, type) and issubclass(one, Event)]
     kinds.remove(Event)
     for kind in kinds:
         values = {
-            field.name: samples.get(getattr(field.type, "__name__", ""), ()) for field in dataclasses.fields(kind)
+            field.name: samples.get(getattr((get_args(field.type) or (field.type,))[0], "__name__", ""), ())
+            for field in dataclasses.fields(kind)
         }
         event = kind(**values)
         assert event.line
@@ -69,3 +73,40 @@ def test_figures_read_well() -> None:
         "3 h 05 m",
     ]
     assert [plural(count, "file") for count in (1, 3)] == ["1 file", "3 files"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {},
+            "will be full in 3 saves, about 40 m 00 s: 35.0 GB are free, a save needs 10.3 GB; when a save does not",
+        ),
+        ({"saves_left": None}, "will be full in about 40 m 00 s: "),
+        ({"saves_left": 0}, "will have no room for the next save: "),
+        ({"saves_left": 0, "free_bytes": 5}, "has no room for the next save: 5 B are free, a save needs 10.3 GB; "),
+        ({"limit": "eviction"}, ": 35.0 GB are free before the node evicts the pod, a save needs"),
+        ({"limit": "size_limit"}, ": 35.0 GB are free within the size limit of the volume, a save needs"),
+        ({"limit": "inodes", "free_inodes": 30}, ": 30 inodes are free for files and folders, and a save needs 25; "),
+        ({"growth_bytes_per_s": 2e6}, ", and other files grow by 2.0 MB/s; "),
+        ({"num_deletable": 1}, "up to 1 older checkpoint will be deleted, oldest first; to keep them, free space"),
+        ({"num_deletable": 0}, "saves may fail; free space, or use --keep newest=N"),
+        ({"place": "temporary folder"}, "training waits for saves; make it larger, or set TMPDIR to another folder"),
+    ],
+)
+def test_a_warning_about_room_says_when_and_what_to_do(changes: dict[str, Any], expected: str) -> None:
+    """With the forecast, what limits the room, and what Safepoint will do."""
+    event = space_events.SpaceLow(
+        place="output folder",
+        path="/out",
+        limit="disk",
+        free_bytes=35 * 10**9,
+        needed_bytes=10_300_000_000,
+        free_inodes=None,
+        needed_inodes=25,
+        growth_bytes_per_s=0.0,
+        saves_left=3,
+        remaining_s=2400.0,
+        num_deletable=4,
+    )
+    assert expected in dataclasses.replace(event, **changes).line

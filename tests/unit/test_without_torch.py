@@ -1,6 +1,7 @@
 """A client without PyTorch: jobs on a cluster, checkpoints and the SDK; what trains says what to install."""
 
 import importlib.metadata
+import json
 import sys
 import tomllib
 import uuid
@@ -104,6 +105,12 @@ def test_plans(client: Client) -> None:
         done = client.run("plan", *words)
         assert done.returncode == 0, (words, done.stderr)
     assert (client.folder / "interval.svg").read_text().startswith("<svg")
+    fields = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    (client.folder / "config.json").write_text(json.dumps({"model_type": "llama", **dict.fromkeys(fields, 8)}))
+    for words in (("--params", "8B", "--strategy", "fsdp", "--nodes", "2"), ("config.json", "--lora-rank", "4")):
+        done = client.run("plan", "storage", *words)
+        assert done.returncode == 0, done.stderr
+        assert "ask for" in done.stdout
 
 
 def test_the_sdk(client: Client) -> None:

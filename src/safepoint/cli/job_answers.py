@@ -6,12 +6,12 @@ from typing import Any
 from safepoint.cli.output import table
 from safepoint.errors import printable
 from safepoint.foundation import clock
-from safepoint.foundation.units import format_age, format_duration, plural
+from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
 from safepoint.jobs.model.job_place import Job, JobPlace, Summary
 from safepoint.jobs.model.job_progress import newest_save
 from safepoint.jobs.model.records import AttemptRecord
 from safepoint.jobs.model.states import JobState
-from safepoint.progress.record import Progress
+from safepoint.progress.record import Progress, SpaceRecord
 
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
 _COMMAND_WIDTH = 48
@@ -104,7 +104,19 @@ def progress_lines(progress: Progress, state: JobState) -> list[str]:
         stall = "" if saves.mean_stall_s is None else f", training paused {format_duration(saves.mean_stall_s)} each"
         durable = "" if saves.last_durable_s is None else f", durable after {format_duration(saves.last_durable_s)}"
         lines.append(f"saves       {saves.count}{stall}{durable}")
+    if not progress.state.is_end:
+        lines += [f"space       {_space(one)}" for one in progress.space if one.is_low]
     return lines
+
+
+def _space(found: SpaceRecord) -> str:
+    """The forecast for a folder that is nearly full, for a person."""
+    about = "" if found.remaining_s is None else f", about {format_duration(found.remaining_s)}"
+    full = "is nearly full" if found.saves_left is None else f"is full in {plural(found.saves_left, 'save')}"
+    if found.saves_left == 0:
+        full, about = "has no room for the next save", ""
+    free = f" ({format_bytes(found.free_bytes)} free, a save needs {format_bytes(found.needed_bytes)})"
+    return f"the {found.place} {full}{about}{free if found.path else ''}"
 
 
 def useful_commands(job: Job) -> list[str]:

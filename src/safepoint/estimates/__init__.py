@@ -1,1 +1,1 @@
-"""Estimates for a run: its pace, how often to take snapshots and checkpoints, and what they cost. Pure arithmetic."""
+"""Estimates for a run: pace, how often to save, what that costs, sizes, when a disk is full. Pure arithmetic."""

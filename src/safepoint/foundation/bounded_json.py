@@ -18,10 +18,21 @@ _MAX_VALUES = 1 << 22
 safetensors file with 500,000 tensors."""
 _STRING_OR_VALUE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([,\[{])', re.DOTALL)
 _MAX_DEPTH = 128
+_LONG_NUMBER = re.compile(r"[0-9]{309}")
+"""Finds texts with whole numbers that may be larger than any float. There may be such digits in a string, too."""
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not a number")
+
+
+def _whole(digits: str) -> int:
+    value = int(digits)
+    try:
+        float(value)
+    except OverflowError as error:
+        raise ValueError(f"a number has {len(digits.lstrip('-'))} digits") from error
+    return value
 
 
 def parse_object(
@@ -41,7 +52,7 @@ def parse_object(
 def parse_value(
     data: bytes | str, *, max_bytes: int = MAX_BYTES, constant: Callable[[str], object] = _refuse
 ) -> object:
-    """One JSON value. No object in it has duplicate names.
+    """One JSON value. No object in it has duplicate names, and every whole number in it can be made a float.
 
     Args:
         data: the JSON text, or its bytes in UTF-8.
@@ -65,7 +76,8 @@ def parse_value(
         raise ValueError(f"it has more than {_MAX_VALUES} values")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        record = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        whole = _whole if _LONG_NUMBER.search(text) else None
+        record = json.loads(text, object_pairs_hook=unique, parse_constant=constant, parse_int=whole)
     except RecursionError as error:
         raise ValueError("it is not JSON: it is nested too deep") from error
     except ValueError as error:

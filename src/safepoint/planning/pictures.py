@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 _WIDTH, _HEIGHT = 860, 500
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 210, 56, 58
@@ -76,14 +77,14 @@ def begin(title: str, description: str, *, width: int = _WIDTH, height: int = _H
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         'aria-labelledby="title desc" font-family="system-ui, sans-serif" font-size="13">',
-        f'<title id="title">{escape(title)}</title>',
-        f'<desc id="desc">{escape(description)}</desc>',
+        f'<title id="title">{_escaped(title)}</title>',
+        f'<desc id="desc">{_escaped(description)}</desc>',
         "<style>text{fill:#1b1b1b}.page{fill:#fff}.grid{stroke:#ddd}.axis{stroke:#555}.head{font-size:16px}"
         f".line{{fill:none;stroke-width:2.2}}.range{{stroke-width:1}}{light}"
         "@media(prefers-color-scheme:dark){text{fill:#eee}.page{fill:#161616}.grid{stroke:#3a3a3a}.axis{stroke:#aaa}"
         f"{dark}}}</style>",
         f'<rect class="page" width="{width}" height="{height}"/>',
-        f'<text class="head" x="20" y="28">{escape(title)}</text>',
+        f'<text class="head" x="20" y="28">{_escaped(title)}</text>',
     ]
 
 
@@ -113,15 +114,15 @@ def curves(title: str, description: str, x: Axis, y: Axis, series: Sequence[Curv
     for number, value in enumerate(y.ticks):
         at = at_y(value)
         lines.append(f'<path class="grid" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"/>')
-        lines.append(f'<text x="{_LEFT - 8}" y="{at + 4}" text-anchor="end">{escape(y.text(number))}</text>')
+        lines.append(f'<text x="{_LEFT - 8}" y="{at + 4}" text-anchor="end">{_escaped(y.text(number))}</text>')
     for number, value in enumerate(x.ticks):
         at = at_x(value)
         lines.append(f'<path class="axis" d="M{at} {_TOP + high}v5"/>')
-        lines.append(f'<text x="{at}" y="{_TOP + high + 20}" text-anchor="middle">{escape(x.text(number))}</text>')
+        lines.append(f'<text x="{at}" y="{_TOP + high + 20}" text-anchor="middle">{_escaped(x.text(number))}</text>')
     lines.append(f'<path class="axis" d="M{_LEFT} {_TOP + high}H{_WIDTH - _RIGHT}"/>')
     lines.append(
-        f'<text x="{_LEFT + wide / 2}" y="{_HEIGHT - 14}" text-anchor="middle">{escape(x.label)}</text>'
-        f'<text x="20" y="{_TOP - 10}">{escape(y.label)}</text>'
+        f'<text x="{_LEFT + wide / 2}" y="{_HEIGHT - 14}" text-anchor="middle">{_escaped(x.label)}</text>'
+        f'<text x="20" y="{_TOP - 10}">{_escaped(y.label)}</text>'
     )
     for number, curve in enumerate(series):
         dash = f' stroke-dasharray="{_DASHES[number]}"' if _DASHES[number] else ""
@@ -142,6 +143,65 @@ def curves(title: str, description: str, x: Axis, y: Axis, series: Sequence[Curv
         lines.append(f'<path class="line s{number}" stroke-width="1" d="M{end} {at}L{_WIDTH - _RIGHT + 14} {last}"/>')
         lines.append(
             f'<path class="line s{number}"{dash} d="M{_WIDTH - _RIGHT + 14} {last}h30"/>'
-            f'<text x="{_WIDTH - _RIGHT + 50}" y="{last + 4}">{escape(series[number].name)}</text>'
+            f'<text x="{_WIDTH - _RIGHT + 50}" y="{last + 4}">{_escaped(series[number].name)}</text>'
         )
     return "\n".join([*lines, "</svg>", ""])
+
+
+class Bar(NamedTuple):
+    """One bar, of several parts.
+
+    Args:
+        name: beside the bar.
+        parts: the name and the value of each part; equal names have one colour in all bars.
+        label: behind the bar, such as the sum.
+    """
+
+    name: str
+    parts: Sequence[tuple[str, float]]
+    label: str
+
+
+_BARS_LEFT, _BARS_RIGHT, _BAR, _GAP, _LEGEND = 190, 90, 34, 22, 22
+
+
+def bars(title: str, description: str, drawn: Sequence[Bar]) -> str:
+    """A picture of horizontal bars below each other, with a legend.
+
+    Args:
+        title: above the bars.
+        description: for screen readers.
+        drawn: the bars, from the top.
+
+    Raises:
+        ValueError: the bars have more parts than there are colours.
+    """
+    names = list(dict.fromkeys(name for bar in drawn for name, _ in bar.parts))
+    if len(names) > len(_COLOURS):
+        raise ValueError(f"{len(names)} parts are too many for one picture: at most {len(_COLOURS)}")
+    scale = (_WIDTH - _BARS_LEFT - _BARS_RIGHT) / (
+        max((sum(v for _, v in bar.parts) for bar in drawn), default=0) or 1
+    )
+    legend = _TOP + len(drawn) * (_BAR + _GAP)
+    lines = begin(title, description, height=legend + -(-len(names) // 3) * _LEGEND + 12)
+    for place, bar in enumerate(drawn):
+        top, left = _TOP + place * (_BAR + _GAP), float(_BARS_LEFT)
+        lines.append(f'<text x="{_BARS_LEFT - 10}" y="{top + 22}" text-anchor="end">{_escaped(bar.name)}</text>')
+        for name, value in bar.parts:
+            if value > 0:
+                lines.append(
+                    f'<rect class="f{names.index(name)}" x="{left:.1f}" y="{top}" width="{value * scale:.1f}" '
+                    f'height="{_BAR}"><title>{_escaped(name)}</title></rect>'
+                )
+            left += value * scale
+        lines.append(f'<text x="{left + 8:.1f}" y="{top + 22}">{_escaped(bar.label)}</text>')
+    for number, name in enumerate(names):
+        left, top = _BARS_LEFT + number % 3 * 210, legend + number // 3 * _LEGEND
+        lines.append(f'<rect class="f{number}" x="{left}" y="{top}" width="14" height="14"/>')
+        lines.append(f'<text x="{left + 20}" y="{top + 12}">{_escaped(name)}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _escaped(text: str) -> str:
+    """Text for a picture: a name from a file adds no element, and no character that XML forbids."""
+    return escape("".join(one if one.isprintable() else "?" for one in text))

@@ -1,10 +1,10 @@
 """A run's progress as Prometheus reads it: the text format 0.0.4."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from safepoint.foundation import clock
-from safepoint.progress.record import Progress, State
+from safepoint.progress.record import Progress, SpaceRecord, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Value = float | int | None
@@ -72,6 +72,7 @@ def render(progress: Progress, *, now_s: float) -> str:
     lines += [f'safepoint_state{{state="{state}"}} {int(state is progress.state)}' for state in State]
     lines += _metrics("train_metric", "Metrics of the training.", {"loss": progress.loss, **progress.train_metrics})
     lines += _metrics("eval_metric", "Metrics of evaluations.", progress.eval_metrics)
+    lines += _space(progress.space)
     labels = f'run_id="{_label(progress.run_id)}",output_dir="{_label(progress.output_dir)}"'
     lines += [*_head("run_info", "gauge", "The run: id and output folder."), f"safepoint_run_info{{{labels}}} 1"]
     return "\n".join(lines) + "\n"
@@ -86,6 +87,28 @@ def _metrics(family: str, text: str, metrics: Mapping[str, float | None]) -> Ite
         yield from _head(family, "gauge", text)
     for name, value in metrics.items():
         yield f'safepoint_{family}{{name="{_label(name)}"}} {_number(math.nan if value is None else value)}'
+
+
+def _space(places: Sequence[SpaceRecord]) -> Iterator[str]:
+    families: list[tuple[str, str, list[_Value]]] = [
+        ("space_free_bytes", "Bytes that may still be written to a folder.", [one.free_bytes for one in places]),
+        ("space_needed_bytes", "Bytes that have to be free for the next save.", [one.needed_bytes for one in places]),
+        ("space_free_inodes", "Files that may still be created in a folder.", [one.free_inodes for one in places]),
+        ("space_saves_left", "Saves that still fit into a folder.", [one.saves_left for one in places]),
+        ("space_remaining_seconds", "Until a save does not fit.", [one.remaining_s for one in places]),
+        (
+            "space_low",
+            "1 if the launcher has warned that a folder is nearly full.",
+            [int(one.is_low) for one in places],
+        ),
+    ]
+    for family, text, values in families:
+        samples = [(one, value) for one, value in zip(places, values, strict=True) if value is not None]
+        if samples:
+            yield from _head(family, "gauge", text)
+        for one, value in samples:
+            labels = f'place="{_label(one.place)}",path="{_label(one.path)}"'
+            yield f"safepoint_{family}{{{labels}}} {_number(value)}"
 
 
 def _label(text: str) -> str:

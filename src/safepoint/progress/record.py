@@ -21,6 +21,8 @@ from safepoint.foundation.shared_folders.opening import read_regular
 
 VERSION = 1
 PROGRESS_NAME = "progress.json"
+SPACE_NAME = "space.json"
+"""The file in which the launcher records the room of the folders of its node, for the first rank."""
 _MAX_BYTES = 1 << 20
 _MOST = (1 << 63) - 1
 _Kind = TypeVar("_Kind")
@@ -78,6 +80,41 @@ class SaveStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceRecord:
+    """The room of one folder that the launcher of the first rank watches.
+
+    Args:
+        place: `output folder`, `local folder` or `temporary folder`.
+        path: of the folder.
+        limit: what ends its room: `disk`, `inodes`, `eviction` or `size_limit`.
+        free_bytes: how much may still be written.
+        needed_bytes: how much has to be free for the next save.
+        free_inodes: how many files may still be created; None if there is no limit.
+        needed_inodes: how many have to be free for the next save.
+        saves_left: how many saves still fit; None if there is no end, or it is not known.
+        remaining_s: seconds until a save does not fit; None if there is no end, or it is not known.
+        num_deletable: how many checkpoints may be deleted when a save does not fit.
+        is_low: whether the launcher has warned.
+    """
+
+    place: str
+    path: str = ""
+    limit: str = "disk"
+    free_bytes: int = 0
+    needed_bytes: int = 0
+    free_inodes: int | None = None
+    needed_inodes: int = 0
+    saves_left: int | None = None
+    remaining_s: float | None = None
+    num_deletable: int = 0
+    is_low: bool = False
+
+    def to_document(self) -> dict[str, Any]:
+        """The record as a JSON object."""
+        return {name: _rounded(getattr(self, name)) for name in _SPACE_FIELDS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """The progress of a run. Times are RFC 3339 UTC.
 
@@ -106,6 +143,7 @@ class Progress:
         safe_time: when training reached `safe_step`.
         snapshot_step: the step of the newest snapshot in memory; None when there is none.
         saves: see `SaveStatistics`.
+        space: the folders that the launcher of the first rank watches.
         grace_s: seconds that the platform grants between SIGTERM and SIGKILL.
         message: why the training ended or the ranks were restarted, one sentence; otherwise empty.
     """
@@ -134,6 +172,7 @@ class Progress:
     safe_time: str | None = None
     snapshot_step: int | None = None
     saves: SaveStatistics = field(default_factory=SaveStatistics)
+    space: tuple[SpaceRecord, ...] = ()
     grace_s: float = 30.0
     message: str = ""
 
@@ -188,6 +227,7 @@ class Progress:
             "version": VERSION,
             **{name: getattr(self, name) for name in _FIELDS},
             "saves": {name: _rounded(getattr(self.saves, name)) for name in _SAVE_FIELDS},
+            "space": [one.to_document() for one in self.space],
             "percent": self.percent,
             "remaining_s": _rounded(self.remaining_s),
             "steps_per_s": _rounded(self.steps_per_s),
@@ -213,7 +253,7 @@ class Progress:
         of_saves = cast("dict[str, Any]", _of(dict, record.get("saves", {})))
         saves = SaveStatistics(**_read(of_saves, _SAVE_FIELDS))
         known: dict[str, Any] = {"time": "", "state": State.TRAINING, **_read(record, _FIELDS)}
-        return cls(**known, saves=saves)
+        return cls(**known, saves=saves, space=_space(record.get("space", [])))
 
 
 def read_progress(path: Path) -> Progress | None:
@@ -222,6 +262,14 @@ def read_progress(path: Path) -> Progress | None:
         return Progress.from_bytes(read_regular(path, _MAX_BYTES))
     except (OSError, ValueError):
         return None
+
+
+def read_space(path: Path) -> tuple[SpaceRecord, ...]:
+    """The records of folders at `path`, a list; empty when the file does not exist or is invalid."""
+    try:
+        return _space(parse_object(read_regular(path, _MAX_BYTES)).get("space"))
+    except (OSError, ValueError):
+        return ()
 
 
 # To list a thousand jobs, a thousand records with thirty fields each are read. So these functions must be fast.
@@ -283,6 +331,14 @@ def _read(record: Mapping[str, Any], parsers: Mapping[str, Callable[[Any], Any]]
     return values
 
 
+def _space(value: Any) -> tuple[SpaceRecord, ...]:
+    found: list[SpaceRecord] = []
+    for one in cast("list[Any]", _of(list, value)):
+        known: dict[str, Any] = {"place": "", **_read(cast("dict[str, Any]", _of(dict, one)), _SPACE_FIELDS)}
+        found.append(SpaceRecord(**known))
+    return tuple(found)
+
+
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "time": _text,
     "state": _state,
@@ -322,7 +378,24 @@ _SAVE_FIELDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-_OPTIONAL = {one.name for kind in (Progress, SaveStatistics) for one in fields(kind) if one.default is None}
+_SPACE_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "place": _text,
+    "path": _text,
+    "limit": _text,
+    "free_bytes": _count,
+    "needed_bytes": _count,
+    "free_inodes": _count,
+    "needed_inodes": _count,
+    "saves_left": _count,
+    "remaining_s": _number,
+    "num_deletable": _count,
+    "is_low": _truth,
+}
+
+
+_OPTIONAL = {
+    one.name for kind in (Progress, SaveStatistics, SpaceRecord) for one in fields(kind) if one.default is None
+}
 """The fields that may be None."""
 
 

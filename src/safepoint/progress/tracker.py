@@ -15,7 +15,7 @@ from typing import Any
 from safepoint.estimates.pace import Pace
 from safepoint.foundation import clock
 from safepoint.progress.file_writer import ProgressFile
-from safepoint.progress.record import Progress, SaveStatistics, State, read_progress
+from safepoint.progress.record import Progress, SaveStatistics, State, read_progress, read_space
 
 _LOOK_EVERY_S = 0.5
 _USUAL_BYTES_PER_S = 200e6
@@ -33,6 +33,7 @@ class ProgressTracker:
         restart: see `Progress`.
         world_size: see `Progress`.
         grace_s: see `Progress`.
+        space: the file in which the launcher records the room of the folders; None if there is none.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class ProgressTracker:
         restart: int = 0,
         world_size: int = 1,
         grace_s: float = 30.0,
+        space: Path | None = None,
     ) -> None:
         self._places = places
+        self._space = space
         self._is_first = is_first
         self._common = {"restart": restart, "world_size": world_size, "grace_s": grace_s}
         self._lock = threading.Lock()
@@ -245,6 +248,7 @@ class ProgressTracker:
 
     def now(self) -> Progress:
         """The current record."""
+        space = () if self._space is None else read_space(self._space)
         with self._lock:
             return Progress(
                 time=clock.utc_now(),
@@ -254,6 +258,7 @@ class ProgressTracker:
                 step_s=self._pace.step_s,
                 pause_s=self._pace.pause_s,
                 saves=self._saves,
+                space=space,
                 **self._common,
                 **self._known,
             )

@@ -26,6 +26,8 @@ TERMINATION_LOG = Path("/dev/termination-log")
 """The file in which the platform looks for the termination message of a container that has ended."""
 SAFE_TIME, SAVE_SECONDS = "safeTime", "saveSeconds"
 """The names of the metrics that hold `safe_s` and `save_s`."""
+SPACE_SAVES, SPACE_SECONDS = "spaceSavesLeft", "spaceSeconds"
+"""The names of the metrics that hold `space_saves` and `space_s`."""
 CHECKPOINT = "checkpoint"
 """The key of the newest checkpoint in a termination message."""
 _MOST_S = 2**31 - 1
@@ -55,6 +57,8 @@ class TrainerStatus:
         safe_s: when training reached `safe_step`, seconds since 1970.
         save_s: see `SaveStatistics.expected_s`.
         early_end: see `Progress.early_end`.
+        space_saves: if a folder is nearly full, the number of saves that still fit.
+        space_s: if a folder is nearly full, seconds until a save does not fit.
     """
 
     percentage: int | None
@@ -71,6 +75,8 @@ class TrainerStatus:
     safe_s: float | None = None
     save_s: float | None = None
     early_end: str = ""
+    space_saves: int | None = None
+    space_s: float | None = None
 
     @classmethod
     def of(cls, progress: Progress, *, has_ended: bool) -> "TrainerStatus":
@@ -81,6 +87,7 @@ class TrainerStatus:
             has_ended: whether the job's program has ended, and not only the training in it.
         """
         is_done = has_ended and progress.state is State.FINISHED
+        low = [one for one in progress.space if one.is_low]
         train_metrics = {"loss": progress.loss, **progress.train_metrics}
         train_metrics["throughput_samples_sec"] = progress.samples_per_s
         return cls(
@@ -98,6 +105,8 @@ class TrainerStatus:
             safe_s=None if progress.safe_time is None else clock.parse_utc(progress.safe_time),
             save_s=progress.saves.expected_s,
             early_end=progress.early_end if has_ended else "",
+            space_saves=min((one.saves_left for one in low if one.saves_left is not None), default=None),
+            space_s=min((one.remaining_s for one in low if one.remaining_s is not None), default=None),
         )
 
     def to_bytes(self) -> bytes:
@@ -158,6 +167,8 @@ class TrainerStatus:
             "attempt": self.attempt or None,
             SAFE_TIME: self.safe_s,
             SAVE_SECONDS: self.save_s,
+            SPACE_SAVES: self.space_saves,
+            SPACE_SECONDS: self.space_s,
             **self.train_metrics,
             **self.eval_metrics,
         }

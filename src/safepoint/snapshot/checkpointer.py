@@ -26,6 +26,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
+from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import CheckpointError, ConflictError, SaveError
 from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
@@ -417,7 +418,8 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
                 "torch.serialization.add_safe_globals([CLASS]) in it",
             ) from error
         if hasattr(value, "load_state_dict"):
-            with checked_optimizers(path, *([value] if isinstance(value, torch.optim.Optimizer) else [])):
+            optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []
+            with checked_optimizers(path, *optimizers), checked_schedulers(path, value):
                 value.load_state_dict(content)
         elif isinstance(value, dict):
             cast("dict[Any, Any]", value).update(content)

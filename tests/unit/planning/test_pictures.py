@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from safepoint.planning.pictures import Axis, Curve, curves
+from safepoint.planning.pictures import Axis, Bar, Curve, bars, curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 X = Axis(label="ranks", ticks=[8, 64, 512], is_log=True)
@@ -57,3 +57,37 @@ def test_the_picture_of_the_documents_is_valid() -> None:
     tree = ElementTree.fromstring(path.read_text())
     assert tree.tag == f"{SVG}svg"
     assert path.stat().st_size < 20_000
+
+
+def _parts(text: str) -> list[tuple[str, float, str]]:
+    """Name, width and colour of each part of a bar."""
+    return [
+        (title.text or "", float(one.get("width", "")), one.get("class", ""))
+        for one in ElementTree.fromstring(text).iter(f"{SVG}rect")
+        if (title := one.find(f"{SVG}title")) is not None
+    ]
+
+
+def test_parts_of_bars_are_to_scale_and_have_one_colour() -> None:
+    drawn = [Bar("a", [("x", 1.0), ("y", 3.0)], "4"), Bar("b", [("y", 2.0)], "2")]
+    found = _parts(bars("title", "description", drawn))
+    assert [name for name, *_ in found] == ["x", "y", "y"]
+    widths = [width for _, width, _ in found]
+    assert widths[1] == pytest.approx(3 * widths[0], rel=0.01)
+    assert widths[2] == pytest.approx(2 * widths[0], rel=0.01)
+    assert found[1][2] == found[2][2] != found[0][2]
+
+
+@pytest.mark.parametrize("drawn", [[], [Bar("empty", [], "0")], [Bar("zero", [("x", 0.0)], "0")]])
+def test_no_bars_are_a_picture_too(drawn: list[Bar]) -> None:
+    assert _parts(bars("title", "description", drawn)) == []
+
+
+def test_the_longest_bar_is_inside() -> None:
+    text = bars("title", "description", [Bar("a", [("x", 1e15)], "1.0 PB")])
+    assert all(190 + width + 80 < 860 for _, width, _ in _parts(text))
+
+
+def test_more_parts_than_colours_are_refused() -> None:
+    with pytest.raises(ValueError, match="9 parts"):
+        bars("title", "description", [Bar("a", [(str(number), 1.0) for number in range(9)], "9")])

@@ -49,6 +49,11 @@ def test_every_figure_is_a_sample() -> None:
     assert sum(samples[f'safepoint_state{{state="{state}"}}'] for state in State) == 1
     assert samples['safepoint_train_metric{name="loss"}'] == 0.5
     assert samples['safepoint_eval_metric{name="eval_loss"}'] == 0.75
+    folder = '{place="output folder",path="/out"}'
+    assert samples[f"safepoint_space_free_bytes{folder}"] == 10**10
+    assert samples[f"safepoint_space_saves_left{folder}"] == 0
+    assert samples[f"safepoint_space_remaining_seconds{folder}"] == 60
+    assert samples[f"safepoint_space_low{folder}"] == 1
     assert math.isnan(samples['safepoint_train_metric{name="reward"}'])
 
 

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepoint.progress.record import Progress, SaveStatistics, State, read_progress, state_after
+from safepoint.progress.record import (
+    Progress,
+    SaveStatistics,
+    SpaceRecord,
+    State,
+    read_progress,
+    read_space,
+    state_after,
+)
 
 TIME = "2026-03-01T12:00:00.000Z"
 FULL = Progress(
@@ -45,6 +53,21 @@ FULL = Progress(
         last_bytes=10**9,
         expected_s=4.0,
         is_measured=True,
+    ),
+    space=(
+        SpaceRecord(
+            place="output folder",
+            path="/out",
+            limit="inodes",
+            free_bytes=10**10,
+            needed_bytes=10**9,
+            free_inodes=30,
+            needed_inodes=25,
+            saves_left=0,
+            remaining_s=60.0,
+            num_deletable=2,
+            is_low=True,
+        ),
     ),
     grace_s=30.0,
     message="why",
@@ -176,3 +199,14 @@ def test_the_state_after_an_exit_code() -> None:
         *[State.INTERRUPTED] * 3,
         *[State.FAILED] * 3,
     ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"space": 3}', '{"space": [3]}', '{"space": [{"free_bytes": -1}]}', "{}"]
+)
+def test_a_record_of_folders_that_is_none(text: str, tmp_path: Path) -> None:
+    """It is as if there were no record; the progress does not depend on it."""
+    path = tmp_path / "space.json"
+    assert read_space(path) == ()
+    path.write_text(text)
+    assert read_space(path) == ()

@@ -137,6 +137,8 @@ def check_dcp(folder: ReadablePath, names: AllowedNames, budget: Budget) -> DcpF
         fault = path_fault(name)
         if fault or "/" in name:
             raise CheckpointError(f"it names the file {name!r}, which {fault or 'is in another folder'}")
+        if info.get("transform_descriptors", None):
+            raise CheckpointError("it names compressed parts, which are not loaded")
         if name not in sizes:
             if not (folder / name).is_file():
                 raise CheckpointError(f"it names the file {name}, which is missing")

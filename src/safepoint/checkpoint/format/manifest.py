@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, cast
@@ -51,6 +51,10 @@ _MAX_SHOWN = 300
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """The form of a run id, which becomes a part of folder names."""
 _MOST = (1 << 63) - 1
+MAX_SAMPLES = _MOST
+"""The highest number of samples in a manifest. A count that is computed from a hostile manifest may be higher."""
+_MOST_FOLDERS = 1000
+"""How many more folders than files a checkpoint may have."""
 _MOST_STEPS = 10**18 - 1
 """The highest step that the name of a checkpoint can state."""
 MAX_ATTEMPT = (1 << 31) - 1
@@ -97,7 +101,7 @@ _FACT_KINDS = {
     "world_size": whole(least=1, most=_MOST),
     "global_batch": whole(least=1, most=_MOST),
     "gradient_accumulation": whole(least=1, most=_MOST),
-    "samples_seen": whole(least=0, most=_MOST),
+    "samples_seen": whole(least=0, most=MAX_SAMPLES),
     "strategy": TEXT,
     "zero_stage": whole(least=0, most=3).optional,
     "libraries": VARIABLES,
@@ -249,6 +253,7 @@ class Manifest(ManifestFacts):
             raise ValueError("files must name at least one file")
         if paths != sorted(set(paths)):
             raise ValueError("files must be sorted by path, and no path may occur twice")
+        _check_folders(paths)
         # In this order, a path that is below another one follows it immediately.
         ordered = sorted(path.replace("/", "\0") for path in paths)
         for above, path in itertools.pairwise(ordered):
@@ -302,6 +307,21 @@ class Manifest(ManifestFacts):
             stated["trigger"] = Trigger(stated["trigger"])
             stated["files"] = tuple(_read_entry(item) for item in cast("list[dict[str, Any]]", files))
             return cls(**{one.name: stated[one.name] for one in fields(cls)})
+
+
+def _check_folders(paths: Sequence[str]) -> None:
+    """Raise ValueError if the files are in far more folders than there are files.
+
+    A folder takes two bytes of a path and 4 KiB of a disk, so that a small manifest could fill a disk.
+    """
+    most = len(paths) + _MOST_FOLDERS
+    numbers: dict[tuple[int, str], int] = {}
+    for path in paths:
+        above = 0
+        for name in path.split("/")[:-1]:
+            above = numbers.setdefault((above, name), len(numbers) + 1)
+        if len(numbers) > most:
+            raise ValueError(f"the paths of {len(paths)} files must have at most {most} folders")
 
 
 Describe = Callable[[tuple[FileEntry, ...]], Manifest]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # every command imports this module, and few need manifests o
 
 
 _reported: dict[str, str] = {}
-"""The checkpoints that this process has reported as not deleted, each with the reason. Only `prune` changes it."""
+"""The checkpoints that this process has reported as not deleted, with reasons. Only `delete_one` changes it."""
 _FORMS = "newest=N, every=STEPS, best=N:METRIC[:max], younger=2h (s, m, h, d), separated by commas"
 
 
@@ -306,18 +306,42 @@ def prune(
         report(PruneFailed(step=None, path=folder.where(""), reason=str(error)))
         return
     for step in steps:
-        name = checkpoint_name(step)
-        where = folder.where(name)
-        try:
-            is_deleted = folder.delete(name, deadline_s=deadline_s)
-        except (OSError, AccessDeniedError) as error:
-            # The text of an OSError also names a file in the trash, which has a new name at each try. With this name,
-            # each try would count as a new failure and be reported, so only `strerror` is used.
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            if _reported.get(where) != reason:
-                _reported[where] = reason
-                report(PruneFailed(step=step, path=where, reason=reason))
-        else:
-            _reported.pop(where, None)
-            if is_deleted:
-                report(Pruned(step=step, path=where))
+        if delete_one(folder, step, report, deadline_s=deadline_s):
+            report(Pruned(step=step, path=folder.where(checkpoint_name(step))))
+
+
+def delete_one(
+    folder: CheckpointFolder,
+    step: int,
+    report: "Callable[[Event], None]",
+    *,
+    deadline_s: float | None = None,
+) -> bool:
+    """Delete one checkpoint; report why it could not be deleted, as `prune` does.
+
+    Args:
+        folder: the checkpoints.
+        step: of the checkpoint.
+        report: receives the events.
+        deadline_s: when to give up on a store.
+
+    Returns:
+        Whether it is deleted. Also False while a process reads or uploads it.
+    """
+    from safepoint.checkpoint.format.catalog import checkpoint_name  # here, because it imports manifests
+    from safepoint.foundation.events.run_events import PruneFailed
+
+    name = checkpoint_name(step)
+    where = folder.where(name)
+    try:
+        is_deleted = folder.delete(name, deadline_s=deadline_s)
+    except (OSError, AccessDeniedError) as error:
+        # The text of an OSError also names a file in the trash, which has a new name at each try. With this name,
+        # each try would count as a new failure and be reported, so only `strerror` is used.
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if _reported.get(where) != why:
+            _reported[where] = why
+            report(PruneFailed(step=step, path=where, reason=why))
+        return False
+    _reported.pop(where, None)
+    return is_deleted

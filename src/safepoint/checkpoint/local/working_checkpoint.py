@@ -40,12 +40,14 @@ class RankPart:
         node: the node whose folder has the files; 0 if all ranks share one folder.
         files: the written files, already in the merged folder.
         error: why there are no files, with the number of the rank or node; None if there are files.
+        is_full: whether the error is that a disk or a quota is full.
     """
 
     rank: int
     node: int = 0
     files: tuple[FileEntry, ...] = ()
     error: str | None = None
+    is_full: bool = False
 
 
 class WorkingCheckpoint(FolderDestination):

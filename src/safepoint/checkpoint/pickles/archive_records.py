@@ -90,6 +90,8 @@ def check_directory(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: i
     names = {record.filename.lower() for record in records}  # as torch's reader ignores case
     if len(names) != len(records):
         raise ArchiveError("two of its records have the same name")
+    if len({name.partition("/")[0] for name in names}) > 1:  # torch reads the first folder, and others the last one
+        raise ArchiveError("its records are in several folders")
     for record in records:
         if record.compress_type != zipfile.ZIP_STORED or record.compress_size != record.file_size:
             raise ArchiveError("a record in it is compressed")

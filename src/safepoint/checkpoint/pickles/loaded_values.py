@@ -10,9 +10,16 @@ remain:
   container would never end. `finish` refuses the container.
 - A tensor may have more elements than the file: with a stride of 0, one element stands for millions. A copy of this
   tensor, such as the next checkpoint, would have all these elements. `finish` refuses the tensor.
+- A value may be one that no later `torch.load` accepts, such as a stand-in where no type of numpy is expected. Or it
+  cannot be saved, such as a tensor whose attributes hide its methods. The run would train with this value, and its
+  next checkpoints could not be loaded or written. `finish` refuses such values, wherever a pickle can put them.
 """
 
+import enum
+import functools
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -41,6 +48,8 @@ class _SavedType:
 
 class _SavedArray:
     """Stands for a `numpy.ndarray`."""
+
+    array: Any = None
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, is_fortran, data = state
@@ -85,39 +94,63 @@ def _is_type_of_numpy(allowed: Any) -> bool:
 
 
 def finish(loaded: Any) -> Any:
-    """Put numpy's arrays into the place of their stand-ins.
+    """Put numpy's arrays and types into the place of their stand-ins.
 
     Args:
-        loaded: what `torch.load` has returned. Its lists and dictionaries are changed in place.
+        loaded: what `torch.load` has returned. Its lists, its dictionaries and the attributes in it are changed in
+            place.
 
     Raises:
-        ValueError: a container contains itself, there are too many values, or tensors are larger than the file.
+        ValueError: a container contains itself, there are too many values, tensors are larger than the file, or a
+            value could not be saved and loaded again.
         RecursionError: containers are nested too deep.
     """
     finisher = _Finisher()
     replacement, _ = finisher.visit(loaded)
+    finisher.visit_attributes()
     finisher.check_repeats()
     return replacement
+
+
+_PLAIN = {bool, bytes, float, int, str, type(None)}
+_STORAGES: Any = (torch.TypedStorage, torch.UntypedStorage)
+_STORAGE_NAME: Any = torch.serialization.StorageType
+"""The class of what torch returns for the name of a type of storages. torch saves it, and does not load it again."""
+_WITHOUT_STATE: Any = (type, FunctionType, ModuleType, enum.Enum, *_STORAGES)
+"""Objects whose attributes no pickle sets."""
 
 
 class _Finisher:
     def __init__(self) -> None:
         self._done: dict[int, tuple[Any, Any, int]] = {}
         """The id of a container → the container (kept, so that its id is not reused), its replacement, its size."""
+        self._noted: dict[int, Any] = {}
+        """The id of an object that has attributes → the object."""
+        self._waiting: list[Any] = []
+        """The objects whose attributes are not visited yet."""
         self._repeated_bytes = 0
         self._stored: dict[int, int] = {}
         """The address of each storage → its size."""
 
     def visit(self, value: Any) -> tuple[Any, int]:
         """The replacement of a value, and the number of values in it."""
-        if isinstance(value, _SavedArray):
-            return value.array, 1
+        if type(value) in _PLAIN:
+            return value, 1
+        if isinstance(value, _SavedArray | _SavedType):
+            return _made(value), 1
+        _check_lasting(value)
         if isinstance(value, torch.Tensor):
+            _check_attributes(value)
+            self._note(value)
             self._count(value)
             return value, 1
+        self._note(value)
+        container: Any = value
+        if isinstance(value, set | frozenset):
+            _check_keys(container)
+            return container, 1
         if type(value) is not tuple and not isinstance(value, dict | list):
             return value, 1
-        container = cast("Any", value)
         if id(container) not in self._done:
             self._done[id(container)] = container, None, 0
             self._done[id(container)] = container, *self._finished(container)
@@ -127,6 +160,22 @@ class _Finisher:
         if size > _MOST_VALUES:
             raise ValueError(f"there are more than {_MOST_VALUES} values")
         return replacement, size
+
+    def _note(self, value: Any) -> None:
+        if id(value) in self._noted or isinstance(value, _WITHOUT_STATE):
+            return
+        if next(_attributes_of(value), None) is not None:
+            self._noted[id(value)] = value
+            self._waiting.append(value)
+
+    def visit_attributes(self) -> None:
+        """Visit the attributes of all objects. They may refer to each other, and to containers in which they are."""
+        while self._waiting:
+            value = self._waiting.pop()
+            for name, attribute in list(_attributes_of(value)):
+                replacement, _ = self.visit(attribute)
+                if replacement is not attribute:
+                    object.__setattr__(value, name, replacement)
 
     def _count(self, tensor: torch.Tensor) -> None:
         if tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_nested:
@@ -142,6 +191,8 @@ class _Finisher:
 
     def _finished(self, container: Any) -> tuple[Any, int]:
         keys: Any = container.keys() if issubclass(type(container), dict) else range(len(container))
+        if issubclass(type(container), dict):
+            _check_keys(keys)
         pairs = [(key, container[key]) for key in keys]
         found = [self.visit(inner) for _, inner in pairs]
         size = 1 + sum(size for _, size in found)
@@ -151,3 +202,59 @@ class _Finisher:
         for key, new in changed.items():
             container[key] = new
         return container, size
+
+
+def _made(stand_in: _SavedArray | _SavedType) -> Any:
+    """The array or the type for which a stand-in stands."""
+    made = stand_in.array if isinstance(stand_in, _SavedArray) else getattr(stand_in, "dtype", None)
+    if made is None:
+        raise ValueError("an array or a type of numpy has no state")
+    return made
+
+
+def _check_lasting(value: Any) -> None:
+    """Raise ValueError for a value that can be loaded from this file, and not from the next one."""
+    is_stand_in = isinstance(value, FunctionType | type) and value in _STAND_INS.values()
+    if is_stand_in or isinstance(value, _STORAGE_NAME):
+        raise ValueError("it names a function or a type of numpy or torch without calling it")
+
+
+def _check_keys(keys: Iterable[Any]) -> None:
+    """Like `_check_lasting`, for keys of dictionaries and elements of sets. They are not replaced."""
+    waiting = [key for key in keys if type(key) is not str]
+    while waiting:
+        key = waiting.pop()
+        if isinstance(key, _SavedArray | _SavedType):
+            raise ValueError("a key is an array or a type of numpy")  # noqa: TRY004  the data is invalid, not the call
+        _check_lasting(key)
+        if isinstance(key, tuple):
+            waiting += cast("tuple[Any, ...]", key)
+
+
+def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes that the pickle may have set, also those in slots."""
+    own: Any = getattr(value, "__dict__", None)
+    if isinstance(own, dict):
+        yield from cast("dict[str, Any]", own).items()
+    for name in _slots_of(cast("Any", type(value))):
+        if hasattr(value, name):
+            yield name, getattr(value, name)
+
+
+@functools.cache
+def _slots_of(kind: Any) -> tuple[str, ...]:
+    found: list[Any] = [getattr(one, "__dict__", {}).get("__slots__", ()) for one in kind.__mro__]
+    return tuple(name for slots in found for name in ((slots,) if isinstance(slots, str) else slots))
+
+
+def _check_attributes(tensor: torch.Tensor) -> None:
+    """Raise ValueError if attributes of a tensor hide those of its class, or if the tensor calls something.
+
+    With such a method, the tensor would look different than it is, or could not be saved.
+    """
+    kind = cast("Any", type(tensor))
+    own = cast("Mapping[str, Any]", vars(tensor))
+    if kind in (torch.Tensor, torch.nn.Parameter) and any(hasattr(kind, name) for name in own):
+        raise ValueError("an attribute of a tensor has the name of a method")
+    if tensor._backward_hooks:
+        raise ValueError("a tensor has functions that are called with its gradient")

@@ -193,7 +193,7 @@ class RemoteFolder:
             as_one_run = [Candidate(step=step) for step in steps]
             if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
                 return []
-        candidates = [found for step in steps if (found := self._candidate(step, deadline_s)) is not None]
+        candidates = [found for step in steps if (found := self._candidate(step, policies, deadline_s)) is not None]
         # Only checkpoints of this attempt count as good. An older one may be damaged by now: to find out, all its
         # files would have to be read.
         is_good = self._committed.__contains__
@@ -201,11 +201,11 @@ class RemoteFolder:
             candidates, policies, now_s=now_s, protected=protected, is_good=is_good, run_id=run_id
         )
 
-    def _candidate(self, step: int, deadline_s: float | None) -> Candidate | None:
+    def _candidate(self, step: int, policies: Sequence[Policy], deadline_s: float | None) -> Candidate | None:
         if step not in self._candidates:
             # A checkpoint whose manifest cannot be read may be good, so it is neither counted nor deleted.
             with contextlib.suppress(ManifestError, UnreadableError):
-                self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s))
+                self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s), policies)
         return self._candidates.get(step)
 
     def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:

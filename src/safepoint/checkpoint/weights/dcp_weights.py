@@ -137,6 +137,8 @@ def _places(storage: Any, budget: Budget) -> dict[tuple[str, tuple[int, ...]], P
         fault = path_fault(name)
         if fault:
             raise CheckpointError(f"{METADATA} names a file {name!r}, which {fault}")
+        if info.get("transform_descriptors", None):
+            raise CheckpointError(f"{METADATA} names compressed parts; load them with torch")
         offsets = index.get("offset", None)
         begin, length = numbers_of([info.get("offset"), info.get("length")])
         found[key, numbers_of(offsets) if offsets is not None else ()] = Place(name, begin, length)

@@ -293,7 +293,11 @@ def _read(
             places[key] = begin + info.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
         return _Storage(dtype, places[key], info.file_size)
 
-    def rebuild(stored: _Storage, offset: int, sizes: Any, strides: Any, *_: Any) -> StoredTensor:
+    def rebuild(
+        stored: _Storage, offset: int, sizes: Any, strides: Any, grad: Any = None, hooks: Any = None, sign: Any = None
+    ) -> StoredTensor:
+        if sign:  # torch changes the values when it loads them, and a range of bytes does not say so
+            raise CheckpointError("a tensor is stored negated or conjugated; load it with torch")
         if type(stored) is not _Storage or type(stored.dtype) is not str:
             raise CheckpointError("a tensor has no storage")
         sizes, strides, (offset,) = numbers_of(sizes), numbers_of(strides), numbers_of([offset])
@@ -304,9 +308,9 @@ def _read(
         return StoredTensor(stored.dtype, sizes, strides, path, stored.begin + offset * item)
 
     def rebuild_as(
-        stored: _Storage, offset: int, sizes: Any, strides: Any, grad: Any, hooks: Any, dtype: str, *_: Any
+        stored: _Storage, offset: int, sizes: Any, strides: Any, grad: Any, hooks: Any, dtype: str, sign: Any = None
     ) -> StoredTensor:
-        return rebuild(stored._replace(dtype=dtype), offset, sizes, strides)
+        return rebuild(stored._replace(dtype=dtype), offset, sizes, strides, sign=sign)
 
     known: dict[tuple[str, str], Any] = {
         ("torch._utils", "_rebuild_tensor_v2"): rebuild,
@@ -327,6 +331,8 @@ def _first(value: Any, *_: Any) -> Any:
 
 def _without_attributes(rebuild: Callable[..., Any], kind: Any, args: Any, state: Any) -> Any:
     """A tensor that was pickled with attributes, without these attributes."""
+    if isinstance(state, dict) and "data" in state:
+        raise CheckpointError("an attribute of a tensor replaces its data")
     return rebuild(*args)
 
 

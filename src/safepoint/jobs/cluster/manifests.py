@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from safepoint.errors import UsageError
+from safepoint.foundation.volumes.room import STORAGE_LIMIT
 from safepoint.jobs.cluster import large_code, pod_archive
 from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
@@ -394,6 +395,8 @@ def _environment(
         chosen[CLAIMS] = f"{location.claim}={CHECKPOINTS}"
     elif location is not None and not location.is_folder:
         chosen.setdefault("SAFEPOINT_LOCAL_DIR", f"{CHECKPOINTS}/{location.path or 'run'}")
+        if spec.staging_bytes is not None:  # a pod cannot read the size limits of its volumes
+            chosen[STORAGE_LIMIT] = f"{CHECKPOINTS}={spec.staging_bytes}"
     if spec.ranks_from is not None and spec.ranks_per_node is None:  # numProcPerNode takes only a number
         chosen["SAFEPOINT_NPROC_PER_NODE"] = spec.ranks_from
     if spec.code is not None:

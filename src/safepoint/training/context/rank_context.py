@@ -11,6 +11,7 @@ from typing import Final
 
 from safepoint.foundation.environment import Place, forget_service_links, is_launched
 from safepoint.foundation.events import console
+from safepoint.progress.record import SPACE_NAME
 from safepoint.progress.tracker import ProgressTracker
 from safepoint.settings.run_settings import RunSettings
 from safepoint.settings.wording import use_wording
@@ -47,6 +48,7 @@ class RankContext:
             restart=place.restart,
             world_size=place.world_size,
             grace_s=settings.grace_s,
+            space=None if settings.record_folder is None else Path(settings.record_folder) / SPACE_NAME,
         )
         """How far the training is."""
         self.record: Final = RankRecordWriter(settings.record_folder, place)

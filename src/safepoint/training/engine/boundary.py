@@ -31,6 +31,7 @@ from safepoint.training.engine.setup import TrainingSetup
 from safepoint.training.engine.snapshots import Snapshots
 from safepoint.training.engine.synchronous_save import SynchronousSave
 from safepoint.training.outcome.hold import Held, Hold
+from safepoint.training.outcome.watched_folder import WatchedFolder, share_watched_folder
 from safepoint.training.start.start import Start
 
 _HOLD_LOOK_S = 0.1
@@ -129,7 +130,22 @@ class Boundary:
         self._context.outcome.reached(self._loop.step)
         self._hold.ends()  # deletes the report (`Held`) of earlier ranks that were killed while they waited
         self.snapshots.begin_loop()
+        if self._context.place.local_rank == 0:
+            share_watched_folder(self._context.settings.record_folder, self._watched_folder())
         self._context.termination.enter_training(self._deadline.check)
+
+    def _watched_folder(self) -> WatchedFolder:
+        setup = self._setup
+        limit, _ = self._loop.retention()
+        return WatchedFolder(
+            folder=str(setup.output.root.absolute()),
+            place="output folder" if setup.location is None else "local folder",
+            run_id=setup.start.attempt.run_id,
+            keep=self._context.settings.keep,
+            limit=limit,
+            expected_bytes=self.snapshots.expected_bytes,
+            is_owned=setup.start.folders.is_owner,
+        )
 
     # ---- between two steps --------------------------------------------------------------------------------------
 

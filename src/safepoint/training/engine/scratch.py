@@ -15,8 +15,7 @@ from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.protocol.messages import SCRATCH_PREFIX, RemoveAtExit
 from safepoint.training.engine.loop import Write
-
-_LEAST_BYTES = 16 << 20
+from safepoint.training.outcome.launcher_folder import SMALL_FILES_BYTES
 
 
 class Scratch:
@@ -47,7 +46,7 @@ class Scratch:
                 raise OSError(errno.ENOENT, error.message) from error
             self._path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
             self.let_keeper_remove(keeper)
-        if files.free_bytes(self._path) < _LEAST_BYTES:
+        if files.free_bytes(self._path) < SMALL_FILES_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def let_keeper_remove(self, keeper: KeeperClient) -> None:

@@ -67,6 +67,8 @@ class Snapshots:
         self.taken_step: int | None = None
         """The newest step with a snapshot in memory."""
         self._costs_s: deque[float] = deque(maxlen=3)
+        self.expected_bytes = 0
+        """The estimated size of a checkpoint's files in this node's folder; 0 if it is not known."""
         self.save_s: float | None = None
         """Seconds from the start of the last save until it was durable."""
         self._handed_s = self._taken_stall_s = 0.0
@@ -124,7 +126,9 @@ class Snapshots:
         model = sum(one.nbytes for one in parameters)
         on_host = sum(one.nbytes for one in parameters if one.requires_grad and one.device.type == "cpu")
         of_node = 1.0 if share == 1 else 1 / self._context.place.num_nodes
-        self._context.progress.expect_save(round(of_node * (model + moments * trainable)))
+        written = model + moments * trainable
+        self.expected_bytes = round(written if self._is_shared else of_node * written)
+        self._context.progress.expect_save(round(of_node * written))
         if self._snapshotter is None:
             return
         wholes = [size for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from safepoint.checkpoint.commit import Record, commit
+from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest, NodePart, Trigger
 from safepoint.checkpoint.format.verify import read_manifest
-from safepoint.checkpoint.local.retention import parse_policies, prune
+from safepoint.checkpoint.local.retention import Policy, parse_policies, prune
+from safepoint.checkpoint.local.thinning import is_full, make_room
 from safepoint.checkpoint.local.working_checkpoint import (
     RankPart,
     WorkingCheckpoint,
@@ -24,6 +26,7 @@ from safepoint.checkpoint.local.working_checkpoint import (
 from safepoint.errors import ManifestError, SafepointError, SaveError
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Resealed, Saved, SaveFailed
+from safepoint.foundation.volumes.occupied import Occupied, occupied
 from safepoint.training.collective.collective_wait import on_first_rank
 from safepoint.training.engine.loop import Write
 from safepoint.training.engine.setup import TrainingSetup
@@ -62,10 +65,9 @@ class SynchronousSave:
         started_s, time = clock.monotonic_s(), clock.utc_now()
         step = self._setup.loop.step
         working = self._setup.working_checkpoint()
-        parts = self._peers.gather(self._write_part(working, write))
         manifest, reason = None, ""
         try:
-            manifest = self._commit(working, parts, trigger)
+            manifest = self._commit(working, self._write_parts(working, write), trigger)
         except SaveError as error:
             reason = str(error)
         if self._folders.is_owner:
@@ -178,6 +180,77 @@ class SynchronousSave:
         replace_record(path, whole, [entry for entry in here if entry in whole.files])
         self._newest = path, whole
 
+    def _write_parts(self, working: WorkingCheckpoint, write: Write) -> list[RankPart]:
+        """Write the files of all ranks; a collective call.
+
+        Before that, and again if the disk was full meanwhile, older checkpoints are deleted if there is no room, as
+        far as the policies allow; see `thinning`.
+
+        Raises:
+            SaveError: a folder cannot be changed; the same on every rank.
+        """
+        self._on_owners(self._make_room)
+        while True:
+            parts = self._peers.gather(self._write_part(working, write))
+            if all(part.error is None for part in parts):
+                return parts
+            # Frameworks may hide the error of a full disk in another one, so the room is measured after any error.
+            was_full = any(part.is_full and part.node == self._folders.index for part in parts)
+
+            def try_again(has_failed: bool = was_full) -> bool:
+                working.discard()
+                return self._make_room(has_failed=has_failed) > 0
+
+            if not any(self._on_owners(try_again)):
+                return parts
+
+    def _make_room(self, *, has_failed: bool = False) -> int:
+        """If the save would not fit into this folder, delete older checkpoints; see `thinning.make_room`.
+
+        The save is expected to be as large as the newest checkpoint that is known to be complete. With several
+        folders, the other nodes have that checkpoint too, so older parts can be deleted.
+        """
+        newest = self._newest_complete
+        if newest is None:
+            return 0
+        return make_room(
+            self._setup.output,
+            self._policies,
+            self._context.reporter.report,
+            save=self._expected(newest),
+            protected={*self._protected, newest.step},
+            run_id=newest.run_id,
+            has_failed=has_failed,
+        )
+
+    def _expected(self, newest: Manifest) -> Occupied:
+        """What the next save will occupy in this folder: as much as the newest checkpoint."""
+        found = occupied(self._setup.output.root / checkpoint_name(newest.step))
+        if not self._folders.is_shared:
+            return found
+        # Files with a second name are not in `found`.
+        num_inodes = max(found.num_inodes, len(newest.files))
+        return Occupied(num_bytes=max(found.num_bytes, newest.size_bytes), num_inodes=num_inodes)
+
+    @property
+    def _newest_complete(self) -> Manifest | None:
+        """The newest checkpoint of this run that is known to be complete in all folders."""
+        if self._newest is not None:
+            return self._newest[1]
+        point = self._setup.start.point
+        is_own = point is not None and point.is_durable and point.foreign is None
+        is_same_run = point is not None and point.manifest.run_id == self._setup.start.attempt.run_id
+        return point.manifest if point is not None and is_own and is_same_run else None
+
+    @property
+    def _policies(self) -> tuple[Policy, ...]:
+        limit, _ = self._setup.loop.retention()
+        return parse_policies(self._context.settings.keep, limit)
+
+    @property
+    def _protected(self) -> set[int]:
+        return self._setup.loop.retention()[1]
+
     def _write_part(self, working: WorkingCheckpoint, write: Write) -> RankPart:
         rank = self._context.place.rank
         try:
@@ -185,7 +258,8 @@ class SynchronousSave:
             write(root, root / working.name)
             return working.seal(rank, node=self._folders.index)
         except Exception as error:  # noqa: BLE001  gathered, so that no other rank waits forever
-            return RankPart(rank=rank, error=f"rank {rank}: {type(error).__name__}: {error}")
+            reason = f"rank {rank}: {type(error).__name__}: {error}"
+            return RankPart(rank=rank, node=self._folders.index, error=reason, is_full=is_full(error))
 
     def set_newest(self, path: Path) -> None:
         """Record that the keeper has committed the newest checkpoint, the one at `path`."""
@@ -195,14 +269,12 @@ class SynchronousSave:
     def prune(self) -> None:
         """Delete the checkpoints that neither the script's own limit (`save_total_limit`) nor the settings keep."""
         if self._folders.is_owner:
-            limit, protected = self._setup.loop.retention()
-            policies = parse_policies(self._context.settings.keep, limit)
             # The checkpoint that was just saved stays, whatever else is in the folder.
             newest = () if self._newest is None else (self._newest[1].step,)
             prune(
                 self._setup.output,
-                policies,
+                self._policies,
                 self._context.reporter.report,
-                protected={*protected, *newest},
+                protected={*self._protected, *newest},
                 run_id=self._setup.start.attempt.run_id,
             )

@@ -27,6 +27,7 @@ from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.signal_relay import SignalRelay
+from safepoint.training.launcher.space_watch import SpaceWatch
 from safepoint.training.outcome.launcher_folder import launcher_folder
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.outcome.rank_record import read_records
@@ -59,6 +60,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         relay = SignalRelay(settings, folder, is_alone=plan.nnodes == 1, reporter=reporter, on_exit=on_exit)
         relay.install()
         reporter.start()
+        watch = SpaceWatch(folder, reporter.report)
+        watch.start()
         orphans = Orphans()
         keeper = _start_keeper(settings, folder)
         key = None if keeper is None else keeper.key
@@ -75,6 +78,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
             reporter.end(exit_code_after(error), summarize(error), limit_s=relay.report_limit_s)
             raise
         stop_signal, killed = relay.ranks_ended()
+        watch.stop()
         if keeper is not None:
             keeper.finish(lambda: relay.remaining_s)
         orphans.end(lambda: relay.remaining_s)

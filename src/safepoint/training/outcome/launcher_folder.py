@@ -23,6 +23,8 @@ _PREFIX = "safepoint-"
 _LOCK = "lock"
 _STREAM = "stream"
 _STOP_SIGNAL = "stop-signal"
+SMALL_FILES_BYTES = 16 << 20
+"""The room that ranks need there for the small files of a save. With less, saves are synchronous."""
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from safepoint.checkpoint.format.manifest import Manifest, ManifestFacts
+from safepoint.checkpoint.format.manifest import MAX_SAMPLES, Manifest, ManifestFacts
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
@@ -77,7 +77,7 @@ class PlainLoop:
             world_size=world_size,
             global_batch=samples * accumulation,
             gradient_accumulation=accumulation,
-            samples_seen=(data.epoch * (data.num_batches or 0) + data.batches) * samples,
+            samples_seen=min((data.epoch * (data.num_batches or 0) + data.batches) * samples, MAX_SAMPLES),
             strategy=self.strategy,
             zero_stage=self.zero_stage,
             base=self._base,

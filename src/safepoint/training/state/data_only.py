@@ -32,13 +32,13 @@ from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
+from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.training.compatibility.transformers_releases import loadable
 from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import set_numpy_state
-from safepoint.training.state.scheduler_states import checked_schedulers
 from safepoint.training.state.strategy import innermost
 from safepoint.training.state.temporary_attributes import temporarily
 
@@ -326,6 +326,11 @@ class _Metadata(BoundedUnpickler):
         places: Any = getattr(loaded, "storage_data", None)
         for place in cast("dict[Any, Any]", places).values() if isinstance(places, dict) else ():
             _check_path(self._path, getattr(place, "relative_path", None))
+            if getattr(place, "transform_descriptors", None):
+                # A few bytes could become so many that they fill the memory.
+                raise CheckpointError(
+                    f"{os.fspath(self._path)} was not loaded: it names compressed parts", hint=_DELETE_IT
+                )
         return loaded
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:

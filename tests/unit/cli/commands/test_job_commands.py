@@ -24,7 +24,7 @@ from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.states import JobState
-from safepoint.progress.record import Progress, SaveStatistics, State
+from safepoint.progress.record import Progress, SaveStatistics, SpaceRecord, State
 from safepoint.settings.run_settings import RunSettings
 from tests.support.commands import safepoint
 from tests.support.job_values import job_record, job_spec, supervised
@@ -264,6 +264,29 @@ def test_a_new_line_in_an_argument_stays_in_its_row() -> None:
     assert len(lines) == 2
     assert r"a\nb\x1b[2J\udcff" in lines[1]
     assert r"a\nb\x1b[2J" in safepoint("status", "odd").stdout
+
+
+def test_a_folder_that_is_nearly_full_is_on_the_page() -> None:
+    """Only while the training runs, and only if the launcher has warned."""
+    low = SpaceRecord(
+        place="output folder", path="/out", free_bytes=35 * 10**9, needed_bytes=10**10, saves_left=3, remaining_s=2400
+    )
+    for record, state, expected in (
+        (replace(low, is_low=True), State.TRAINING, "the output folder is full in 3 saves, about 40 m 00 s (35.0 GB"),
+        (
+            replace(low, is_low=True, saves_left=0),
+            State.TRAINING,
+            "the output folder has no room for the next save (",
+        ),
+        (SpaceRecord(place="folder", remaining_s=60, is_low=True), State.TRAINING, "is nearly full, about 1 m 00 s"),
+        (low, State.TRAINING, ""),
+        (replace(low, is_low=True), State.FINISHED, ""),
+    ):
+        progress = replace(report("any", state=state), space=(record,))
+        lines = page(job_record(state=JobState.RUNNING), progress, [], None)
+        found = [line for line in lines if line.startswith("  space ")]
+        assert len(found) == bool(expected)
+        assert all(expected in line for line in found)
 
 
 def test_while_it_resumes_no_pace_of_before_is_shown() -> None:

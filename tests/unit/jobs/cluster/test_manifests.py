@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from safepoint.errors import UsageError
+from safepoint.foundation.volumes.room import STORAGE_LIMIT
 from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
 from safepoint.jobs.cluster.spec import ClusterSpec
 from safepoint.settings.run_settings import RunSettings
@@ -95,6 +96,8 @@ def test_an_object_store_has_a_local_folder_with_a_limit() -> None:
     volumes = {volume["name"]: volume for volume in pod_patch(manifests)["volumes"]}
     assert volumes["checkpoint-storage"]["emptyDir"] == {"sizeLimit": str(1 << 30)}
     assert variables(manifests)["SAFEPOINT_LOCAL_DIR"] == "/mnt/kubeflow-checkpoints/run"
+    assert variables(manifests)[STORAGE_LIMIT] == f"/mnt/kubeflow-checkpoints={1 << 30}"
+    assert STORAGE_LIMIT not in variables(made(settings=RunSettings(output_dir="s3://bucket/run")))
 
 
 def test_no_value_of_a_secret_is_in_any_object() -> None:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 from safepoint.jobs.cluster.objects import Object, at, count_of, items, texts
 from safepoint.jobs.model.states import JobState
-from safepoint.progress.record import Progress, SaveStatistics, State
-from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS
+from safepoint.progress.record import Progress, SaveStatistics, SpaceRecord, State
+from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS, SPACE_SAVES, SPACE_SECONDS
 
 
 def progress_of(job: Object, state: JobState) -> Progress | None:
@@ -45,7 +45,7 @@ def progress_of(job: Object, state: JobState) -> Progress | None:
 _STATES = {JobState.COMPLETE: State.FINISHED, JobState.FAILED: State.FAILED, JobState.SUSPENDED: State.INTERRUPTED}
 _OWN = {
     *("currentStep", "totalSteps", "currentEpoch", "totalEpochs", "loss", "safeStep", "attempt"),
-    *(SAFE_TIME, SAVE_SECONDS),
+    *(SAFE_TIME, SAVE_SECONDS, SPACE_SAVES, SPACE_SECONDS),
 }
 
 
@@ -67,12 +67,20 @@ def _progress(
         safe_step=count_of(values.get("safeStep")),
         safe_time=_utc(values.get(SAFE_TIME)),
         saves=SaveStatistics(expected_s=values.get(SAVE_SECONDS)),
+        space=_space(count_of(values.get(SPACE_SAVES)), values.get(SPACE_SECONDS)),
     )
     if remaining_s is None or left <= 0:
         return progress
     if progress.state is State.FINISHED and remaining_s > 0:  # the last report of the job was not posted
         return replace(progress, step=total)
     return replace(progress, step_s=remaining_s / left)
+
+
+def _space(saves_left: int | None, remaining_s: float | None) -> tuple[SpaceRecord, ...]:
+    """The folder that is nearly full, if the pods have posted that there is one."""
+    if saves_left is None and remaining_s is None:
+        return ()
+    return (SpaceRecord(place="folder", saves_left=saves_left, remaining_s=remaining_s, is_low=True),)
 
 
 def number_in(value: object) -> float | None:

@@ -16,13 +16,14 @@ A rename makes each file appear as a whole. Node 0 commits.
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry, Manifest
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.retention import parse_policies, prune
+from safepoint.checkpoint.local.thinning import is_full, make_room
 from safepoint.checkpoint.local.working_checkpoint import RankPart, WorkingCheckpoint
 from safepoint.errors import SaveError
 from safepoint.foundation import clock
@@ -30,6 +31,8 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.files import refresh, write_atomic
 from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.volumes.occupied import Occupied, occupied
+from safepoint.foundation.volumes.room import Room, room_of
 from safepoint.snapshot.keeper.persist.file_writer import GivenUpError, Source, digest_source, write_files
 from safepoint.snapshot.keeper.snapshot_registry import Snapshot
 from safepoint.snapshot.protocol.messages import CheckpointFacts
@@ -173,12 +176,13 @@ def commit_snapshot(
 ) -> Manifest:
     """Write, digest, fsync and commit a snapshot; then prune older checkpoints.
 
-    Each node writes its part. Node 0 commits when it has all parts; the other nodes wait for node 0's outcome.
+    Each node writes its part. Node 0 commits when it has all parts; the other nodes wait for node 0's outcome. If
+    there is no room for the checkpoint, node 0 first deletes older ones, as far as the policies allow: `thinning`.
 
     Args:
         snapshot: the snapshot, with the facts that the first rank has sent.
         sources: the snapshot's files, by rank.
-        report: receives the events of the pruning.
+        report: receives the events of the deletions.
         is_over: whether to stop waiting for other nodes.
 
     Raises:
@@ -192,11 +196,14 @@ def commit_snapshot(
     working = WorkingCheckpoint(facts.output, attempt_id=f"{facts.attempt_id}/{facts.save}", step=snapshot.step)
     manifest: Manifest | None = None
     try:
-        part = _write(working, snapshot, sources)
+        if facts.node == 0:
+            _make_room(snapshot, report)
         if facts.node > 0:
-            nodes.publish(facts.save, part)
+            nodes.publish(facts.save, _write(working, snapshot, sources))
+        elif facts.num_nodes == 1:
+            manifest = _commit_where_room(working, snapshot, sources, report)
         else:
-            parts = [part, *nodes.collect(facts.save, is_over)]
+            parts = [_write(working, snapshot, sources), *nodes.collect(facts.save, is_over)]
             manifest = working.commit(parts, lambda files: describe(snapshot, files))
     except BaseException as error:
         publish_no_part(facts, str(error))
@@ -221,6 +228,61 @@ def commit_snapshot(
         run_id=manifest.run_id,
     )
     return manifest
+
+
+def _make_room(snapshot: Snapshot, report: Callable[[Event], None], *, has_failed: bool = False) -> int:
+    """On node 0: if there is no room for the checkpoint, delete older ones; see `thinning.make_room`."""
+    facts = snapshot.facts
+    assert facts is not None
+    output, run_id = facts.output, facts.manifest.run_id
+    save = Occupied(num_bytes=snapshot.num_bytes, num_inodes=sum(len(part.files) for part in snapshot.parts.values()))
+    if facts.num_nodes > 1:
+        # This node does not know how much the others write: about as much as for the checkpoint before.
+        with contextlib.suppress(OSError):
+            manifests = (manifest for _, manifest in output.manifests() if manifest.run_id == run_id)
+            before = next(manifests, None)
+            if before is not None and before.size_bytes > save.num_bytes:
+                save = Occupied(num_bytes=before.size_bytes, num_inodes=len(before.files))
+
+    def read_room(folder: Path) -> Room | None:
+        room = room_of(folder)
+        if room is None or facts.num_nodes == 1:
+            return room
+        written = occupied(output.work / facts.attempt_id / str(facts.save))  # by other nodes, which began earlier
+        return replace(room, free_bytes=room.free_bytes + written.num_bytes)
+
+    return make_room(
+        output,
+        parse_policies(facts.keep, facts.limit),
+        report,
+        save=save,
+        protected=facts.protected,
+        run_id=run_id,
+        has_failed=has_failed,
+        read_room=read_room,
+    )
+
+
+def _commit_where_room(
+    working: WorkingCheckpoint,
+    snapshot: Snapshot,
+    sources: dict[int, list[Source]],
+    report: Callable[[Event], None],
+) -> Manifest:
+    """Write and commit the snapshot of a single node.
+
+    If the disk or a quota is full, delete an older checkpoint and try again. With several nodes this is not possible:
+    all of them would have to write again.
+    """
+    while True:
+        try:
+            return working.commit([_write(working, snapshot, sources)], lambda files: describe(snapshot, files))
+        except (OSError, SaveError) as error:
+            if not is_full(error):
+                raise
+            working.discard()
+            if not _make_room(snapshot, report, has_failed=True):
+                raise
 
 
 def _write(working: WorkingCheckpoint, snapshot: Snapshot, sources: dict[int, list[Source]]) -> RankPart:

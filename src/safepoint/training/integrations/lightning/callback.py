@@ -7,7 +7,7 @@ work.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.callbacks import Checkpoint
@@ -217,7 +217,7 @@ class SafepointCallback(Checkpoint):
         """Restore what Lightning has not loaded: a stop request, metrics, and where its loops continue."""
         trainer, fit = self._trainer, self._trainer.fit_loop
         trainer.should_stop = bool(self._saved.get("should_stop"))
-        trainer._logger_connector._callback_metrics.update(self._saved.get("metrics", {}))
+        trainer._logger_connector._callback_metrics.update(_checked_metrics(self._saved.get("metrics", {})))
         if data.is_between_epochs:
             # The epoch has ended, so Lightning does not restart in the middle of an epoch.
             fit._restarting = fit.epoch_loop._restarting = fit._resuming_from_checkpoint = False
@@ -247,6 +247,20 @@ class SafepointCallback(Checkpoint):
         with self._overrides:
             if training is not None:
                 training.__exit__(type(error) if error is not None else None, error, None)
+
+
+def _checked_metrics(saved: Any) -> dict[str, torch.Tensor]:
+    """Metrics from a checkpoint. Later saves read them, so that each must be a number in memory.
+
+    Raises:
+        ValueError: something else is among them.
+    """
+    metrics: dict[Any, Any] = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {None: saved}
+    for name, value in metrics.items():
+        is_number = type(value) is torch.Tensor and value.numel() == 1 and value.layout is torch.strided
+        if not isinstance(name, str) or not is_number or value.is_meta or value.is_quantized or value.is_nested:
+            raise ValueError(f"the metric {name!r:.80} is no tensor with one number")
+    return metrics
 
 
 def _check(trainer: Any, context: RankContext) -> None:

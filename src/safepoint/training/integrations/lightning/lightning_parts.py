@@ -13,16 +13,20 @@ from lightning.pytorch.plugins import CheckpointIO
 
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
+from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.state.loading import states_of
-from safepoint.training.state.scheduler_states import checked_schedulers
 from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""
 _MODEL = "model.ckpt"
+_COUNTS = {"total", "current"}
+"""The parts of the state of a loop that hold counts."""
+_MOST = 1 << 53
+"""Counts up to this number are exact as floats."""
 _log = logging.getLogger("safepoint")
 
 
@@ -83,6 +87,7 @@ class LightningParts(Parts):
             )
         with self._direct_io(), states_of(folder / STATE):
             restore(folder / STATE, weights_only)
+            _check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
 
     def restore_states(self, folder: Path, restore: Callable[[], None]) -> None:
         """Restore loops, optimizers and schedulers.
@@ -125,6 +130,23 @@ class LightningParts(Parts):
                         printable(repr(other)),
                         callback.dirpath,
                     )
+
+
+def _check_counts(state: Any, *, are_counts: bool = False) -> None:
+    """Check the counts of Lightning's loops, which Lightning loads unchecked, and from which saves are described.
+
+    Args:
+        state: of the loops, or a part of it.
+        are_counts: whether all values in it are counts.
+
+    Raises:
+        ValueError: a count is not a whole number, or is too large.
+    """
+    if isinstance(state, dict):
+        for name, value in cast("dict[Any, Any]", state).items():
+            _check_counts(value, are_counts=are_counts or name in _COUNTS)
+    elif are_counts and (type(state) is not int or not 0 <= state <= _MOST):
+        raise ValueError(f"a count of a loop is {state!r:.80}")
 
 
 def _other_path(state: Any, callback: ModelCheckpoint) -> object:

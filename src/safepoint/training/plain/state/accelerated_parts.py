@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from safepoint.errors import ConflictError, UsageError
+from safepoint.errors import CheckpointError, ConflictError, UsageError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
 from safepoint.training.plain.state.parts import Parts, bases_of, unwrapped
@@ -28,6 +28,7 @@ from safepoint.training.state.temporary_attributes import temporarily
 
 _RANDOM_STATES = "random_states_0.pkl"
 """`save_state` always writes this file."""
+_MOST_MICRO_BATCHES = 1 << 53
 
 
 class AcceleratedParts(Parts):
@@ -113,7 +114,9 @@ class AcceleratedParts(Parts):
         try:
             parts = (*self.optimizers(), *self._accelerator._schedulers)
             with self._without_naming(), self._without_replication(), only_data(folder, *parts):
+                before = self._accelerator.step
                 self._accelerator.load_state(str(folder), **options)
+                self._check_step(folder, before)
         except RuntimeError as error:
             if "loading state_dict" not in str(error):
                 raise
@@ -123,6 +126,13 @@ class AcceleratedParts(Parts):
                 hint="create the model as in the run that wrote the checkpoint, or start from the beginning with "
                 "--from-scratch",
             ) from error
+
+    def _check_step(self, folder: Path, before: int) -> None:
+        """Refuse a number of micro-batches with which the next one would fail. Accelerate loads any value."""
+        step: Any = self._accelerator.step
+        if type(step) is not int or not 0 <= step <= _MOST_MICRO_BATCHES:
+            self._accelerator.step = before
+            raise CheckpointError(f"{folder / _RANDOM_STATES} has an invalid number of micro-batches")
 
     def _check_keys(self, folder: Path, number: int, model: torch.nn.Module) -> None:
         from safetensors import safe_open

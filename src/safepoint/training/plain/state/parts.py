@@ -13,6 +13,7 @@ import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
+from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
@@ -27,7 +28,6 @@ from safepoint.training.plain.state.sharded import sharded_parts
 from safepoint.training.state.base_model import base_entries, base_of, has_adapters, without
 from safepoint.training.state.loading import states_of
 from safepoint.training.state.plain_values import load_plain
-from safepoint.training.state.scheduler_states import checked_schedulers
 
 _SHARDS = "sharded"
 _log = logging.getLogger("safepoint")

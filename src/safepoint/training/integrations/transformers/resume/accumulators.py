@@ -10,6 +10,7 @@ has changed. The module leaves out
 
 import functools
 import inspect
+import sys
 from collections import deque
 from typing import Any, cast
 
@@ -43,7 +44,7 @@ def restore_accumulators(trainer: Any, saved: Any) -> None:
     """
     left_out = _names_in_trainer()
     for name, value in (cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}).items():
-        if not isinstance(name, str) or name in left_out or not _is_count(value):
+        if not isinstance(name, str) or name in left_out or not _is_count(value) or _has_large_number(value):
             continue
         own: Any = inspect.getattr_static(trainer, name, _MISSING)
         if _is_count(own) and type(own) in _NUMBERS and type(value) in _NUMBERS:
@@ -94,6 +95,15 @@ def _is_flat(values: list[Any]) -> bool:
 
 def _is_count(value: Any) -> bool:
     return type(value) is not bool and _is_number(value)
+
+
+def _has_large_number(value: Any) -> bool:
+    """Whether a count is too large for a float: the trainer would fail when it logs the count."""
+    if isinstance(value, dict):
+        return any(map(_has_large_number, cast("dict[Any, Any]", value).values()))
+    if isinstance(value, list):
+        return any(map(_has_large_number, cast("list[Any]", value)))
+    return type(value) is int and abs(value) > sys.float_info.max
 
 
 def _is_number(value: Any, depth: int = 0) -> bool:

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.manifest import MAX_SAMPLES, Manifest
 from safepoint.errors import ConflictError
 from safepoint.foundation.events.run_events import BatchKept
 from safepoint.foundation.units import plural
@@ -97,7 +97,7 @@ class BatchGeometry:
         """
         steps_per_epoch = self.steps_per_epoch
         if self.num_samples is None or steps_per_epoch is None:
-            return step * self.global_batch
+            return min(step * self.global_batch, MAX_SAMPLES)
         in_epoch = self._samples_per_epoch(self.num_samples)
         if regular:
             epochs, steps = divmod(step, steps_per_epoch)
@@ -105,7 +105,7 @@ class BatchGeometry:
             # The Trainer counts an epoch in micro-batches. Every step of an epoch is whole, except possibly the last.
             epochs = math.floor(epoch)
             steps = round((epoch - epochs) * self._micro_steps(self.num_samples) / self.accumulation)
-        return epochs * in_epoch + min(steps * self.global_batch, in_epoch)
+        return min(epochs * in_epoch + min(steps * self.global_batch, in_epoch), MAX_SAMPLES)
 
     def position(self, samples_seen: int, *, epoch: float, before: "BatchGeometry") -> tuple[int, int]:
         """The position of a checkpoint: whole epochs, and micro-batches per rank to skip in the running epoch.

@@ -68,9 +68,20 @@ def restore_callbacks(trainer: Any) -> None:
         newest = cast("list[Any]", records if isinstance(records, list) else [records])[-len(callbacks) :]
         if not trainer.args.restore_callback_states_from_checkpoint:
             for callback, record in zip(callbacks, newest, strict=False):
+                own: dict[str, Any] = callback.state().get("attributes", {})
                 for attribute, value in record.get("attributes", {}).items():
-                    if attribute in callback.state().get("attributes", {}):  # the file must not set other attributes
+                    if attribute in own:  # the file must not set other attributes
+                        if not _is_alike(value, own[attribute]):
+                            raise ValueError(f"the attribute {attribute} of {name} is {value!r:.80}")
                         setattr(callback, attribute, value)
+
+
+def _is_alike(value: Any, own: Any) -> bool:
+    """Whether a saved value can take the place of a callback's own. None stands for a value that is not known yet."""
+    if own is None or value is None:
+        return True
+    numbers = (bool, int, float)
+    return type(value) is type(own) or (isinstance(own, numbers) and isinstance(value, numbers))
 
 
 def _stateful_callbacks(trainer: Any) -> list[Any]:

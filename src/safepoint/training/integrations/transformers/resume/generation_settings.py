@@ -27,6 +27,25 @@ def restore_generation_settings(model: Any, saved: Any) -> None:
             own[name] = _copied(value)
 
 
+def load_generation_settings(model: Any, saved: Any) -> None:
+    """Like `restore_generation_settings`, for values from a checkpoint, which are checked.
+
+    transformers refuses to save a model with invalid settings. With such settings, no later save would succeed.
+
+    Raises:
+        ValueError: transformers would not save these settings; the model has its earlier ones then.
+    """
+    before = generation_settings(model)
+    restore_generation_settings(model, saved)
+    if generation_settings(model) == before:
+        return
+    try:
+        model.generation_config.validate(strict=True)
+    except Exception as error:  # a setting of another type may cause any error
+        restore_generation_settings(model, before)
+        raise ValueError(f"its settings for generating are invalid: {error}") from error
+
+
 def _settings_of(model: Any) -> dict[str, Any]:
     settings: Any = getattr(model, "generation_config", None)
     return {} if settings is None else cast("dict[str, Any]", vars(settings))

@@ -25,6 +25,7 @@ import torch
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.training.compatibility.transformers_releases import is_converted
+from safepoint.training.state.data_only import only_data
 from safepoint.training.state.temporary_attributes import temporarily
 
 _log = logging.getLogger("safepoint")
@@ -181,7 +182,8 @@ def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, st
     for name in sorted((stored & own) - set(loaded)):
         place = folder if name == _DEFAULT else folder / name
         peft = importlib.import_module("peft")
-        weights = peft.load_peft_weights(str(place), device="cpu")
+        with only_data(place):
+            weights = peft.load_peft_weights(str(place), device="cpu")
         peft.set_peft_model_state_dict(model, weights, adapter_name=name)
 
 

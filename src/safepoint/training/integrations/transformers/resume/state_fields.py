@@ -1,6 +1,7 @@
 """Which values the Trainer's state may have: the Trainer itself reads `trainer_state.json` without a check."""
 
 import dataclasses
+import json
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,19 @@ def _check_names(names: Collection[str]) -> None:
     unknown = set(names) - {one.name for one in dataclasses.fields(TrainerState)}
     if unknown:
         raise ValueError(f"it has the field {min(unknown)!r}, which this release of transformers does not know")
+
+
+_MOST_BYTES = 8 << 20
+"""How large everything but the log may be when the Trainer writes it again."""
+
+
+def _check_size(state: dict[str, Any]) -> None:
+    """Refuse nested lists that take a hundred times as many bytes when the Trainer writes them with indentation."""
+    size = 0
+    for text in json.JSONEncoder(indent=2).iterencode(state):
+        size += len(text)
+        if size > _MOST_BYTES:
+            raise ValueError(f"it would be larger than {_MOST_BYTES} bytes when it is written, without the log")
 
 
 _KINDS: dict[str, Kind] = {
@@ -76,6 +90,7 @@ def check_trainer_state(path: Path, *, step: int) -> None:
         state = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float)
         check_fields(SimpleNamespace(**state), {name: kind for name, kind in _KINDS.items() if name in state})
         _check_names(state.keys())
+        _check_size({name: one for name, one in state.items() if name != "log_history"})
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}; training was not started") from error
     found: Any = state.get("global_step")

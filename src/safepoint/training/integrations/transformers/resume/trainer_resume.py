@@ -21,12 +21,13 @@ from typing import Any
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
+from safepoint.foundation.units import plural
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import has_own_model_save
 from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
 from safepoint.training.integrations.transformers.resume.counters import TrainerCounters, restore_callbacks
 from safepoint.training.integrations.transformers.resume.data_position import DataPosition
-from safepoint.training.integrations.transformers.resume.generation_settings import restore_generation_settings
+from safepoint.training.integrations.transformers.resume.generation_settings import load_generation_settings
 from safepoint.training.integrations.transformers.resume.kept_models import KeptModels
 from safepoint.training.integrations.transformers.resume.loaded_model import (
     check_adapter_settings,
@@ -34,6 +35,7 @@ from safepoint.training.integrations.transformers.resume.loaded_model import (
     load_later_adapters,
 )
 from safepoint.training.integrations.transformers.resume.state_fields import check_trainer_state
+from safepoint.training.integrations.transformers.resume.trainer_log import trusted_history
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LoaderState, RankState
 from safepoint.training.integrations.transformers.sharding.repartition import follow_accumulation
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_checkpoint_strategy
@@ -170,13 +172,14 @@ class TrainerResume:
         path, step = self._point.path, self._point.manifest.step
         load_later_adapters(self._trainer.model, self._adapters, path, step=step)
         self._drop_other_best(self._point.path.parent)
+        self._trainer.state.log_history = self._own_history(self._trainer.state.log_history or [])
         with states_of(path):
             restore_callbacks(self._trainer)
             if self._state is None:
                 return DeferredWork()
             self._state.loss.restore(self._trainer)
             self._state.counted.restore(self._trainer)
-            restore_generation_settings(self._trainer.model, self._state.generation)
+            load_generation_settings(self._trainer.model, self._state.generation)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
         self._epoch_rng = self._state.epoch_rng
@@ -212,6 +215,18 @@ class TrainerResume:
                 printable(str(best)),
             )
             state.best_model_checkpoint = state.best_metric = state.best_global_step = None
+
+    def _own_history(self, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The log in the checkpoint, without what `trusted_history` leaves out."""
+        assert self._point is not None
+        kept = trusted_history(history, step=self._point.manifest.step)
+        if len(kept) < len(history):
+            self._context.log.warning(
+                "the log in the checkpoint has %s of later steps, or is too large: these records are left out; the "
+                "resume is not affected",
+                plural(len(history) - len(kept), "record"),
+            )
+        return kept
 
     def deferred_work_done(self) -> None:
         """Copy the random number states after the deferred work. The first step starts with these states."""

@@ -33,6 +33,8 @@ from safepoint.training.state.plain_values import TENSORS, is_plain, load_plain
 from safepoint.training.state.rng import capture_rng, restore_rng
 
 _NAME = "safepoint_state_{rank}.pt"
+_MOST_STEPS = 1 << 53
+"""Counts up to this number are exact as floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +112,14 @@ _KINDS_OF_WORK: dict[str, Kind] = {
 _KINDS_OF_LOSS: dict[str, Kind] = {
     "since_log": NUMBER,
     "total": NUMBER,
-    "last_logged_step": whole(0),
-    "first_step": whole(0),
+    "last_logged_step": whole(0, _MOST_STEPS),
+    "first_step": whole(0, _MOST_STEPS),
 }
 _KINDS: dict[str, Kind] = {
     "epoch_rng": NAMED,
     "elapsed_s": finite(0),
     "generators": TENSORS,
-    "asked_accumulation": whole(0),
+    "asked_accumulation": whole(0, _MOST_STEPS),
     "is_irregular": FLAG,
     "rng": NAMED,
     "fetched": NAMED,
@@ -204,6 +206,8 @@ class RankState:
 
     @classmethod
     def _read(cls, path: Path) -> "RankState":
+        if not path.is_file():
+            raise CheckpointError(f"the checkpoint lacks {path}, the state of one of the ranks that wrote it")
         try:
             record: dict[str, Any] = {"rng": {}, **load_plain(path)}
             record["loss"] = LossTotals(**record["loss"])

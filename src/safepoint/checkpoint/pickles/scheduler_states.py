@@ -12,7 +12,6 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from safepoint.errors import CheckpointError, printable
-from safepoint.training.state.temporary_attributes import temporarily
 
 _OF_GROUPS = {"base_lrs", "_last_lr"}
 """The lists with a number for each group of the optimizer."""
@@ -37,7 +36,8 @@ def checked_schedulers(where: object, *schedulers: Any) -> Generator[None]:
         yield
 
 
-def _checked(where: object, scheduler: Any) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _checked(where: object, scheduler: Any) -> Generator[None]:
     original = scheduler.load_state_dict
 
     def load_state_dict(state_dict: Any) -> None:
@@ -50,7 +50,15 @@ def _checked(where: object, scheduler: Any) -> contextlib.AbstractContextManager
             )
         original(state_dict)
 
-    return temporarily(scheduler, load_state_dict=load_state_dict)
+    own = cast("dict[str, Any]", vars(scheduler))
+    before = own.get("load_state_dict")
+    own["load_state_dict"] = load_state_dict
+    try:
+        yield
+    finally:
+        del own["load_state_dict"]
+        if before is not None:
+            own["load_state_dict"] = before
 
 
 def _fault(scheduler: Any, state: Any) -> str:

@@ -1,0 +1,113 @@
+"""Reads the fields of a `config.json` with checks: a wrong value is a message that names the field."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from safepoint.errors import UsageError
+
+_MOST = 1 << 40
+_ALIASES = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
+"""Transformers 5 has renamed these fields of some families."""
+MOST_LAYERS = 10_000
+MOST_EXPERTS = 65_536
+
+
+class Tensor(NamedTuple):
+    """A parameter of a model, or a persistent buffer.
+
+    Args:
+        name: as in the model.
+        sizes: of its dimensions.
+        num_pieces: as how many tensors `save_pretrained` writes it. The experts of a layer are one tensor in memory.
+        is_buffer: whether it is a buffer, which has no gradient and no optimizer state.
+        is_tied: whether it is a second name of another weight.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    num_pieces: int = 1
+    is_buffer: bool = False
+    is_tied: bool = False
+
+
+class Fields:
+    """The fields of a `config.json`, read with checks.
+
+    Args:
+        values: the object in the file.
+        defaults: for fields that are missing; Transformers leaves out fields that have the default of their class.
+        where: the name of the file, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> None:
+        self._values = values
+        self._defaults = defaults
+        self._where = where
+
+    def count(self, name: str, *, most: int = _MOST, default: int | None = None, least: int = 1) -> int:
+        """A whole number.
+
+        Raises:
+            UsageError: the field is missing, or is no whole number in the range.
+        """
+        value = self._values.get(name)
+        value = self._values.get(_ALIASES.get(name, name)) if value is None else value
+        value = self._defaults.get(name) if value is None else value
+        value = default if value is None else value
+        if value is None:
+            raise UsageError(
+                f"{self._where} has no field {name!r}, which the size of the model depends on; nothing was computed",
+                hint=f"add {name!r}, or pass a folder with the model's safetensors files, or --params",
+            )
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise UsageError(
+                f"{self._where} has {name} = {shown(value)}; nothing was computed",
+                hint=f"{name!r} must be a whole number from {least} to {most}",
+            )
+        return value
+
+    def optional(self, name: str) -> int | None:
+        """A whole number, or None where the field is missing or null."""
+        value = self._values.get(name, self._defaults.get(name))
+        return None if value is None else self.count(name)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """A field that is true or false.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        value = self._values.get(name)
+        value = self._defaults.get(name, default) if value is None else value
+        if not isinstance(value, bool):
+            raise UsageError(
+                f"{self._where} has {name} = {shown(value)}; nothing was computed",
+                hint=f"{name!r} must be true or false",
+            )
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        """A field that is a string; `default` where it is missing or something else."""
+        value = self._values.get(name)
+        return value if isinstance(value, str) else default
+
+    def numbers(self, name: str) -> list[int]:
+        """A field that is a list of whole numbers; empty where it is missing."""
+        value = cast("list[Any]", self._values.get(name) or [])
+        if type(value) is not list or not all(type(one) is int for one in value):
+            raise UsageError(
+                f"{self._where} has {name} = {shown(value)}; nothing was computed",
+                hint=f"{name!r} must be a list of whole numbers",
+            )
+        return value
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return self.count("num_hidden_layers", most=MOST_LAYERS)
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut off if it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

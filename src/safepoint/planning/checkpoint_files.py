@@ -1,0 +1,377 @@
+"""The files of a checkpoint with their sizes, by the same arithmetic with which a save lays them out.
+
+Promises: the bytes of tensors, headers, alignments and archives are computed with the modules that write them
+(`safetensors_layout`, `torch_archive`). Partitions and shards have the padding of DeepSpeed and torch. The pickles,
+the metadata of DCP, and the small files (random number states, the Trainer's state) have sizes that were
+measured once. docs/planning.md compares the sum with real checkpoints of each strategy.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from safepoint.checkpoint.format.safetensors_layout import KINDS, Shape, lay_out
+from safepoint.estimates.sizes import (
+    DTYPE_BYTES,
+    Optimizer,
+    Strategy,
+    flat_of_zero2,
+    flat_of_zero3,
+    rows_of_shard,
+)
+from safepoint.planning.architectures.fields import Tensor
+from safepoint.snapshot.images.torch_archive import StorageRecords
+from safepoint.snapshot.images.torch_archive import lay_out as lay_out_archive
+
+_MAX_SHARD_BYTES = 50 * 10**9
+"""`save_pretrained` begins a new file after this size (Transformers 5)."""
+_TENSOR_PICKLE_BYTES = 157  # each value of the outermost dictionary is pickled by itself
+_STATE_PICKLE_BYTES = 78
+_PICKLE_BYTES = 320
+_DCP_PICKLE_BYTES = 157
+_DCP_ALIGNMENT = 64
+_DCP_VALUE_BYTES = 1261
+_DCP_KEY_BYTES, _DCP_SHARD_BYTES = 90, 141
+_ZERO_RECORD_BYTES = 2000
+# Small files, as each strategy's tests write them (docs/planning.md).
+_RNG_BYTES = 14_083
+_STATE_BYTES = 42_739
+_CONFIG_BYTES, _GENERATION_BYTES = 763, 153
+_TRAINER_STATE_BYTES, _SCHEDULER_BYTES, _ARGUMENTS_BYTES = 1_590, 1_145, 4_941
+_ADAPTER_CONFIG_BYTES, _README_BYTES = 1_181, 5_128
+_ZERO_SCRIPTS_BYTES, _ZERO_ARGUMENTS_BYTES, _FSDP_ARGUMENTS_BYTES = 38_580 + 2_490 + 13, 6_285, 5_325
+_PART_BYTES = 64 << 20
+_MANIFEST_BYTES, _ENTRY_BYTES, _PART_DIGEST_BYTES = 580, 125, 37
+
+
+class Group(NamedTuple):
+    """Files of one kind.
+
+    Args:
+        what: `weights`, `optimizer` or `other`.
+        path: of the file; `*` stands for the number of a rank.
+        total_bytes: of all files of the kind.
+        largest_bytes: of the largest file, which is that of rank 0.
+        num_files: how many files there are: one, which rank 0 writes, or one for each rank.
+        is_of_each_rank: whether each rank writes one of them.
+    """
+
+    what: str
+    path: str
+    total_bytes: int
+    largest_bytes: int
+    num_files: int = 1
+    is_of_each_rank: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What decides the files of a checkpoint.
+
+    Args:
+        tensors: of the model, without the adapter.
+        dtype: torch's name of the type of its weights.
+        adapter: the tensors of the adapter, which alone is trained then; empty without one.
+        strategy: how ranks share the model.
+        optimizer: what it keeps.
+        num_ranks: how many ranks there are.
+        is_mixed: whether 16 bits are used to compute and 32 bits to train (`bf16=True`, `fp16=True`).
+        tokenizer_bytes: of the tokenizer's files, which the Trainer saves if it has the tokenizer.
+        tied: further names of weights of the model, under which FSDP2 and ZeRO-1 and 2 save them again.
+    """
+
+    tensors: Sequence[Tensor]
+    dtype: str
+    adapter: Sequence[Tensor]
+    strategy: Strategy
+    optimizer: Optimizer
+    num_ranks: int
+    is_mixed: bool = False
+    tokenizer_bytes: int = 0
+    tied: Sequence[Tensor] = ()
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The tensors that are trained."""
+        return [one for one in self.adapter or self.tensors if not one.is_buffer]
+
+    @property
+    def trained_dtype(self) -> str:
+        """The type of the trained tensors. PEFT holds adapters in 32 bits, and so does Accelerate under FSDP2."""
+        if self.adapter or (self.is_mixed and self.strategy.is_fsdp):
+            return "float32"
+        return self.dtype
+
+    @property
+    def computed_dtype(self) -> str:
+        """The type of the trained tensors in the model. DeepSpeed casts all of it, also an adapter, to 16 bits."""
+        if self.strategy.is_zero and (self.is_mixed or DTYPE_BYTES[self.dtype] == 2):
+            return self.dtype if DTYPE_BYTES[self.dtype] == 2 else "bfloat16"
+        return self.trained_dtype
+
+    def tensors_saved(self) -> list[Tensor]:
+        """The adapter's tensors, or those of the model, tied weights under each of their names."""
+        return list(self.adapter or [*self.tensors, *self.tied])
+
+
+def files_of(training: Training) -> list[Group]:
+    """The files of one checkpoint, with its manifest."""
+    strategy = training.strategy
+    groups = _model_files(training)
+    if strategy is Strategy.FSDP:
+        groups += _sharded(training)
+    elif strategy is Strategy.FSDP_FULL:
+        item = DTYPE_BYTES[training.trained_dtype]
+        whole = [math.prod(one.sizes) * item for one in training.tensors_saved()]
+        names = [one.name for one in training.tensors_saved()]
+        groups += [
+            _first("weights", "pytorch_model_fsdp.bin", _state_dict_bytes("pytorch_model_fsdp", whole, names)),
+            _first("optimizer", "optimizer.bin", _optimizer_bytes(training, "optimizer", by_name=True)),
+        ]
+    elif strategy.is_zero:
+        groups += _partitions(training)
+    else:
+        groups.append(_first("optimizer", "optimizer.pt", _optimizer_bytes(training, "optimizer", by_name=False)))
+    groups += _small_files(training)
+    return [*groups, _manifest(groups)]
+
+
+def checkpoint_bytes(groups: Iterable[Group]) -> int:
+    """The size of a checkpoint."""
+    return sum(group.total_bytes for group in groups)
+
+
+def bytes_of_ranks(groups: Iterable[Group], *, ranks: int, has_first: bool) -> int:
+    """What `ranks` ranks of one node write, one of which may be rank 0; never less than what they write."""
+    found = 0
+    for group in groups:
+        if group.is_of_each_rank:
+            found += min(group.total_bytes, ranks * group.largest_bytes)
+        elif has_first:
+            found += group.total_bytes
+    return found
+
+
+def _first(what: str, path: str, size_bytes: int) -> Group:
+    return Group(what, path, size_bytes, size_bytes)
+
+
+def _each(what: str, path: str, sizes_bytes: int, count: int, *, total_bytes: int | None = None) -> Group:
+    total = sizes_bytes * count if total_bytes is None else total_bytes
+    return Group(what, path, total, sizes_bytes, count, is_of_each_rank=True)
+
+
+# ---- weights as from_pretrained reads them -------------------------------------------------------------------------
+
+
+def _model_files(training: Training) -> list[Group]:
+    """The files that `save_pretrained` writes. With ZeRO-3 and FSDP2's shards there are only configurations."""
+    if training.adapter:
+        size = weights_file_bytes(training.adapter, training.computed_dtype)
+        small = [
+            _first("other", "adapter_config.json", _ADAPTER_CONFIG_BYTES),
+            _first("other", "README.md", _README_BYTES),
+        ]
+        if training.strategy is Strategy.FSDP:
+            return []
+        return [_first("weights", "adapter_model.safetensors", size), *small]
+    configurations = [
+        _first("other", "config.json", _CONFIG_BYTES),
+        _first("other", "generation_config.json", _GENERATION_BYTES),
+    ]
+    if training.strategy in {Strategy.FSDP, Strategy.ZERO3}:
+        return configurations
+    # FSDP and DeepSpeed hand the Trainer a dictionary in which each name has a tensor of its own.
+    is_handed = training.strategy is Strategy.FSDP_FULL or training.strategy.is_zero
+    tensors = training.tensors_saved() if is_handed else training.tensors
+    return [
+        _first("weights", "model*.safetensors", weights_file_bytes(tensors, training.computed_dtype)),
+        *configurations,
+    ]
+
+
+def weights_file_bytes(tensors: Sequence[Tensor], dtype: str) -> int:
+    """The size of the safetensors files that `save_pretrained` writes, with their index if there are several."""
+    item, kind = DTYPE_BYTES[dtype], KINDS[dtype]
+    shapes = [shape for one in tensors for shape in _stored(one, kind)]
+    files: list[list[Shape]] = [[]]
+    in_file = 0
+    for shape in shapes:
+        size = math.prod(shape.sizes) * item
+        if files[-1] and in_file + size > _MAX_SHARD_BYTES:
+            files.append([])
+            in_file = 0
+        files[-1].append(shape)
+        in_file += size
+    total = sum(lay_out(shapes, {"format": "pt"}).size_bytes for shapes in files)
+    if len(files) > 1:
+        index = {shape.name: f"model-{0:05}-of-{len(files):05}.safetensors" for shapes in files for shape in shapes}
+        total += len(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2)) + 1
+    return total
+
+
+def _stored(tensor: Tensor, kind: str) -> list[Shape]:
+    if tensor.num_pieces == 1:
+        return [Shape(tensor.name, kind, tensor.sizes)]
+    # The experts of a layer are one tensor in memory, and written one by one.
+    pieces = tensor.num_pieces
+    each = math.prod(tensor.sizes) // pieces
+    width = tensor.sizes[-1]
+    return [Shape(f"{tensor.name}.{number:03}.weight", kind, (each // width, width)) for number in range(pieces)]
+
+
+# ---- files of torch.save -------------------------------------------------------------------------------------------
+
+
+def archive_bytes(name: str, storages: Sequence[int], pickle_bytes: int) -> int:
+    """The size of a file of `torch.save`.
+
+    Args:
+        name: of the file, without its ending.
+        storages: the bytes of each storage.
+        pickle_bytes: of the pickle, which refers to the storages.
+    """
+    return lay_out_archive(StorageRecords(name, storages), bytes(pickle_bytes)).size_bytes
+
+
+def _state_dict_bytes(name: str, storages: Sequence[int], names: Sequence[str]) -> int:
+    pickled = _PICKLE_BYTES + sum(_TENSOR_PICKLE_BYTES + len(one) for one in names)
+    return archive_bytes(name, storages, pickled)
+
+
+def _optimizer_bytes(training: Training, name: str, *, by_name: bool) -> int:
+    item = DTYPE_BYTES[training.trained_dtype]
+    storages: list[int] = []
+    pickled = 2 * _PICKLE_BYTES
+    for one in training.trained:
+        states = training.optimizer.states(one.sizes, item)
+        storages += [state.num_bytes for state in states]
+        pickled += _STATE_PICKLE_BYTES * len(states) + 8 + (2 * len(one.name) if by_name else 0)
+    return archive_bytes(name, storages, pickled)
+
+
+# ---- FSDP2 with shards: torch.distributed.checkpoint ---------------------------------------------------------------
+
+
+def _sharded(training: Training) -> list[Group]:
+    item = DTYPE_BYTES[training.trained_dtype]
+    num_ranks = training.num_ranks
+    weights = [(one.sizes, item, f"model.{one.name}") for one in training.tensors_saved()]
+    states: list[tuple[tuple[int, ...], int, str]] = []
+    for one in training.trained:
+        for state in training.optimizer.states(one.sizes, item):
+            states.append((state.sizes, state.item_bytes, f"optimizer.state.{one.name}.{state.name}"))
+    # The Trainer has two groups of parameters: those with weight decay and those without.
+    settings = 2 * training.optimizer.num_settings
+    names = sum(len(one.name) + 8 for one in training.trained)
+    return [
+        *_dcp("weights", "pytorch_model_fsdp_0", weights, num_ranks, values=0, more_bytes=0),
+        *_dcp("optimizer", "optimizer_0", states, num_ranks, values=settings, more_bytes=names),
+    ]
+
+
+def _dcp(
+    what: str,
+    folder: str,
+    tensors: Sequence[tuple[tuple[int, ...], int, str]],
+    num_ranks: int,
+    *,
+    values: int,
+    more_bytes: int,
+) -> list[Group]:
+    largest = total = keys = 0
+    lone: dict[int, int] = {}
+    for sizes, item, name in tensors:
+        whole = math.prod(sizes) * item
+        rows, holders = rows_of_shard(sizes, num_ranks=num_ranks) if sizes else (1, 1)
+        part = whole // sizes[0] * rows if sizes and sizes[0] else whole
+        if part not in lone:
+            lone[part] = _lone_bytes(part)
+        rest = whole - part * (holders - 1)
+        if rest not in lone:
+            lone[rest] = _lone_bytes(rest)
+        # A tensor without dimensions is written by one rank; the ranks take turns.
+        largest += lone[part] if sizes else -(-lone[part] // num_ranks)
+        total += lone[part] * (holders - 1) + lone[rest]
+        keys += _DCP_KEY_BYTES + 2 * len(name) + _DCP_SHARD_BYTES * holders
+    values_bytes = values * _DCP_VALUE_BYTES + more_bytes
+    keys += values * (2 * _DCP_KEY_BYTES)
+    return [
+        _first("other", f"{folder}/.metadata", keys + _PICKLE_BYTES),
+        Group(what, f"{folder}/__*_0.distcp", total + values_bytes, largest + values_bytes, num_ranks, True),
+    ]
+
+
+def _lone_bytes(size: int) -> int:
+    """One tensor in a file of DCP: an archive of its own, aligned."""
+    size_bytes = archive_bytes("archive", [size], _DCP_PICKLE_BYTES)
+    return -(-size_bytes // _DCP_ALIGNMENT) * _DCP_ALIGNMENT
+
+
+# ---- DeepSpeed -----------------------------------------------------------------------------------------------------
+
+
+def _partitions(training: Training) -> list[Group]:
+    num_ranks = training.num_ranks
+    counts = [math.prod(one.sizes) for one in training.trained]
+    names = [one.name for one in training.trained]
+    moments = 1 + training.optimizer.moments
+    record = _ZERO_RECORD_BYTES + 2 * sum(len(name) + 60 for name in names)
+    buffers = [math.prod(one.sizes) * 4 for one in training.tensors if one.is_buffer]
+    if training.strategy is Strategy.ZERO3:
+        part = 4 * flat_of_zero3(counts, num_ranks=num_ranks)
+        model = archive_bytes("zero_pp_rank_0_mp_rank_00_model_states", [*[0] * len(counts), *buffers], record)
+        optimizer = archive_bytes("zero_pp_rank_0_mp_rank_00_optim_states", [4, *[part] * moments], 1600)
+        return [
+            _each("other", "global_step*/zero_pp_rank_*_model_states.pt", model, num_ranks),
+            _each("optimizer", "global_step*/zero_pp_rank_*_optim_states.pt", optimizer, num_ranks),
+        ]
+    flat = flat_of_zero2(counts, num_ranks=num_ranks)
+    item = DTYPE_BYTES[training.computed_dtype]
+    model = archive_bytes("mp_rank_00_model_states", [flat * item, *buffers], record)
+    part = 4 * flat // num_ranks
+    slices = 1600 + 55 * len(names) // num_ranks
+    optimizer = archive_bytes("zero_pp_rank_0_mp_rank_00_optim_states", [4, *[part] * moments], slices)
+    return [
+        _first("weights", "global_step*/mp_rank_00_model_states.pt", model),
+        _each("optimizer", "global_step*/zero_pp_rank_*_optim_states.pt", optimizer, num_ranks),
+    ]
+
+
+# ---- small files ---------------------------------------------------------------------------------------------------
+
+
+def _small_files(training: Training) -> list[Group]:
+    num_ranks, strategy = training.num_ranks, training.strategy
+    groups = [
+        _each("other", "rng_state_*.pth", _RNG_BYTES, num_ranks),
+        _each("other", "safepoint_state_*.pt", _STATE_BYTES, num_ranks),
+        _first("other", "trainer_state.json", _TRAINER_STATE_BYTES),
+    ]
+    if strategy.is_zero:
+        groups.append(_first("other", "latest, zero_to_*.py", _ZERO_SCRIPTS_BYTES))
+    else:
+        groups.append(_first("other", "scheduler.pt", _SCHEDULER_BYTES))
+    if strategy is not Strategy.FSDP:
+        arguments = _ARGUMENTS_BYTES
+        if strategy.is_zero:
+            arguments = _ZERO_ARGUMENTS_BYTES
+        elif strategy.is_fsdp:
+            arguments = _FSDP_ARGUMENTS_BYTES
+        groups.append(_first("other", "training_args.bin", arguments))
+    if training.tokenizer_bytes:
+        groups.append(_first("other", "tokenizer", training.tokenizer_bytes))
+    return groups
+
+
+def _manifest(groups: Sequence[Group]) -> Group:
+    num_files = sum(group.num_files for group in groups)
+    num_parts = sum(
+        group.num_files * (group.largest_bytes // _PART_BYTES + 1)
+        for group in groups
+        if group.largest_bytes > _PART_BYTES
+    )
+    size = _MANIFEST_BYTES + _ENTRY_BYTES * num_files + _PART_DIGEST_BYTES * num_parts
+    return _first("other", "safepoint-manifest.json", size)

@@ -1,0 +1,437 @@
+"""The tensors of a model: from its `config.json`, the headers of its safetensors files, or a parameter count.
+
+Promises: no tensor is read and no package for training is imported. Files are read within limits: pipes, devices and
+files that are too large are refused with a message. Links are followed, because the cache of the Hugging Face Hub
+consists of them.
+"""
+
+import math
+import os
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from safepoint.checkpoint.format.safetensors_layout import SIZES
+from safepoint.errors import UsageError
+from safepoint.estimates.sizes import DTYPE_BYTES
+from safepoint.foundation.bounded_json import parse_object, read_object
+from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.foundation.units import plural
+from safepoint.planning.architectures.families import FAMILIES, tensors_of
+from safepoint.planning.architectures.fields import Tensor
+
+_CONFIG = "config.json"
+_MAX_CONFIG_BYTES = 4 << 20
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors library."""
+_MAX_FILES = 10_000
+_MOST_TENSORS = 500_000
+_MOST_PARAMETERS = 10**15
+_LENGTH_BYTES = 8
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_NOT_ADAPTED = {
+    *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "shared", "relative_attention_bias"),
+    *("word_embeddings", "position_embeddings", "token_type_embeddings", "lm_head", "embed_out", "classifier"),
+    *("gate", "decoder"),
+}
+"""Modules that no adapter changes with the target `all-linear`: embeddings, output layers, routers of experts."""
+_KINDS = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+_SPELLINGS = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8_e4m3fn",
+    "half": "float16",
+    **{name: name for name in DTYPE_BYTES},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A model, as far as its size depends on it.
+
+    Args:
+        name: for people.
+        source: where the tensors come from, for people.
+        family: the `model_type`, or None where it is not known.
+        dtype: the type of the weights in the files, a name of torch; None where it is not known.
+        tensors: parameters and persistent buffers; a tied weight is one of them.
+        tied: the further names of tied weights.
+        is_exact: whether the tensors are those of the model. False: they are an estimate from a parameter count.
+        extra_bytes: the size of the tokenizer and other small files of the folder, which each pod downloads.
+        stored_bytes: of the files with weights; None where there are none: their size follows from the tensors.
+    """
+
+    name: str
+    source: str
+    family: str | None
+    dtype: str | None
+    tensors: tuple[Tensor, ...]
+    tied: tuple[Tensor, ...] = ()
+    is_exact: bool = True
+    extra_bytes: int = 0
+    stored_bytes: int | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters; buffers do not count."""
+        return sum(math.prod(one.sizes) for one in self.tensors if not one.is_buffer)
+
+
+def dtype_of(text: str, option: str = "--dtype") -> str:
+    """Torch's name of a type that a user has written: `bf16`, `bfloat16`, `torch.bfloat16`.
+
+    Raises:
+        UsageError: it is not the type of a weight.
+    """
+    name = _SPELLINGS.get(text.strip().lower().removeprefix("torch."))
+    if name is None:
+        raise UsageError(
+            f"{option} {text[:60]!r} is not a type of weights; nothing was computed",
+            hint="use bf16, fp16 or fp32",
+        )
+    return name
+
+
+# ---- from files ----------------------------------------------------------------------------------------------------
+
+
+def read_model(path: Path) -> ModelShape:
+    """The model in a folder, or of a `config.json`.
+
+    In a folder, the headers of safetensors files are used if there are any, and otherwise `config.json`.
+
+    Raises:
+        UsageError: there is no such file, or it does not describe a model.
+    """
+    try:
+        if path.is_dir():
+            return _of_folder(path)
+        return of_config(_read_config(path), name=_name_of(path), where=str(path))
+    except OSError as error:
+        hint = "pass a config.json, a folder with a model, or --params with the number of parameters, such as 8B"
+        if _HUB_NAME.fullmatch(str(path)):
+            hint = f"for a model of the Hugging Face Hub, run `hf download {path} config.json`, and pass that file"
+        raise UsageError(
+            f"the model {str(path)!r} cannot be read: {error.strerror or error}; nothing was computed", hint=hint
+        ) from error
+
+
+def real_path(path: Path) -> Path:
+    """The file to which a path leads, through links.
+
+    Raises:
+        OSError: there is no such file, or the links lead in a circle.
+    """
+    return Path(os.path.realpath(path, strict=True))
+
+
+def _name_of(path: Path) -> str:
+    return path.absolute().parent.name if path.name == _CONFIG else path.name
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(real_path(path), max_bytes=_MAX_CONFIG_BYTES, constant=float)
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is not a model's config.json: {error}; nothing was computed",
+            hint="pass the config.json of a model of Transformers, or the folder that holds it",
+        ) from error
+
+
+def of_config(config: Mapping[str, Any], *, name: str, where: str) -> ModelShape:
+    """The model that a `config.json` describes. Of a model with several towers, the text model is used.
+
+    Raises:
+        UsageError: the family is not known, or a field is missing or invalid.
+    """
+    found = tensors_of(config, where)
+    _check_size(where, found.tensors)
+    return ModelShape(
+        name=name,
+        source=f"the fields of {where}",
+        family=found.family,
+        dtype=_dtype_in(config),
+        tensors=found.tensors,
+        tied=found.tied,
+    )
+
+
+def _dtype_in(config: Mapping[str, Any]) -> str | None:
+    stated = config.get("dtype", config.get("torch_dtype"))
+    return _SPELLINGS.get(stated.removeprefix("torch.")) if isinstance(stated, str) else None
+
+
+def _of_folder(folder: Path) -> ModelShape:
+    files = sorted(folder.glob("*.safetensors"))[: _MAX_FILES + 1]
+    # Some folders hold the same weights again under other names, such as `consolidated.safetensors`.
+    files = [path for path in files if path.name.startswith("model")] or files
+    config_path = folder / _CONFIG
+    config = _read_config(config_path) if os.path.lexists(config_path) else None
+    if config is None and (not files or os.path.lexists(folder / "adapter_config.json")):
+        raise UsageError(
+            f"{folder} holds no model: there is no config.json; nothing was computed",
+            hint="pass the folder of a model (for an adapter, that of its base model), or --params with the "
+            "number of parameters, such as 8B",
+        )
+    name = folder.absolute().name
+    if not files:
+        assert config is not None
+        return replace(of_config(config, name=name, where=str(config_path)), extra_bytes=_small_bytes(folder))
+    if len(files) > _MAX_FILES:
+        raise UsageError(f"{folder} holds more than {_MAX_FILES} safetensors files; nothing was computed")
+    found: dict[str, tuple[Tensor, str]] = {}
+    for path in files:
+        for tensor, kind in _header(path):
+            found[tensor.name] = tensor, kind
+        _check_size(str(folder), [tensor for tensor, _ in found.values()])
+    if not found:
+        raise UsageError(f"the safetensors files in {folder} hold no tensor; nothing was computed")
+    kinds: dict[str, int] = {}
+    for tensor, kind in found.values():
+        kinds[kind] = kinds.get(kind, 0) + math.prod(tensor.sizes) * SIZES.get(kind, 1)
+    most = max(kinds, key=lambda kind: kinds[kind])
+    if most not in _KINDS:
+        raise UsageError(
+            f"the weights in {folder} are of the type {most[:20]}: the model is quantized; nothing was computed",
+            hint="pass the config.json of the model that was quantized; for QLoRA add --lora-rank and --quantized",
+        )
+    family = None if config is None else config.get("model_type")
+    return ModelShape(
+        name=name,
+        source=f"the headers of {plural(len(files), 'safetensors file')} in {folder}",
+        family=family if isinstance(family, str) and family in FAMILIES else None,
+        dtype=_KINDS[most],
+        tensors=tuple(tensor for tensor, _ in found.values()),
+        tied=() if config is None else _tied_in(config, found.keys()),
+        extra_bytes=_small_bytes(folder),
+        stored_bytes=sum(path.stat().st_size for path in files),
+    )
+
+
+def _tied_in(config: Mapping[str, Any], stored: Container[str]) -> tuple[Tensor, ...]:
+    """Names of tied weights that the files do not have; none where the family is not known."""
+    try:
+        return tuple(one for one in tensors_of(config, _CONFIG).tied if one.name not in stored)
+    except UsageError:
+        return ()
+
+
+def _check_size(where: str, tensors: Sequence[Tensor]) -> None:
+    """Refuse a model that no computer holds: its sizes would overflow the formats of files, and fill the memory here.
+
+    Raises:
+        UsageError: there are too many tensors, or too many parameters.
+    """
+    num_tensors = sum(one.num_pieces for one in tensors)
+    num_elements = sum(math.prod(one.sizes) for one in tensors)
+    if num_tensors > _MOST_TENSORS or num_elements > _MOST_PARAMETERS:
+        what = "tensors" if num_tensors > _MOST_TENSORS else "parameters"
+        raise UsageError(
+            f"{where} describes a model of too many {what}; nothing was computed",
+            hint=f"a plan may have {_MOST_TENSORS:,} tensors and {_MOST_PARAMETERS:.0e} parameters at most",
+        )
+
+
+def _header(path: Path) -> Iterator[tuple[Tensor, str]]:
+    """The tensors that the header of a safetensors file names, with their types."""
+    try:
+        with open_regular(real_path(path)) as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            # One byte more than the limit, so that `parse_object` refuses a header that is too large.
+            wanted = min(length, _MAX_HEADER_BYTES + 1)
+            data = file.read(wanted)
+        # Of a header that is cut off, nothing is parsed: its beginning may be a JSON object by itself.
+        header = parse_object(data if len(data) == wanted else b"", max_bytes=_MAX_HEADER_BYTES)
+        header.pop("__metadata__", None)
+        found = [_stored(name, record) for name, record in header.items()]
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is not a safetensors file, or is damaged: {error}; nothing was computed",
+            hint="download the model again, or pass its config.json instead of the folder",
+        ) from error
+    yield from found
+
+
+def _stored(name: str, record: Any) -> tuple[Tensor, str]:
+    fields = cast("dict[str, Any]", record if isinstance(record, dict) else {})
+    sizes, kind = fields.get("shape"), fields.get("dtype")
+    if not isinstance(sizes, list) or not isinstance(kind, str):
+        raise ValueError(f"it does not describe the tensor {name[:80]!r}")  # noqa: TRY004
+    numbers = cast("list[Any]", sizes)
+    if len(numbers) > 64 or not all(type(one) is int and 0 <= one < 1 << 60 for one in numbers):
+        raise ValueError(f"the shape of the tensor {name[:80]!r} is invalid")
+    return Tensor(name, tuple(numbers)), kind
+
+
+def _small_bytes(folder: Path) -> int:
+    """The size of the tokenizer and the other files beside the weights, which are downloaded with them."""
+    weights = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+    files = (path for path in sorted(folder.glob("*"))[:_MAX_FILES] if path.suffix not in weights)
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+# ---- from a parameter count ----------------------------------------------------------------------------------------
+
+_LAYERS = (
+    (0.0, 12),
+    (0.4e9, 24),
+    (1.3e9, 16),
+    (3.3e9, 28),
+    (8e9, 32),
+    (14e9, 40),
+    (32e9, 64),
+    (70e9, 80),
+    (405e9, 126),
+)
+"""(parameters, layers) of models that are published: GPT-2, Qwen 2.5 0.5B, Llama 3.x, Qwen 2.5 14B and 32B."""
+_VOCABULARY = 128_256
+
+
+def of_count(
+    num_parameters: int, *, layers: int | None = None, hidden: int | None = None, vocabulary: int | None = None
+) -> ModelShape:
+    """A model like Llama 3 with this many parameters. The number is exact; the tensors are an estimate.
+
+    Args:
+        num_parameters: of the whole model.
+        layers: by default that of published models of the same size.
+        hidden: the width of a layer; by default chosen so that layers and parameters fit.
+        vocabulary: rows of the embedding.
+
+    Raises:
+        UsageError: no such model has so few parameters, or the numbers contradict each other.
+    """
+    if not 10_000 <= num_parameters <= _MOST_PARAMETERS:
+        raise UsageError(
+            f"--params {num_parameters} is not the number of parameters of a model; nothing was computed",
+            hint="write a number such as 8B, 350M or 70e9, from 10k to 1000T",
+        )
+    depth = layers or min(_LAYERS, key=lambda pair: abs(pair[0] - num_parameters))[1]
+    # A layer of width h has about 12.5 h² parameters, if queries share keys and values and the feed-forward part has
+    # 3.5 times the width, as in Llama 3.
+    width = hidden or max(8, _rounded(math.sqrt(num_parameters / (12.5 * depth))))
+    rows = vocabulary or max(16, min(_VOCABULARY, num_parameters // (8 * width)))
+    shared = max(1, width // 4)
+    attention = 2 * width * width + 2 * shared * width
+    embeddings = 2 * rows * width
+    rest = num_parameters - embeddings - depth * (attention + 2 * width) - width
+    between = rest // (3 * width * depth)
+    if between < 1:
+        raise UsageError(
+            f"--params {num_parameters} is too little for {depth} layers of width {width} with {rows} words; "
+            "nothing was computed",
+            hint="pass fewer --layers, a smaller --hidden or a smaller --vocabulary, or the model's config.json",
+        )
+    tensors = [Tensor("model.embed_tokens.weight", (rows, width))]
+    for layer in range(depth):
+        name = f"model.layers.{layer}"
+        for part, sizes in (
+            ("self_attn.q_proj", (width, width)),
+            ("self_attn.k_proj", (shared, width)),
+            ("self_attn.v_proj", (shared, width)),
+            ("self_attn.o_proj", (width, width)),
+            ("mlp.gate_proj", (between, width)),
+            ("mlp.up_proj", (between, width)),
+            ("mlp.down_proj", (width, between)),
+            ("input_layernorm", (width,)),
+            ("post_attention_layernorm", (width,)),
+        ):
+            tensors.append(Tensor(f"{name}.{part}.weight", sizes))
+    tensors += [Tensor("model.norm.weight", (width,)), Tensor("lm_head.weight", (rows, width))]
+    left = num_parameters - sum(math.prod(one.sizes) for one in tensors)
+    if left:
+        tensors.append(Tensor("rest.weight", (left,)))
+    return ModelShape(
+        name=f"a model of {short_count(num_parameters)} parameters",
+        source=f"the number of parameters, as a model like Llama 3 with {depth} layers of width {width}",
+        family="llama",
+        dtype=None,
+        tensors=tuple(tensors),
+        is_exact=False,
+    )
+
+
+def _rounded(width: float) -> int:
+    unit = 128 if width >= 512 else 8
+    return max(1, round(width / unit)) * unit
+
+
+def short_count(count: int) -> str:
+    """A number of parameters for people: `8.03B`, `350M`."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+# ---- adapters ------------------------------------------------------------------------------------------------------
+
+
+def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple[Tensor, ...]:
+    """The tensors of a LoRA adapter: two for each adapted matrix.
+
+    Args:
+        model: the base model.
+        rank: of the adapter.
+        targets: the names of modules, or `all-linear`; empty for PEFT's default of the family.
+
+    Raises:
+        UsageError: PEFT has no default for the family, or the model has no such module.
+    """
+    default = FAMILIES[model.family].lora if model.family in FAMILIES else ()
+    wanted = tuple(targets) or default
+    if not wanted:
+        raise UsageError(
+            f"--lora-rank {rank}: PEFT has no default modules for {model.family or 'this model'}",
+            hint="name them with --lora-targets, such as --lora-targets q_proj,v_proj or --lora-targets all-linear",
+        )
+    chosen = [one for one in _matrices(model.tensors) if _is_target(one.name, wanted)]
+    names = {one.name.removesuffix(".weight").rsplit(".", 1)[-1] for one in chosen}
+    missing = [target for target in wanted if target != "all-linear" and target.rsplit(".", 1)[-1] not in names]
+    if not chosen or missing:
+        known = sorted({one.name.removesuffix(".weight").rsplit(".", 1)[-1] for one in _matrices(model.tensors)})
+        raise UsageError(
+            f"--lora-targets {','.join(missing or wanted)[:200]}: the model has no such linear layer; nothing was "
+            "computed",
+            hint=f"its linear layers are {', '.join(known[:40])}",
+        )
+    tensors: list[Tensor] = []
+    for one in chosen:
+        out, into = one.sizes
+        module = f"base_model.model.{one.name.removesuffix('.weight')}"
+        tensors += [
+            Tensor(f"{module}.lora_A.weight", (rank, into)),
+            Tensor(f"{module}.lora_B.weight", (out, rank)),
+        ]
+    _check_size(f"--lora-rank {rank}", tensors)
+    return tuple(tensors)
+
+
+def linear_parameters(model: ModelShape) -> int:
+    """How many parameters are in linear layers, which QLoRA quantizes; embeddings and output layers are not."""
+    return sum(math.prod(one.sizes) for one in _matrices(model.tensors) if _is_target(one.name, ("all-linear",)))
+
+
+def _matrices(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    for one in tensors:
+        if len(one.sizes) == 2 and one.name.endswith(".weight") and not one.is_buffer:
+            yield one
+
+
+def _is_target(name: str, targets: Sequence[str]) -> bool:
+    module = name.removesuffix(".weight")
+    last = module.rsplit(".", 1)[-1]
+    if "all-linear" in targets and last not in _NOT_ADAPTED:
+        return True
+    return any(module == target or module.endswith(f".{target}") for target in targets)

@@ -1,0 +1,52 @@
+"""Which entries of the Trainer's log (`log_history`) a resume keeps: someone else may have written the checkpoint.
+
+The log stays in the Trainer's state, and each save writes it again. An entry of a later step would become a metric of
+a checkpoint that the run has yet to write, and retention would keep another checkpoint as the best one. An entry with
+many nested lists takes a few bytes in the checkpoint, and a hundred times as many when the Trainer writes it with
+indentation: after the next save, the Trainer's state would be too large to be read.
+"""
+
+import json
+from typing import Any
+
+_MOST_BYTES = 24 << 20
+"""How large the log may be when it is written. The state may be read up to a size of 64 MiB, and the run has yet to
+add its own entries."""
+_INDENT = 2
+"""With this indentation the Trainer writes its state."""
+
+
+def trusted_history(history: list[dict[str, Any]], *, step: int) -> list[dict[str, Any]]:
+    """The entries without those of later steps. If the log is too large, without its oldest entries.
+
+    Args:
+        history: the log in the checkpoint.
+        step: of the checkpoint.
+    """
+    past = [entry for entry in history if not _is_later(entry.get("step"), step)]
+    left = _MOST_BYTES
+    for number in reversed(range(len(past))):
+        left -= _written_bytes(past[number], left)
+        if left < 0:
+            return past[number + 1 :]
+    return past
+
+
+def _is_later(of_entry: Any, step: int) -> bool:
+    return isinstance(of_entry, int | float) and of_entry > step
+
+
+def _is_short(value: Any) -> bool:
+    return type(value) in {bool, float, type(None)} or (type(value) is int and abs(value) < 1 << 63)
+
+
+def _written_bytes(entry: dict[str, Any], most: int) -> int:
+    """How large an entry is when the Trainer writes it; more than `most` if it is larger than that."""
+    if all(name.isascii() and _is_short(value) for name, value in entry.items()):
+        return 32 + sum(len(name) + 32 for name in entry)  # not less than it is, and found quickly
+    size = 0
+    for text in json.JSONEncoder(indent=_INDENT).iterencode([[entry]]):
+        size += len(text)
+        if size > most:
+            break
+    return size
