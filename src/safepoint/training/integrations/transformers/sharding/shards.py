@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from safepoint.training.compatibility.peft_releases import without_wrappers
+
 
 class Span(NamedTuple):
     """Consecutive bytes of a weight, in the order of its elements.
@@ -70,7 +72,7 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
     Raises:
         ValueError: a weight is split among the ranks in an unknown way.
     """
-    split = {_without_wrappers(name): one for name, one in model.named_parameters(remove_duplicate=False)}
+    split = {without_wrappers(name): one for name, one in model.named_parameters(remove_duplicate=False)}
     found: dict[str, Weight] = {}
     with _in_shards(model):
         state = model.state_dict(keep_vars=True)
@@ -91,14 +93,9 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
     return found
 
 
-def _without_wrappers(name: str) -> str:
-    """The name of a parameter in the state dict, to which FSDP1 and its checkpoints of activations add nothing."""
-    return name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")
-
-
 @contextlib.contextmanager
 def _in_shards(model: Any) -> Generator[None]:
-    """While the block runs, the state dict of a model under FSDP1 has the shards of each rank, and not whole weights."""
+    """While the block runs, the state dict of a model under FSDP1 has the shards of this rank, not whole weights."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
         yield
