@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.verify import verify
+from safepoint.training.compatibility.peft_releases import loses_adapters_under_fsdp1
 from tests.support.adapters import assert_without_base
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import logged
@@ -36,7 +37,7 @@ CASES = ("periodic", "signal", "rank killed", "everything killed", "object store
 _CUT = {
     ("fsdp", "lora", "signal"),
     ("fsdp-full", "full", "rank killed"),
-    ("fsdp1", "lora", "signal"),
+    ("fsdp1", "full", "signal"),
     ("zero3", "full", "signal"),
 }
 _MATRIX = [
@@ -44,6 +45,7 @@ _MATRIX = [
     for strategy in STRATEGIES
     for kind in KINDS
     for case in CASES
+    if not (strategy.startswith("fsdp1") and kind == "lora" and loses_adapters_under_fsdp1())
 ]
 _SAVES = ("--save-strategy", "steps", "--save-steps", "4")
 
@@ -95,6 +97,16 @@ def test_interrupted_is_uninterrupted(
     assert_same_state(output, reference)
     if kind == "lora":
         assert_without_base(list_checkpoints(output)[0])
+
+
+@pytest.mark.skipif(not loses_adapters_under_fsdp1(), reason="this release of PEFT saves adapters under FSDP1")
+def test_adapters_that_peft_would_lose_are_refused(tmp_path: Path) -> None:
+    """Before training, with the way out."""
+    job = _start(tmp_path / "run", "fsdp1", "lora")
+    _end(job, 2)
+    assert "the script trains adapters under FSDP1" in job.text
+    assert "training was not started" in job.text
+    assert not list_checkpoints(tmp_path / "run")
 
 
 def _periodic(output: Path, strategy: str, kind: str, _: MotoServer) -> None:

@@ -2,32 +2,20 @@
 
 | releases | difference | here |
 |---|---|---|
-| 0.21 | finds adapters by the names of modules, which FSDP1's wrappers change, and saves and loads none | `find_adapters` |
+| 0.21 | finds adapters by the names of modules, to which FSDP1 adds its own: none is saved | `loses_adapters_under_fsdp1` |
 """
 
-import functools
 import importlib
-import sys
-from collections.abc import Callable
 from typing import Any
 
-_PREFIXES = "_get_tuner_state_dict_key_prefixes"
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What FSDP1, and its checkpoints of activations, add to the names of modules, and not to those of a state dict."""
 
 
-def find_adapters() -> None:
-    """Make PEFT find the adapters of models under FSDP1, in this process, if PEFT is imported."""
-    if "peft" not in sys.modules:
-        return
+def loses_adapters_under_fsdp1() -> bool:
+    """Whether this release saves and loads no adapters of models under FSDP1."""
     library: Any = importlib.import_module("peft.tuners.tuners_utils")
-    original = getattr(library, _PREFIXES, None)
-    if original is not None and not isinstance(original, functools.partial):
-        setattr(library, _PREFIXES, functools.partial(_prefixes, original))
-
-
-def _prefixes(original: Callable[..., set[str]], *args: Any, **kwargs: Any) -> set[str]:
-    return {without_wrappers(prefix) for prefix in original(*args, **kwargs)}
+    return hasattr(library, "_get_tuner_state_dict_key_prefixes")
 
 
 def without_wrappers(name: str) -> str:
@@ -35,6 +23,3 @@ def without_wrappers(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
-
-
-__all__ = ["find_adapters", "without_wrappers"]

@@ -11,7 +11,6 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.units import plural
 from safepoint.training.compatibility.accelerate_releases import complete_fsdp
-from safepoint.training.compatibility.peft_releases import find_adapters
 from safepoint.training.state.temporary_attributes import temporarily
 
 _WHOLE = {"single", "ddp"}
@@ -137,7 +136,6 @@ def check_accelerator(accelerator: Any) -> None:
         )
     if plugin is not None:
         complete_fsdp()
-        find_adapters()
     parallel = getattr(accelerator, "parallelism_config", None)
     if parallel is None or getattr(accelerator.state, "deepspeed_plugin", None) is not None:
         return

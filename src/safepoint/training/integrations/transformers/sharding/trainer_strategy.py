@@ -5,6 +5,7 @@ from typing import Any
 
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import UsageError
+from safepoint.training.compatibility.peft_releases import loses_adapters_under_fsdp1
 from safepoint.training.integrations.transformers.sharding.repartition import check_repartition
 from safepoint.training.state.strategy import (
     check_accelerator,
