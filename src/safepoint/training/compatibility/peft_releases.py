@@ -2,7 +2,7 @@
 
 | releases | difference | here |
 |---|---|---|
-| 0.21 | finds adapters by the names of modules, to which FSDP1 adds its own: none is saved | `loses_adapters_under_fsdp1` |
+| 0.21 | finds adapters by the names of modules, to which FSDP1 adds; saves none | `loses_adapters_under_fsdp1` |
 """
 
 import importlib
