@@ -97,7 +97,7 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
 def _in_shards(model: Any) -> Generator[None]:
     """While the block runs, the state dict of a model under FSDP1 has the shards of this rank, not whole weights."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+    if fsdp is None or not isinstance(model, fsdp.FullyShardedDataParallel):
         yield
         return
     with warnings.catch_warnings():

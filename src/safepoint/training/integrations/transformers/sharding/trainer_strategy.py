@@ -71,8 +71,8 @@ def _check_adapters(trainer: Any) -> None:
     has_fsdp1 = plugin is not None and plugin.fsdp_version == 1
     if has_fsdp1 and isinstance(model, peft.PeftModel) and loses_adapters_under_fsdp1():
         raise UsageError(
-            f"the script trains adapters under FSDP1, and PEFT {peft.__version__} saves no adapters there; training was "
-            "not started",
+            f"the script trains adapters under FSDP1, and PEFT {peft.__version__} saves no adapters there; training "
+            "was not started",
             hint='set "version": 2 in fsdp_config, or install a release that saves them: pip install "peft<0.21"',
         )
     # Such a model is a plain model to which add_adapter or from_pretrained has added adapters. Under FSDP and
