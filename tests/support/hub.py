@@ -1,12 +1,14 @@
-"""The requests to the Hugging Face Hub that a push makes, answered on loopback."""
+"""The requests to the Hugging Face Hub that a push makes, answered on loopback, and a cache of its client."""
 
 import base64
+import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -93,3 +95,19 @@ def fake_hub() -> Iterator[FakeHub]:
             yield hub
         finally:
             server.shutdown()
+
+
+def cached_repository(home: Path, name: str, files: Mapping[str, bytes], *, kind: str) -> Path:
+    """A repository in the cache of the Hub's client below HF_HOME, as a download leaves it. Returns its snapshot."""
+    folder = home / "hub" / f"{kind}s--{name.replace('/', '--')}"
+    commit = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
+    snapshot = folder / "snapshots" / commit
+    (folder / "refs").mkdir(parents=True)
+    (folder / "blobs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
+    for path, data in files.items():
+        blob = folder / "blobs" / hashlib.sha256(data).hexdigest()
+        blob.write_bytes(data)
+        (snapshot / path).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / path).symlink_to(blob)
+    return snapshot

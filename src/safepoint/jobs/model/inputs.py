@@ -5,7 +5,7 @@ Promises: an `Input` contains no access key and no token, because the history st
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from safepoint.errors import UsageError
 from safepoint.foundation.field_types import TEXT, VARIABLES, Kind, check_fields, texts
@@ -70,6 +70,7 @@ class Input:
     def from_record(cls, record: Mapping[str, Any]) -> "Input":
         """Read a mapping of any release. Fields that this release does not know are ignored."""
         values = {item.name: record[item.name] for item in fields(cls) if item.name in record}
-        ignore: Any = values.get("ignore", ())
-        values["ignore"] = tuple(ignore) if isinstance(ignore, list) else ignore  # tuple() would split a string
+        ignore = values.get("ignore", ())
+        # tuple() would split a string into letters.
+        values["ignore"] = tuple(cast("list[str]", ignore)) if isinstance(ignore, list) else ignore
         return cls(**values)

@@ -19,10 +19,12 @@ from safepoint.foundation.field_types import texts
 from safepoint.jobs.model.inputs import HUB, STORE, Input
 from safepoint.sdk.upstream import constants, types
 from safepoint.storage.location import parse_location
+from safepoint.storage.options import StorageOptions
 
 TARGETS = {"dataset": constants.DATASET_PATH, "model": constants.MODEL_PATH}
 """Where a function for a pod finds what the initializers have fetched."""
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+_TEXTS = ("access_token", "endpoint", "access_key_id", "secret_access_key", "region", "role_arn")
 _FORMS = "'hf://<owner>/<repository>', or the path of a folder, which begins with / or ./ or ~"
 _HUB_KINDS = (types.HuggingFaceDatasetInitializer, types.HuggingFaceModelInitializer)
 # Red Hat's 0.3 lacks some of these classes.
@@ -90,6 +92,9 @@ def _input(
     uri: Any = given.storage_uri
     if not isinstance(uri, str) or not uri.strip():
         raise UsageError(f"{where}.storage_uri is {uri!r}; it must be a string; nothing was started")
+    for name in _TEXTS:
+        if not isinstance(getattr(given, name, None), str | None):  # the value is not shown: it may be a key
+            raise UsageError(f"{where}.{name} must be a string or None; nothing was started")
     if isinstance(given, _STORE_KINDS):
         env, keys = _store(where, given)
         return Input(kind=kind, source=uri, target=target, ignore=tuple(ignore), env=env), keys
@@ -146,4 +151,9 @@ def _store(where: str, given: Any) -> tuple[dict[str, str], dict[str, str]]:
             hint="set both of them, or neither: then the variables AWS_* of the job are used",
         )
     env = {"AWS_ENDPOINT_URL_S3": without_credentials(given.endpoint)} if given.endpoint else {}
-    return env | ({"AWS_REGION": given.region} if given.region else {}), keys
+    env |= {"AWS_REGION": given.region} if given.region else {}
+    try:
+        StorageOptions.from_environment(env)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}; nothing was started") from error
+    return env, keys

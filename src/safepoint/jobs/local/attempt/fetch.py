@@ -30,12 +30,13 @@ _SLOWEST_BYTES_S = 1 << 20
 _LEAST_S = 300.0
 
 
-def fetch(one: Input, folder: Path) -> Path:
+def fetch(one: Input, folder: Path, working: Path) -> Path:
     """Fetch an input, and return the folder in which it is complete.
 
     Args:
         one: the data set or the model.
         folder: where folders with files from S3 are kept.
+        working: a path in `folder` at which there is nothing; the caller deletes what is left there.
 
     Raises:
         SafepointError: the input cannot be fetched.
@@ -44,7 +45,7 @@ def fetch(one: Input, folder: Path) -> Path:
     if one.source.startswith(HUB):
         return _from_hub(one)
     if one.source.startswith(STORE):
-        return _from_store(one, folder)
+        return _from_store(one, folder, working)
     if not os.path.isdir(one.source):
         raise UsageError(f"there is no folder {one.source}")
     _say(f"{one.source} is a folder of this machine, and is used where it is")
@@ -54,7 +55,7 @@ def fetch(one: Input, folder: Path) -> Path:
 # ---- S3 ----------------------------------------------------------------------------------------------------------
 
 
-def _from_store(one: Input, folder: Path) -> Path:
+def _from_store(one: Input, folder: Path, working: Path) -> Path:
     location = parse_location(one.source)
     store = open_store(location)
     found = _listing(store, one)
@@ -74,22 +75,17 @@ def _from_store(one: Input, folder: Path) -> Path:
         free = format_bytes(files.free_bytes(folder))
         raise StorageError(f"it has {format_bytes(num_bytes)}, but {folder} has only {free} of free space")
     _say(f"fetching {len(found)} files, {format_bytes(num_bytes)}, from {one.source}")
-    working = folder / f".unfinished-{key}-{os.getpid()}"
-    files.delete_tree(working)
     working.mkdir(mode=0o700)
-    try:
-        with ThreadPoolExecutor(_NUM_THREADS) as threads:
-            for done in [threads.submit(_fetch_object, store, item, working) for item in found]:
-                done.result()
-        later = {item.key: item for item in store.list()}
-        if [later.get(item.key) for item in found] != found:
-            raise StorageError("its objects were changed while they were fetched", hint="resume the job")
-        for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
-            files.fsync_folder(path)
-        if not target.exists():  # otherwise another job has just fetched the same files
-            files.replace_folder(working, target, trash=folder)
-    finally:
-        files.delete_tree(working)
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        for done in [threads.submit(_fetch_object, store, item, working) for item in found]:
+            done.result()
+    later = {item.key: item for item in store.list()}
+    if [later.get(item.key) for item in found] != found:
+        raise StorageError("its objects were changed while they were fetched", hint="resume the job")
+    for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
+        files.fsync_folder(path)
+    if not target.exists():  # otherwise another job has just fetched the same files
+        files.replace_folder(working, target, trash=folder)
     return target
 
 
@@ -129,13 +125,14 @@ def _fetch_object(store: Store, item: StoredObject, working: Path) -> None:
 def _from_hub(one: Input) -> Path:
     try:
         import huggingface_hub
+        from huggingface_hub import constants
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"{error.name} is not installed where the job trains", hint="pip install huggingface_hub"
         ) from error
     repository = one.source.removeprefix(HUB).strip("/")
     hub: Any = huggingface_hub  # it declares its types only in part
-    is_offline = bool(hub.constants.HF_HUB_OFFLINE)
+    is_offline = bool(constants.HF_HUB_OFFLINE)
     _say(f"{'looking in the cache for' if is_offline else 'fetching'} the {one.kind} {repository}")
     try:
         path: str = hub.snapshot_download(repository, repo_type=one.kind, ignore_patterns=list(one.ignore) or None)
@@ -164,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     """Fetch the input that a request names, and record where it is, or why it was not fetched."""
     request: dict[str, Any] = json.loads(Path(arguments[0]).read_bytes())
     try:
-        path = fetch(Input.from_record(request["input"]), Path(request["folder"]))
+        path = fetch(Input.from_record(request["input"]), Path(request["folder"]), Path(request["working"]))
         files.write_atomic(Path(request["record"]), json.dumps({"path": str(path)}).encode(), durable=True)
         _say(f"complete: {path}")
     except (SafepointError, ValueError, OSError) as error:

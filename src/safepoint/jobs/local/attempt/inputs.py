@@ -4,13 +4,14 @@ Promises: what was fetched is recorded in the job's folder when it is complete, 
 use the same files, and fetch them only once. A fetch that was interrupted leaves no record.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safepoint.errors import ExitCode, SafepointError
-from safepoint.foundation.files import write_atomic
+from safepoint.foundation.files import delete_tree, write_atomic
 from safepoint.jobs.local.attempt.steps import run_step
 from safepoint.jobs.local.attempt.workspace import private_cache
 from safepoint.jobs.model.connections import with_keys
@@ -44,7 +45,7 @@ def fetched(folder: Path, one: Input) -> str | None:
     """The folder with an input of the job in `folder`; None if it was not fetched, or is no longer there."""
     try:
         path = json.loads(_record(folder, one).read_bytes())["path"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return path if isinstance(path, str) and Path(path).is_dir() else None
 
@@ -57,16 +58,23 @@ def _fetch(
     one: Input, spec: JobSpec, folder: Path, environ: Mapping[str, str], may_continue: Callable[[], bool]
 ) -> None:
     request, failure = folder / f"{one.step}.request.json", folder / f"{one.step}.failure.json"
+    cache = private_cache("inputs")
+    working = cache / f".unfinished-{hashlib.sha256(str(_record(folder, one)).encode()).hexdigest()[:32]}"
     document = {
         "input": one.to_record(),
-        "folder": str(private_cache("inputs")),
+        "folder": str(cache),
+        "working": str(working),
         "record": str(_record(folder, one)),
         "failure": str(failure),
     }
     write_atomic(request, json.dumps(document).encode(), durable=False)
     failure.unlink(missing_ok=True)
     command = [spec.python, "-P", "-m", "safepoint.jobs.local.attempt.fetch", str(request)]
-    code = run_step(command, folder, one.log, _environment(one, folder, environ), may_continue)
+    delete_tree(working)  # this supervisor's predecessor may have been killed
+    try:
+        code = run_step(command, folder, one.log, _environment(one, folder, environ), may_continue)
+    finally:
+        delete_tree(working)
     if code == 0 and fetched(folder, one) is not None:
         return
     reason, exit_code = _failure(failure, code)
@@ -93,5 +101,5 @@ def _failure(path: Path, code: int) -> tuple[str, ExitCode]:
     try:
         failure: dict[str, Any] = json.loads(path.read_bytes())
         return str(failure["reason"]), ExitCode(failure["exit_code"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return f"its process ended with exit code {code}", ExitCode.FAILED

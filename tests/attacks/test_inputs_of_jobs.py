@@ -1,0 +1,138 @@
+"""Data sets and models that are fetched for a job: fetches that are cut off, buckets that change, keys, strangers."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safepoint.errors import SafepointError
+from safepoint.foundation.processes import processes_of
+from safepoint.jobs.local.attempt import fetch as fetch_module
+from safepoint.jobs.local.attempt import workspace
+from safepoint.jobs.local.attempt.inputs import fetch_inputs, fetched
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.paths import cache_folder, job_folder
+from safepoint.jobs.model.inputs import Input
+from safepoint.sdk import LocalConfig, TransformersTrainer
+from safepoint.sdk.local import inputs as sdk_inputs
+from safepoint.sdk.local.spec import local_job
+from safepoint.sdk.upstream import trainer as kubeflow
+from tests.support.job_values import job_spec
+from tests.support.moto_server import MotoServer
+from tests.support.patience import PATIENCE
+
+
+def train() -> None:
+    print("trained")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("STATE", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    (tmp_path / "job").mkdir()
+    return tmp_path / "job"
+
+
+def dataset(moto: MotoServer, prefix: str) -> Input:
+    return Input(kind="dataset", source=f"s3://{moto.bucket}/{prefix}", target="/workspace/dataset")
+
+
+def test_a_fetch_that_is_killed(folder: Path, moto: MotoServer) -> None:
+    """Nothing counts as fetched; the next fetch is whole."""
+    store = moto.store("killed")
+    for number in range(40):
+        store.write(f"{number}", os.urandom(200_000))
+    one = dataset(moto, "killed")
+    environ = {**os.environ, **moto.variables}
+
+    def kill() -> None:
+        deadline = time.monotonic() + 30 * PATIENCE
+        while not list(cache_folder().glob("inputs/.unfinished-*/*")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        for pid in processes_of(folder):
+            os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(SafepointError, match="its process ended with exit code -9"):
+        fetch_inputs(job_spec(inputs=(one,)), folder, environ)
+    thread.join()
+    assert fetched(folder, one) is None
+    assert [name for name in os.listdir(cache_folder() / "inputs") if not name.startswith(".unfinished-")] == []
+    fetch_inputs(job_spec(inputs=(one,)), folder, environ)
+    path = fetched(folder, one)
+    assert path is not None
+    assert sum(file.stat().st_size for file in Path(path).iterdir()) == 40 * 200_000
+    assert os.listdir(cache_folder() / "inputs") == [Path(path).name], "what the killed fetch has left is deleted"
+
+
+def test_a_bucket_that_changes_meanwhile(tmp_path: Path, moto: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two halves of two versions never count as one."""
+    store = moto.store("changes")
+    for name in ("a", "b"):
+        store.write(name, b"first")
+    whole: Any = fetch_module._fetch_object
+
+    def changing(*args: Any) -> None:
+        whole(*args)
+        store.write("a", b"later")
+
+    monkeypatch.setattr(fetch_module, "_fetch_object", changing)
+    for name, text in moto.variables.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(SafepointError, match="objects were changed while they were fetched"):
+        fetch_module.fetch(dataset(moto, "changes"), tmp_path, tmp_path / "working")
+    assert {path.name for path in tmp_path.iterdir()} <= {"job", "working"}
+
+
+def test_keys_of_initializers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the history, nor a message, nor the description of the job has them."""
+    targets = {kind: str(tmp_path / "workspace" / kind) for kind in sdk_inputs.TARGETS}
+    monkeypatch.setattr(sdk_inputs, "TARGETS", targets)
+    initializer = kubeflow.Initializer(
+        dataset=kubeflow.S3DatasetInitializer("s3://b/x", access_key_id="AKIA7", secret_access_key="very-secret-7"),
+        model=kubeflow.HuggingFaceModelInitializer("hf://a/b", access_token="hf_very-secret-7"),
+    )
+    job = local_job(TransformersTrainer(train), LocalConfig(), None, initializer)
+    with History() as history:
+        history.add(job.spec, actor="me")
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+    for secret in ("AKIA7", "very-secret-7"):
+        assert secret not in repr(job)
+        assert secret not in job.spec.to_json()
+        assert secret.encode() not in stored
+        assert any(secret.encode() in data for data in job.files.values())
+    assert not job_folder(job.spec.name).exists()
+    refused = kubeflow.S3DatasetInitializer("s3://b/x", secret_access_key="very-secret-7")
+    with pytest.raises(SafepointError) as error:
+        local_job(TransformersTrainer(train), LocalConfig(), None, kubeflow.Initializer(dataset=refused))
+    assert "very-secret-7" not in str(error.value)
+
+
+def test_what_others_have_put_at_the_paths_of_pods(tmp_path: Path) -> None:
+    """A link to a folder of another user is not followed, and not changed."""
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    target = tmp_path / "workspace" / "dataset"
+    target.parent.mkdir()
+    target.symlink_to(planted)
+    with pytest.raises(SafepointError, match="exists on this machine, and is no link to"):
+        workspace.provide_workspace([str(target)])
+    with pytest.raises(SafepointError, match="does not lead to"):
+        workspace.point(str(target), str(tmp_path))
+    assert os.readlink(target) == str(planted)
+
+
+def test_a_record_that_is_damaged(folder: Path, tmp_path: Path) -> None:
+    """It counts as none."""
+    one = Input(kind="dataset", source=str(tmp_path), target="/workspace/dataset")
+    record = folder / "dataset-initializer.fetched.json"
+    for content in (b"", b"{", b"[]", b"3", b"null", b'{"path": 3}', json.dumps({"path": "/absent"}).encode()):
+        record.write_bytes(content)
+        assert fetched(folder, one) is None, content
