@@ -77,8 +77,13 @@ def _from_store(one: Input, folder: Path, working: Path) -> Path:
     _say(f"fetching {len(found)} files, {format_bytes(num_bytes)}, from {one.source}")
     working.mkdir(mode=0o700)
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        for done in [threads.submit(_fetch_object, store, item, working) for item in found]:
-            done.result()
+        tasks = [threads.submit(_fetch_object, store, item, working) for item in found]
+        try:
+            for task in tasks:
+                task.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
     later = {item.key: item for item in store.list()}
     if [later.get(item.key) for item in found] != found:
         raise StorageError("its objects were changed while they were fetched", hint="resume the job")
