@@ -83,7 +83,7 @@ def test_a_bucket(folder: Path, tmp_path: Path, moto: MotoServer) -> None:
     }
     assert "fetching 2 files" in log_of(folder)
     store.write("train/a.jsonl", b"other")
-    assert fetch(spec, folder, moto.variables) == path, "the job has its files already, and asks nobody"
+    assert fetch(spec, folder, moto.variables) == path, "the job has its files already, and sends no request"
     store.write("train/a.jsonl", b"one")
     (tmp_path / "second").mkdir()
     assert fetch(spec, tmp_path / "second", moto.variables).parent == path.parent
