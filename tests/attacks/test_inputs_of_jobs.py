@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from safepoint.sdk import LocalConfig, TransformersTrainer
 from safepoint.sdk.local import inputs as sdk_inputs
 from safepoint.sdk.local.spec import local_job
 from safepoint.sdk.upstream import trainer as kubeflow
+from tests.support.hub import cached_repository
 from tests.support.job_values import job_spec
 from tests.support.moto_server import MotoServer
 from tests.support.patience import PATIENCE
@@ -70,6 +72,31 @@ def test_a_fetch_that_is_killed(folder: Path, moto: MotoServer) -> None:
     assert path is not None
     assert sum(file.stat().st_size for file in Path(path).iterdir()) == 40 * 200_000
     assert os.listdir(cache_folder() / "inputs") == [Path(path).name], "what the killed fetch has left is deleted"
+
+
+def test_a_download_that_was_interrupted(folder: Path, tmp_path: Path) -> None:
+    """What it has left in the cache of the Hub counts as nothing: neither offline, nor when the server has gone."""
+    cached_repository(tmp_path / "hub", "somebody/rows", {"a.jsonl": b"{}"}, kind="dataset")
+    repository = tmp_path / "hub" / "hub" / "datasets--somebody--rows"
+    (repository / "blobs" / f"{'0' * 64}.incomplete").write_bytes(b"half")
+    spec = job_spec(inputs=(Input(kind="dataset", source="hf://somebody/rows", target="/workspace/dataset"),))
+    environ = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": "http://127.0.0.1:1"}
+    for is_offline, message in (("1", "was interrupted, and files may be missing"), ("0", "was not fetched")):
+        with pytest.raises(SafepointError, match=message):
+            fetch_inputs(spec, folder, {**environ, "HF_HUB_OFFLINE": is_offline})
+        assert fetched(folder, spec.inputs[0]) is None
+
+
+def test_a_cache_that_lacks_a_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client returns it as if it were whole, but the server has named another file."""
+    snapshot = cached_repository(tmp_path / "hub", "somebody/rows", {"a.jsonl": b"{}"}, kind="dataset")
+    info = SimpleNamespace(sha=snapshot.name, siblings=[SimpleNamespace(rfilename=name) for name in ("a.jsonl", "b")])
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda *_, **__: info)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    one = Input(kind="dataset", source="hf://somebody/rows", target="/workspace/dataset")
+    with pytest.raises(SafepointError, match="lacks b — delete"):
+        fetch_module.fetch(one, tmp_path, tmp_path / "working")
 
 
 def test_a_bucket_that_changes_meanwhile(tmp_path: Path, moto: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,3 +111,50 @@ def cached_repository(home: Path, name: str, files: Mapping[str, bytes], *, kind
         (snapshot / path).parent.mkdir(parents=True, exist_ok=True)
         (snapshot / path).symlink_to(blob)
     return snapshot
+
+
+@contextmanager
+def hub_with(name: str, files: Mapping[str, bytes], *, kind: str, token: str) -> Iterator[tuple[str, list[str]]]:
+    """A server with one private repository. Yields its address, and the list of the files that it has sent."""
+    commit, sent = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest(), list[str]()
+    place = {"dataset": "datasets/", "model": ""}[kind]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def _answer(self, *, with_body: bool) -> None:
+            path = self.path.partition("?")[0]
+            start = f"/{place}{name}/resolve/{commit}/"
+            content = files.get(path.removeprefix(start)) if path.startswith(start) else None
+            about = f"/api/{kind}s/{name}"
+            if path in {about, f"{about}/revision/main", f"{about}/revision/{commit}"}:
+                siblings = [{"rfilename": file} for file in files]
+                content = json.dumps({"id": name, "sha": commit, "siblings": siblings}).encode()
+            elif path == f"{about}/tree/{commit}":
+                tree = [{"type": "file", "path": file, "size": len(files[file]), "oid": commit} for file in files]
+                content = json.dumps(tree).encode()
+            is_allowed = self.headers.get("Authorization") == f"Bearer {token}"
+            self.send_response(401 if not is_allowed else 404 if content is None else 200)
+            content = content if is_allowed and content is not None else b""
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", commit)
+            self.end_headers()
+            if with_body:
+                self.wfile.write(content)
+                if path.startswith(start):
+                    sent.append(path.removeprefix(start))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", sent
+        finally:
+            server.shutdown()

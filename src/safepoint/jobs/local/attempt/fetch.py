@@ -135,27 +135,47 @@ def _from_hub(one: Input) -> Path:
         raise UnsupportedError(
             f"{error.name} is not installed where the job trains", hint="pip install huggingface_hub"
         ) from error
-    repository = one.source.removeprefix(HUB).strip("/")
     hub: Any = huggingface_hub  # it declares its types only in part
+    repository, ignore = one.source.removeprefix(HUB).strip("/"), list(one.ignore) or None
     is_offline = bool(constants.HF_HUB_OFFLINE)
+    wanted: list[str] = []
     _say(f"{'looking in the cache for' if is_offline else 'fetching'} the {one.kind} {repository}")
     try:
-        path: str = hub.snapshot_download(repository, repo_type=one.kind, ignore_patterns=list(one.ignore) or None)
+        revision = None
+        if not is_offline:
+            # If the server cannot be reached, `snapshot_download` returns what an interrupted download has left in
+            # the cache. So the names of the files come from the server, and are compared with what is there.
+            info = hub.HfApi().repo_info(repository, repo_type=one.kind)
+            revision, names = info.sha, [item.rfilename for item in info.siblings or ()]
+            wanted = list(hub.utils.filter_repo_objects(names, ignore_patterns=ignore))
+        path: str = hub.snapshot_download(repository, repo_type=one.kind, revision=revision, ignore_patterns=ignore)
     except Exception as error:  # the exceptions of the client and of its HTTP library have no common class
         reason = str(error).strip().partition("\n")[0]
-        raise StorageError(
-            f"{type(error).__name__}: {reason}",
-            hint=f"where the network allows it: hf download {repository} --repo-type {one.kind}",
-        ) from error
-    missing = [name for name, _ in files.walk_files(Path(path)) if not os.path.exists(os.path.join(path, name))]
-    if missing:
-        raise StorageError(
-            f"the cache {path} has lost {printable(missing[0])} and {len(missing) - 1} other files",
-            hint=f"delete {Path(path).parents[1]}, and resume the job",
-        )
+        command = f"hf download {repository} --repo-type {one.kind}"
+        online_hint = "check storage_uri and access_token; to use only the cache, set HF_HUB_OFFLINE=1"
+        hint = f"where the network allows it: {command}" if is_offline else online_hint
+        raise StorageError(f"{type(error).__name__}: {reason}", hint=hint) from error
+    _check_snapshot(Path(path), wanted)
     if is_offline:
         _say("HF_HUB_OFFLINE is set: whether the cache has all files of the repository was not checked")
     return Path(path)
+
+
+def _check_snapshot(path: Path, wanted: Sequence[str]) -> None:
+    """Raise StorageError if a file is missing in a snapshot of the cache, or if its download was interrupted."""
+    repository = path.parents[1]
+    present = [name for name, _ in files.walk_files(path)]
+    missing = [name for name in (*wanted, *present) if not os.path.exists(path / name)]
+    if missing:
+        others = f" and {len(missing) - 1} other files" if len(missing) > 1 else ""
+        raise StorageError(
+            f"the cache {path} lacks {printable(missing[0])}{others}", hint=f"delete {repository}, and resume the job"
+        )
+    if not wanted and list((repository / "blobs").glob("*.incomplete")):
+        raise StorageError(
+            f"a download into the cache {repository} was interrupted, and files may be missing",
+            hint="resume the job where the network allows it, and without HF_HUB_OFFLINE",
+        )
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,7 @@ from safepoint.jobs.local.attempt.workspace import content_of, point, provide_wo
 from safepoint.jobs.local.paths import cache_folder
 from safepoint.jobs.model.inputs import Input
 from safepoint.jobs.model.spec import JobSpec
-from tests.support.hub import cached_repository
+from tests.support.hub import cached_repository, hub_with
 from tests.support.job_values import job_spec
 from tests.support.moto_server import MotoServer
 
@@ -133,8 +133,30 @@ def test_the_cache_of_the_hub(folder: Path, tmp_path: Path) -> None:
         fetch(spec_of("hf://somebody/absent"), tmp_path / "second", offline)
     os.unlink(os.path.realpath(snapshot / "train.jsonl"))
     (tmp_path / "third").mkdir()
-    with pytest.raises(SafepointError, match=r"has lost train\.jsonl"):
+    with pytest.raises(SafepointError, match=r"lacks train\.jsonl"):
         fetch(spec, tmp_path / "third", offline)
+
+
+def test_the_server_of_the_hub(folder: Path, tmp_path: Path) -> None:
+    """With the token of the initializer; each file once, without those that are ignored; the revision stays."""
+    files = {"train.jsonl": b"{}", "data/more.jsonl": b"[]", "model.bin": b"ignored"}
+    with hub_with("somebody/rows", files, kind="dataset", token="hf_mine") as (endpoint, sent):
+        online = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}
+        spec = spec_of("hf://somebody/rows", ignore=("*.bin",))
+        with pytest.raises(SafepointError, match=r"hf://somebody/rows was not fetched: \w+"):
+            fetch(spec, folder, online)
+        (folder / spec.inputs[0].keys_file).write_text(json.dumps({"HF_TOKEN": "hf_mine"}))
+        path = fetch(spec, folder, online)
+        assert {name: (path / name).read_bytes() for name in files if (path / name).exists()} == {
+            "train.jsonl": b"{}",
+            "data/more.jsonl": b"[]",
+        }
+        assert sorted(sent) == ["data/more.jsonl", "train.jsonl"]
+    (tmp_path / "second").mkdir()
+    with pytest.raises(SafepointError, match="to use only the cache, set HF_HUB_OFFLINE=1"):
+        fetch(spec, tmp_path / "second", online)
+    assert fetch(spec, folder, online) == path, "the server is gone, and is not needed any more"
+    assert "hf_mine" not in log_of(folder)
 
 
 def test_a_job_that_has_to_stop(folder: Path, moto: MotoServer) -> None:
