@@ -16,9 +16,12 @@ from safepoint.foundation.processes import processes_of
 from safepoint.jobs.local.attempt import fetch as fetch_module
 from safepoint.jobs.local.attempt import workspace
 from safepoint.jobs.local.attempt.inputs import fetch_inputs, fetched
+from safepoint.jobs.local.attempt.steps import JobStoppedError
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import cache_folder, job_folder
+from safepoint.jobs.local.supervisor import Supervisor
 from safepoint.jobs.model.inputs import Input
+from safepoint.jobs.model.states import JobState
 from safepoint.sdk import LocalConfig, TransformersTrainer
 from safepoint.sdk.local import inputs as sdk_inputs
 from safepoint.sdk.local.spec import local_job
@@ -154,6 +157,35 @@ def test_what_others_have_put_at_the_paths_of_pods(tmp_path: Path) -> None:
     with pytest.raises(SafepointError, match="does not lead to"):
         workspace.point(str(target), str(tmp_path))
     assert os.readlink(target) == str(planted)
+
+
+def test_two_jobs_that_need_other_files_at_one_path(tmp_path: Path) -> None:
+    """The path does not change while a job uses it; the other job waits, and begins when the first has ended."""
+    target = str(tmp_path / "workspace" / "dataset")
+    workspace.provide_workspace([target])
+    with History() as history:
+        supervisors: dict[str, Supervisor] = {}
+        for name in ("a", "b", "same"):
+            source = tmp_path / ("b" if name == "b" else "a")
+            source.mkdir(exist_ok=True)
+            one = Input(kind="dataset", source=str(source), target=target)
+            history.add(job_spec(name, inputs=(one,)), actor="me")
+            history.become(name, JobState.RUNNING, actor="me")
+            job_folder(name).mkdir(parents=True)
+            fetch_inputs(history.job(name).spec, job_folder(name), os.environ)
+            supervisors[name] = Supervisor(name, history)
+        assert supervisors["a"]._enter_workspace(history.job("a")) is None
+        assert supervisors["same"]._enter_workspace(history.job("same")) is None
+        assert supervisors["b"]._enter_workspace(history.job("b")) in {"a", "same"}
+        assert os.path.realpath(target) == str(tmp_path / "a")
+        supervisors["b"].was_asked_to_leave = True
+        with pytest.raises(JobStoppedError):
+            supervisors["b"]._wait_for_workspace(history.job("b"))
+        assert "waits for job a, which uses other files at" in history.job("b").message
+        for name in ("a", "same"):
+            history.become(name, JobState.COMPLETE, actor="me")
+        assert supervisors["b"]._enter_workspace(history.job("b")) is None
+        assert os.path.realpath(target) == str(tmp_path / "b")
 
 
 def test_a_record_that_is_damaged(folder: Path, tmp_path: Path) -> None:
