@@ -168,6 +168,18 @@ def test_an_algorithm_of_training_hub(library: Path) -> None:
     assert "'arguments': {'model_path': 'tiny', 'nproc_per_node': 2}" in script
 
 
+@pytest.mark.parametrize(("processes", "gpus"), [(2, 2), ("2", 2), ("auto", 4), (None, 1)])
+def test_training_hub_has_the_gpus_of_its_processes(
+    library: Path, monkeypatch: pytest.MonkeyPatch, processes: Any, gpus: int
+) -> None:
+    """If the trainer names no resources: without a GPU slot, a job sees no GPU."""
+    monkeypatch.setenv("SAFEPOINT_GPU_SLOTS", "4")
+    arguments = {} if processes is None else {"nproc_per_node": processes}
+    trainer = hub_trainer(algorithm="sft", func_args=arguments)
+    spec = local_job(training_hub_job(trainer, LocalConfig()), LocalConfig(), None).spec
+    assert (spec.gpu_per_node, spec.ranks_per_node) == (gpus, 1)
+
+
 def test_a_function_of_training_hub(library: Path) -> None:
     """It receives its arguments as one dict, as in a pod."""
 

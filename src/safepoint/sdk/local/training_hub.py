@@ -13,6 +13,7 @@ from typing import Any
 from safepoint.errors import UnsupportedError, UsageError
 from safepoint.foundation.environment import is_importable
 from safepoint.foundation.field_types import NAMED
+from safepoint.jobs.local.slots import count_slots
 from safepoint.sdk.checks import is_of_fork
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.upstream import constants, types
@@ -88,17 +89,25 @@ def training_hub_job(trainer: Any, config: LocalConfig) -> TrainingHubJob:
             hint=f"pip install {_LIBRARY}, or set packages_to_install=['{_LIBRARY}']",
         )
     function, given = _function(trainer, arguments)
-    ranks: Any = arguments.get("nproc_per_node", 1)
-    resources = trainer.resources_per_node or {"cpu": ranks if type(ranks) is int and ranks > 0 else 1}
     return TrainingHubJob(
         func=function,
         func_args=given,
         packages_to_install=packages or None,
         pip_index_urls=list(getattr(trainer, "pip_index_urls", None) or constants.DEFAULT_PIP_INDEX_URLS),
         num_nodes=1,
-        resources_per_node=resources,
+        resources_per_node=trainer.resources_per_node or _resources(arguments.get("nproc_per_node", 1)),
         env=getattr(trainer, "env", None),
     )
+
+
+def _resources(ranks: Any) -> dict[str, int]:
+    """The resources for a trainer that names none: a GPU for each process, or a CPU if this machine has no GPU."""
+    num_gpus = count_slots().gpu
+    if isinstance(ranks, str) and ranks.strip().isdecimal():
+        ranks = int(ranks)
+    if not isinstance(ranks, int) or ranks < 1:  # `auto` and `gpu` stand for all GPUs
+        ranks = num_gpus or 1
+    return {"gpu" if num_gpus else "cpu": ranks}
 
 
 def _function(trainer: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
