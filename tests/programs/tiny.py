@@ -259,7 +259,6 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
         per_device_eval_batch_size=options.batch_size,
         gradient_accumulation_steps=options.grad_accum,
         learning_rate=1e-2,
-        lr_scheduler_type="cosine",
         save_strategy=options.save_strategy,
         save_steps=options.save_steps,
         save_total_limit=options.save_total_limit,
@@ -278,7 +277,7 @@ def train(options: argparse.Namespace, out: str, model: torch.nn.Module | None) 
         disable_tqdm=True,
         seed=7,
         **({"enable_jit_checkpoint": True} if options.jit else {}),
-        **options.settings,
+        **({"lr_scheduler_type": "cosine"} | options.settings),
     )
     Path(out).mkdir(parents=True, exist_ok=True)
     Path(out, f"loading-{os.environ.get('RANK', '0')}").touch()

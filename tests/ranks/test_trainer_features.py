@@ -72,6 +72,11 @@ FEATURES = {
         ),
         *_settings(bf16=True, gradient_checkpointing=True),
     ),
+    # Its learning rate follows the evaluations: each evaluation and each log line has to come exactly once.
+    "reduce_lr_on_plateau": (
+        *("--epochs", "2", "--grad-accum", "1", "--samples", "32", "--logging-steps", "2", "--best", *_EVALUATED),
+        *_settings(lr_scheduler_type="reduce_lr_on_plateau", lr_scheduler_kwargs={"patience": 0, "mode": "max"}),
+    ),
     "torch.compile": ("--epochs", "1", "--grad-accum", "1", "--samples", "32", *_settings(torch_compile=True)),
 }
 

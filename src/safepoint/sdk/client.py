@@ -80,7 +80,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """
         check_train(runtime, initializer, trainer, options)
         with as_kubeflow_raises():
-            trainer = own_trainer(trainer)
+            accepts = getattr(self.backend, "accepts", None)
+            trainer = own_trainer(trainer) if accepts is None else own_trainer(trainer, is_accepted=accepts)
         kubeflow: Any = super()  # Kubeflow declares no types of options
         return kubeflow.train(runtime, initializer, trainer, options)
 

@@ -334,14 +334,18 @@ class TransformersTrainer(types.CustomTrainer):
         return environ
 
 
-def own_trainer(trainer: Any) -> Any:
+def own_trainer(trainer: Any, *, is_accepted: Callable[[Any], bool] = lambda trainer: False) -> Any:
     """Convert the `TransformersTrainer` of Red Hat's version of the SDK; return a trainer of another SDK unchanged.
+
+    Args:
+        trainer: the trainer.
+        is_accepted: whether the backend takes another trainer of Red Hat's version; it is returned unchanged.
 
     Raises:
         UnsupportedError: this is a trainer of Red Hat's version, but not its `TransformersTrainer`.
         ValueError: a field is invalid.
     """
-    if isinstance(trainer, types.CustomTrainer) or not is_of_fork(trainer):
+    if isinstance(trainer, types.CustomTrainer) or not is_of_fork(trainer) or is_accepted(trainer):
         return trainer
     name = type(trainer).__name__
     if name != TransformersTrainer.__name__:

@@ -109,20 +109,24 @@ def train_job(job: "JobRecord", runtime: types.Runtime, progress: "Progress | No
 
 
 def _steps(job: "JobRecord") -> list[types.Step]:
-    """One step for each node. A job that waits or is suspended has no steps, because it has no processes."""
+    """One step for each node, after those of the initializers.
+
+    A job that waits or is suspended has no steps, because it has no processes.
+    """
     if not job.state.holds_slots and not job.state.is_over:
         return []
     spec = job.spec
     device, count = ("gpu", spec.gpu_per_node) if spec.gpu_per_node else ("cpu", spec.cpu_per_node)
+    names = [*(one.step for one in spec.inputs), *(f"{constants.NODE}-{node}" for node in range(spec.num_nodes))]
     return [
         types.Step(
-            name=f"{constants.NODE}-{node}",
+            name=name,
             status=_STEP_STATUS.get(job.state, constants.TRAINJOB_RUNNING),
-            pod_name=f"{job.name}-{constants.NODE}-{node}",
+            pod_name=f"{job.name}-{name}",
             device=device,
             device_count=str(count),
         )
-        for node in range(spec.num_nodes)
+        for name in names
     ]
 
 

@@ -164,20 +164,19 @@ def test_waiting(client: TrainerClient) -> None:
         (lambda client: client.wait_for_job_status("done", timeout=0), ValueError, "Timeout must be a positive"),
         (lambda client: client.wait_for_job_status("done", timeout=1), ValueError, "strictly less than timeout"),
         (lambda client: list(client.get_job_logs("done", step="nodes")), ValueError, "step 'nodes' is invalid"),
-        (lambda client: client.train(), NotImplementedError, "NoneType, which cannot run"),
+        (lambda client: client.train(), NotImplementedError, "trainer is None: .*nothing was started"),
         (lambda client: client.train(runtime="other"), ValueError, "no runtime 'other'"),
         (
             lambda client: client.train(trainer=kubeflow.CustomTrainerContainer(image="x")),
             ValueError,
-            "a CustomTrainerContainer, which cannot run on this machine",
+            "a CustomTrainerContainer, a container with its own image, which cannot run on this machine",
         ),
         (
             lambda client: client.train(
-                initializer=kubeflow.Initializer(model=kubeflow.HuggingFaceModelInitializer("hf://a/b")),
-                trainer=kubeflow.CustomTrainer(func=print),
+                trainer=kubeflow.BuiltinTrainer(config=kubeflow.TorchTuneConfig()),
             ),
             NotImplementedError,
-            "initializer is not supported on this machine",
+            "trainer is a BuiltinTrainer, TorchTune, which reports no steps, .*nothing was started",
         ),
         (
             lambda client: client.train(trainer=kubeflow.CustomTrainer(func=print)),

@@ -113,8 +113,8 @@ def test_a_trainer_of_red_hats_class(machine: Path) -> None:
     assert isinstance(own, TransformersTrainer)
     assert (own.function, own.func_args, own.run_settings().save_strategy) == (train, {"path": "x"}, "no")
     client = TrainerClient(LocalConfig())
-    with pytest.raises(ValueError, match="TrainingHubTrainer of Red Hat's SDK is not supported"):
-        client.train(trainer=fork("TrainingHubTrainer")(train))
+    with pytest.raises(ValueError, match="OtherTrainer of Red Hat's SDK is not supported"):
+        client.train(trainer=fork("OtherTrainer")(train))
     trainer = kubeflow.CustomTrainer(func=train)
     assert own_trainer(trainer) is trainer
     assert isinstance(trainer, types.CustomTrainer)

@@ -95,7 +95,13 @@ class LocalJobs:
         return rank_reports.progress(job_folder(job.name))
 
     def logs(
-        self, name: str, *, rank: int | None = None, node: int | None = None, follow: bool = False
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        node: int | None = None,
+        step: str | None = None,
+        follow: bool = False,
     ) -> Iterator[LogLine]:
         """The output of a job.
 
@@ -103,7 +109,9 @@ class LocalJobs:
             name: the name of the job.
             rank: return only the output of this rank.
             node: return only the output of this node: of its launcher and its ranks.
-            follow: wait for new lines until the job has stopped.
+            step: return only the output of this step before the launchers start: `dataset-initializer` or
+                `model-initializer`.
+            follow: wait for new lines until the job has stopped; with `step`, until the launchers have started.
 
         Raises:
             NotFoundError: there is no such job, or it has no such rank.
@@ -119,9 +127,12 @@ class LocalJobs:
 
         def is_over() -> bool:
             job = self._history.find(name)
+            if job is not None and step is not None and self._history.nodes(name, job.attempt):
+                return True
             return job is None or not job.needs_supervisor
 
-        yield from read_logs(job_folder(name), ranks=ranks, nodes=nodes, is_over=is_over if follow else None)
+        is_over_now = is_over if follow else None
+        yield from read_logs(job_folder(name), ranks=ranks, nodes=nodes, step=step, is_over=is_over_now)
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[JobRecord]]:
         """The active jobs, or one job, at every interval; see `JobPlace.watch`."""

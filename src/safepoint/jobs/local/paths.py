@@ -24,6 +24,12 @@ def _below(folder: str) -> Path:
     return Path(os.path.realpath(home), "safepoint")
 
 
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/safepoint`, or `~/.cache/safepoint`. A relative XDG_CACHE_HOME is ignored."""
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(folder if os.path.isabs(folder) else f"{home_folder()}/.cache", "safepoint")
+
+
 def history_file() -> Path:
     """The history of all jobs."""
     return state_folder() / "jobs.sqlite3"
@@ -45,8 +51,13 @@ def supervisor_lock(name: str) -> Path:
     return job_folder(name) / "supervisor.lock"
 
 
-def make_private(folder: Path) -> Path:
+def make_private(folder: Path, *, what: str = "state folder", variable: str = "XDG_STATE_HOME") -> Path:
     """Create a folder, and the missing folders above it, with access for their owner only.
+
+    Args:
+        folder: the folder.
+        what: what the folder is, in messages.
+        variable: the environment variable that chooses another place.
 
     Raises:
         StorageError: the folder cannot be created or written, or another user may have created it.
@@ -57,17 +68,17 @@ def make_private(folder: Path) -> Path:
         folder.mkdir(exist_ok=True, mode=0o700)
     except OSError as error:
         raise StorageError(
-            f"the state folder {folder} cannot be created: {error.strerror}",
-            hint="set XDG_STATE_HOME to a folder that you can write",
+            f"the {what} {folder} cannot be created: {error.strerror}",
+            hint=f"set {variable} to a folder that you can write",
         ) from error
     if is_planted_folder(folder):
         raise StorageError(
-            f"another user may have created the state folder {folder} or a folder above it, in a place where every "
-            "user can write; the state folder was not used",
-            hint="set XDG_STATE_HOME to a folder of your own",
+            f"another user may have created the {what} {folder} or a folder above it, in a place where every "
+            f"user can write; the {what} was not used",
+            hint=f"set {variable} to a folder of your own",
         )
     if not os.access(folder, os.W_OK):
         raise StorageError(
-            f"the state folder {folder} cannot be written", hint="set XDG_STATE_HOME to a folder that you can write"
+            f"the {what} {folder} cannot be written", hint=f"set {variable} to a folder that you can write"
         )
     return folder

@@ -19,9 +19,11 @@ from safepoint.foundation import clock
 from safepoint.foundation.events import console
 from safepoint.foundation.files import FolderLock
 from safepoint.jobs.local import slots
-from safepoint.jobs.local.attempt import rank_reports
+from safepoint.jobs.local.attempt import rank_reports, workspace
+from safepoint.jobs.local.attempt.inputs import fetch_inputs, fetched
 from safepoint.jobs.local.attempt.launchers import Launchers, launcher_environment
-from safepoint.jobs.local.attempt.packages import JobStoppedError, install_packages
+from safepoint.jobs.local.attempt.packages import install_packages
+from safepoint.jobs.local.attempt.steps import JobStoppedError
 from safepoint.jobs.local.history import History, HistoryError
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors
@@ -174,6 +176,8 @@ class Supervisor:
             secrets = keys_of(job.spec.data_connection) if job.spec.data_connection else {}
             extra = install_packages(job.spec, self._folder, may_continue=self._may_continue)
             environ = launcher_environment(job.spec, secrets, extra)
+            fetch_inputs(job.spec, self._folder, environ, may_continue=self._may_continue)
+            self._wait_for_workspace(job)
             for node in range(job.spec.num_nodes):
                 with self._history.transaction():  # meanwhile no other supervisor can take the same devices
                     record = launchers.start(node, environ, self._free_gpus(job))
@@ -194,6 +198,44 @@ class Supervisor:
                 )
             return None
         return launchers
+
+    def _wait_for_workspace(self, job: JobRecord) -> None:
+        """Let `/workspace/dataset` and `/workspace/model` lead to the inputs of the job, when no other job uses them.
+
+        Raises:
+            JobStoppedError: the job has to stop.
+            SafepointError: a path leads to something else, or an input is gone.
+        """
+        waits_for = None
+        while (user := self._enter_workspace(job)) is not None:
+            if user != waits_for:
+                waits_for = user
+                message = f"waits for job {user}, which uses other files at {job.spec.inputs[0].target}"
+                self._history.become(self._name, self._job.state, actor=self._actor, message=message)
+            if not self._may_continue():
+                raise JobStoppedError
+            self._start_missing_supervisors()
+            clock.sleep(_POLL_S)
+        if waits_for is not None:
+            self._history.become(self._name, self._job.state, actor=self._actor)
+
+    def _enter_workspace(self, job: JobRecord) -> str | None:
+        """Set the links to the inputs of the job; if another job uses other files there, return the job's name."""
+        wanted = {one.target: fetched(self._folder, one) for one in job.spec.inputs}
+        with self._history.transaction():  # meanwhile no other supervisor can set the links
+            others = [other for other in self._history.jobs(slots.HOLDING) if other.name != self._name]
+            for other in others if wanted else ():
+                for one in other.spec.inputs:
+                    theirs = fetched(job_folder(other.name), one)
+                    is_in_use = theirs is not None and workspace.content_of(one.target) == theirs
+                    if is_in_use and wanted.get(one.target, theirs) != theirs:
+                        return other.name
+            for target, path in wanted.items():
+                if path is None:
+                    raise StorageError(f"what was fetched for {target} was deleted meanwhile", hint="resume the job")
+                if workspace.content_of(target) != path:
+                    workspace.point(target, path)
+        return None
 
     def _may_continue(self) -> bool:
         return not self._job.is_to_stop and not self.was_asked_to_leave

@@ -47,16 +47,17 @@ class Shipment:
     definition: str
     arguments: str
 
-    def script(self, *, look_in: str | None = None, arguments: str | None = None) -> str:
-        """The script. In a rank, it calls the function. In data loader workers that import it, it does not.
+    def script(self, *, look_in: str | None = None, arguments: str | None = None, before: str = "") -> str:
+        """The script. In a rank it calls the function; data loader workers that import the script do not call it.
 
         Args:
             look_in: a folder to import modules from when they are found nowhere else.
             arguments: source to use instead of `self.arguments`.
+            before: lines, indented by four spaces, to run before the call.
         """
         path = f'    __import__("sys").path.append({look_in!a})\n' if look_in is not None else ""
         call = f"    {self.name}(**{self.arguments if arguments is None else arguments})\n"
-        return f'{self.definition.rstrip()}\n\n\nif __name__ == "__main__":\n{path}{call}'
+        return f'{self.definition.rstrip()}\n\n\nif __name__ == "__main__":\n{before}{path}{call}'
 
 
 def take_function(function: Callable[..., Any], arguments: Mapping[str, Any] | None = None) -> Shipment:

@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from safepoint.errors import UsageError
 from safepoint.foundation.field_types import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
 from safepoint.jobs.model.identity import IDENTITY
+from safepoint.jobs.model.inputs import Input
 from safepoint.settings.run_settings import RunSettings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -18,6 +19,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
 _USER_IN_ADDRESS = re.compile(r"(?P<scheme>[\w+.-]+)://(?P<user>[^/\s]*)@")
 _TEXTS = Kind(words="a tuple of strings", fits=lambda value: isinstance(value, tuple) and texts().fits(value))
+_INPUTS = Kind(
+    words="a tuple of inputs",
+    fits=lambda value: isinstance(value, tuple) and all(isinstance(one, Input) for one in cast("tuple[Any]", value)),
+)
 _KINDS = {
     "name": TEXT,
     "program": _TEXTS,
@@ -35,6 +40,7 @@ _KINDS = {
     "priority": whole(),
     "packages": _TEXTS,
     "package_indexes": _TEXTS,
+    "inputs": _INPUTS,
 }
 _LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start")
 
@@ -60,6 +66,7 @@ class JobSpec:
         priority: jobs with a higher priority start first, and preempt jobs with a lower one.
         packages: requirements to install for this job before the program runs.
         package_indexes: the package indexes to use; the first one replaces the default.
+        inputs: the data set and the model to fetch before the program runs.
     """
 
     name: str
@@ -78,6 +85,7 @@ class JobSpec:
     priority: int = 0
     packages: tuple[str, ...] = ()
     package_indexes: tuple[str, ...] = ()
+    inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -103,6 +111,7 @@ class JobSpec:
         """The document that `from_json` reads."""
         record: dict[str, Any] = {name: getattr(self, name) for name in _names(type(self)) if name != "settings"}
         record["env"] = dict(self.env)
+        record["inputs"] = [one.to_record() for one in self.inputs]
         record["settings"] = {
             name: getattr(self.settings, name) for name in _names(RunSettings) if name not in _LAUNCHERS_OWN
         }
@@ -118,6 +127,7 @@ class JobSpec:
         for name in ("program", "packages", "package_indexes"):
             # tuple() would split a string into letters.
             values[name] = tuple(values[name]) if isinstance(values.get(name), list) else values.get(name, ())
+        values["inputs"] = tuple(Input.from_record(one) for one in values.get("inputs", ()))
         return cls(settings=RunSettings(**settings), **values)
 
 

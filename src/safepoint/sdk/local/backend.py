@@ -7,26 +7,24 @@ from typing import Any
 
 from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.errors import (
-    NotFoundError,
     SafepointError,
-    UnsupportedError,
     UsageError,
 )
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
-from safepoint.jobs.local.slots import count_slots
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import JobRecord
 from safepoint.sdk import options as options_module
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.local.pod_folder import check_mounts
-from safepoint.sdk.local.spec import local_job
+from safepoint.sdk.local.runtime import check_runtime, local_runtime
+from safepoint.sdk.local.spec import checked_trainer, local_job
+from safepoint.sdk.local.training_hub import is_training_hub, training_hub_job
 from safepoint.sdk.upstream import RuntimeBackend, constants, kubernetes_options, types
 from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_of, event_of, states_of, train_job
 
-_COMMAND = ("safepoint", "run")
-_OTHER_STEPS = (constants.DATASET_INITIALIZER, constants.MODEL_INITIALIZER, constants.LAUNCHER)
+_INITIALIZERS = (constants.DATASET_INITIALIZER, constants.MODEL_INITIALIZER)
 _PACKAGES = (
     "import importlib.metadata as m, sys; print('Python:', sys.version); "
     "print('\\n'.join(sorted({f'{d.name}=={d.version}' for d in m.distributions()}, key=str.lower)))"
@@ -46,43 +44,30 @@ class LocalBackend(RuntimeBackend):
     def __init__(self, config: LocalConfig) -> None:
         self.config = config
 
+    def accepts(self, trainer: Any) -> bool:
+        """Whether `train` takes this trainer, although its class is neither Kubeflow's nor Safepoint's."""
+        return is_training_hub(trainer)
+
     # ---- runtimes -------------------------------------------------------------------------------------------------
 
     def list_runtimes(self) -> list[types.Runtime]:
         """The only runtime: the Python environment of this machine."""
-        return [self._runtime()]
+        return [local_runtime()]
 
     def get_runtime(self, name: str) -> types.Runtime:
-        """The only runtime.
+        """The runtime of this machine; for the name of another runtime for PyTorch too, with a warning.
 
         Raises:
-            RuntimeError: `name` is not the name of this runtime.
+            RuntimeError: `name` is not the name of a runtime for PyTorch.
         """
         with as_kubeflow_raises():
-            if name != constants.DEFAULT_TRAINING_RUNTIME:
-                known = constants.DEFAULT_TRAINING_RUNTIME
-                raise NotFoundError(f"there is no runtime {name!r} on this machine", hint=f"use {known!r}")
-        return self._runtime()
-
-    def _runtime(self) -> types.Runtime:
-        machine = count_slots()
-        device, count = ("gpu", machine.gpu) if machine.gpu else ("cpu", machine.cpu)
-        trainer = types.RuntimeTrainer(
-            trainer_type=types.TrainerType.CUSTOM_TRAINER,
-            framework="torch",
-            image="local",
-            num_nodes=1,
-            device=device,
-            device_count=str(count),
-        )
-        trainer.set_command(_COMMAND)
-        kinds = getattr(types, "RuntimeKind", None)  # Red Hat's release 0.3 has no RuntimeKind
-        kind: dict[str, Any] = {} if kinds is None else {"kind": kinds.TRAINING_RUNTIME}
-        return types.Runtime(name=constants.DEFAULT_TRAINING_RUNTIME, trainer=trainer, **kind)
+            check_runtime(name, self.config.python)
+        return local_runtime()
 
     def get_runtime_packages(self, runtime: types.Runtime) -> None:
         """Print the version and the packages of the interpreter that runs the jobs."""
-        self.get_runtime(runtime.name)
+        with as_kubeflow_raises():
+            check_runtime(runtime, self.config.python)
         done = subprocess.run(
             [self.config.python, "-P", "-c", _PACKAGES], capture_output=True, text=True, check=False
         )
@@ -101,20 +86,11 @@ class LocalBackend(RuntimeBackend):
         options: list[Any] | None = None,
     ) -> str:
         """Submit a job and return its name. The job starts when enough slots are free."""
-        if runtime is not None:
-            self.get_runtime(runtime if isinstance(runtime, str) else runtime.name)
         with as_kubeflow_raises():
-            if initializer is not None and (initializer.dataset or initializer.model):
-                raise UnsupportedError(
-                    "initializer is not supported on this machine; nothing was started",
-                    hint="download the data and the model in the training function, or beforehand",
-                )
-            if not isinstance(trainer, types.CustomTrainer):
-                raise UnsupportedError(
-                    f"the trainer is a {type(trainer).__name__}, which cannot run on this machine",
-                    hint="use a CustomTrainer or a TransformersTrainer",
-                )
-            job = local_job(trainer, self.config, self._name_of(options or [], trainer))
+            if runtime is not None:
+                check_runtime(runtime, self.config.python)
+            given = training_hub_job(trainer, self.config) if is_training_hub(trainer) else checked_trainer(trainer)
+            job = local_job(given, self.config, self._name_of(options or [], given), initializer)
             with LocalJobs() as jobs:
                 return jobs.submit(job.spec, job.files).name
 
@@ -149,19 +125,24 @@ class LocalBackend(RuntimeBackend):
             return self._train_job(jobs, jobs.job(name))
 
     def _train_job(self, jobs: LocalJobs, job: JobRecord) -> TrainJob:
-        return train_job(job, self._runtime(), jobs.progress_of(job), jobs.output_of(job))
+        return train_job(job, local_runtime(), jobs.progress_of(job), jobs.output_of(job))
 
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
     ) -> Iterator[str]:
-        """The output of a part of a job; Kubeflow calls the parts steps.
+        """The output of a step.
 
-        The step `node-N` has the output of the node's launcher and ranks; `rank-N` has that of one rank.
+        For the step `node-N`, it is that of the node's launcher and ranks; for `rank-N`, that of one rank; for
+        `dataset-initializer` and `model-initializer`, that of the fetch before the ranks start.
         """
         with as_kubeflow_raises(), LocalJobs() as jobs:
             jobs.job(name)
             kind, _, text = step.rpartition("-")
-            if step in _OTHER_STEPS:
+            if step == constants.LAUNCHER:
+                return
+            if step in _INITIALIZERS:
+                for line in jobs.logs(name, step=step, follow=bool(follow)):
+                    yield line.text
                 return
             if kind not in {constants.NODE, "rank"} or not text.isdecimal():
                 raise UsageError(f"step {step!r} is invalid", hint="use node-0, node-1, … or rank-0, rank-1, …")

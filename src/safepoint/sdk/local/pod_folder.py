@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from safepoint.errors import UsageError
-from safepoint.foundation.environment import home_folder
+from safepoint.jobs.local.paths import cache_folder
 
 POD_FOLDER = "/mnt/kubeflow-checkpoints"
 """Where the root of a claim is mounted in OpenShift AI's pods."""
@@ -31,8 +31,7 @@ def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
     """
     if not any(POD_FOLDER in text for text in texts):
         return
-    cache = os.environ.get("XDG_CACHE_HOME") or f"{home_folder()}/.cache"
-    target = claim_folder or os.path.join(cache, "safepoint", "kubeflow-checkpoints")
+    target = claim_folder or str(cache_folder() / "kubeflow-checkpoints")
     os.makedirs(target, exist_ok=True)
     if not os.path.lexists(POD_FOLDER):
         try:

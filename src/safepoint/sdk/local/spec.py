@@ -5,22 +5,25 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from safepoint.errors import UsageError
+from safepoint.errors import UnsupportedError, UsageError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.environment import is_importable
 from safepoint.foundation.field_types import check_fields
 from safepoint.foundation.quantities import parse_count
+from safepoint.jobs.local.attempt.workspace import provide_workspace
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.slots import Slots, count_slots, remark_on
 from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.jobs.model.identity import IDENTITY
 from safepoint.jobs.model.spec import JobSpec, check_name, name_from, names_of_secrets
 from safepoint.sdk.config import LocalConfig
+from safepoint.sdk.local.inputs import inputs_of
 from safepoint.sdk.local.pod_folder import provide_pod_folder
+from safepoint.sdk.local.training_hub import START, TrainingHubJob
 from safepoint.sdk.trainers import CUSTOM_TRAINER, TRANSFORMERS_TRAINER, TransformersTrainer
 from safepoint.sdk.upstream import types
 from safepoint.settings.run_settings import RunSettings
@@ -46,7 +49,7 @@ class LocalJob:
     """
 
     spec: JobSpec
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes] = field(repr=False)  # it may contain keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +60,61 @@ class _Program:
     script: str | None = None
 
 
-def local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | None) -> LocalJob:
+def checked_trainer(trainer: Any) -> types.CustomTrainer:
+    """The trainer, if this machine can run it.
+
+    Raises:
+        UnsupportedError: this machine cannot run a trainer of this type.
+    """
+    if isinstance(trainer, types.CustomTrainer):
+        return trainer
+    hint = "use train(trainer=TransformersTrainer(func=…)) or a CustomTrainer"
+    if trainer is None:
+        raise UnsupportedError(
+            "trainer is None: on a cluster, the runtime's own program would run, and this machine has none; nothing "
+            "was started",
+            hint=hint,
+        )
+    if isinstance(trainer, types.CustomTrainerContainer):
+        why = "a container with its own image"
+        hint = f"give the image's program as the path of a script: {hint.replace('func=…', 'func=<path>')}"
+    elif isinstance(trainer, types.BuiltinTrainer):
+        why, hint = "TorchTune, which reports no steps", f"write the training as a function: {hint}"
+    else:
+        why = "a trainer that it does not know"
+    raise UnsupportedError(
+        f"trainer is a {type(trainer).__name__}, {why}, which cannot run on this machine; nothing was started",
+        hint=hint,
+    )
+
+
+def local_job(
+    trainer: types.CustomTrainer,
+    config: LocalConfig,
+    name: str | None,
+    initializer: types.Initializer | None = None,
+) -> LocalJob:
     """The job that `train` submits. Logs a warning for fields of the trainer that have no effect on this machine.
 
     Args:
         trainer: describes the training.
         config: how jobs run on this machine.
         name: the name of the job; derived from the program's name when None.
+        initializer: what is fetched before the ranks start.
 
     Raises:
         UsageError: a field is invalid, or not supported on this machine.
+        UnsupportedError: an initializer needs a cluster.
     """
     try:
-        return _local_job(trainer, config, name)
+        return _local_job(trainer, config, name, initializer)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | None) -> LocalJob:
+def _local_job(
+    trainer: types.CustomTrainer, config: LocalConfig, name: str | None, initializer: types.Initializer | None
+) -> LocalJob:
     transformers = trainer if isinstance(trainer, TransformersTrainer) else None
     untyped: Any = trainer  # Kubeflow declares no types for some fields
     if transformers is not None:
@@ -82,6 +122,8 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
     check_fields(trainer, CUSTOM_TRAINER if transformers is None else TRANSFORMERS_TRAINER)
     machine = count_slots()
     share = share_for(untyped.resources_per_node, machine=machine)
+    if isinstance(trainer, TrainingHubJob):
+        share = replace(share, ranks=1)
     for remark in share.remarks:
         _log.warning("%s", remark)
     if trainer.image:
@@ -105,6 +147,7 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
             raise UsageError(
                 f"ca_bundle {os.fspath(transformers.ca_bundle)} is not a file", hint="give the path of a PEM file"
             )
+    inputs = inputs_of(initializer, config.folder, lambda uri: _folder_of(uri, config, env))
     script = str(job_folder(name) / SCRIPT)
     spec = JobSpec(
         name=name,
@@ -123,10 +166,13 @@ def _local_job(trainer: types.CustomTrainer, config: LocalConfig, name: str | No
         packages=tuple(trainer.packages_to_install or ()),
         # If the trainer has the default, there are no indexes here, so that pip uses those of its own configuration.
         package_indexes=() if list(trainer.pip_index_urls) == _DEFAULT_INDEX else tuple(trainer.pip_index_urls),
+        inputs=inputs.inputs,
     )
+    provide_workspace(one.target for one in spec.inputs)
     if remark := remark_on(spec, machine):
         _log.warning("%s", remark)
-    return LocalJob(spec=spec, files={} if program.script is None else {SCRIPT: program.script.encode()})
+    files = {} if program.script is None else {SCRIPT: program.script.encode()}
+    return LocalJob(spec=spec, files=files | inputs.files)
 
 
 def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
@@ -134,7 +180,8 @@ def _program(function: Any, trainer: Any, config: LocalConfig) -> _Program:
     folder = config.folder
     if not isinstance(function, str):
         shipment = take_function(function, arguments)
-        return _Program(name=shipment.name, command=(), script=shipment.script(look_in=folder))
+        before = START if isinstance(trainer, TrainingHubJob) else ""
+        return _Program(name=shipment.name, command=(), script=shipment.script(look_in=folder, before=before))
     path = Path(folder, function)
     options = as_options(arguments)
     if path.is_file():
@@ -199,6 +246,12 @@ def _claim_folder(output: str | None, env: Mapping[str, str]) -> str | None:
     if location is None or location.claim is None:
         return None
     return resolve_claim(replace(location, path=""), env.get(CLAIMS, "")).path
+
+
+def _folder_of(location: str, config: LocalConfig, env: Mapping[str, str]) -> str:
+    """The folder of this machine for a location `pvc://<claim>/<path>`."""
+    claims = {**env, **_claims(location, config, env)}.get(CLAIMS, "")
+    return resolve_claim(parse_location(location), claims).path
 
 
 def _claims(output: str | None, config: LocalConfig, env: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from safepoint.jobs.model.job_place import LogLine
 
 FOLDER = "logs"
 _POLL_S = 0.1
+_INITIALIZER = "initializer"
 
 
 @dataclass(slots=True)
@@ -42,7 +43,12 @@ class _Tail:
 
 
 def read_logs(
-    folder: Path, *, ranks: range | None = None, nodes: range | None = None, is_over: Callable[[], bool] | None = None
+    folder: Path,
+    *,
+    ranks: range | None = None,
+    nodes: range | None = None,
+    step: str | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> Iterator[LogLine]:
     """The lines of a job's output.
 
@@ -50,13 +56,15 @@ def read_logs(
         folder: the folder of the job.
         ranks: the ranks whose output is read; None for all.
         nodes: the nodes whose launchers' output is read; None for all.
+        step: the step before the launchers start whose output is read, such as `dataset-initializer`; nothing else is
+            read. None for all, or if `ranks` or `nodes` is given, for those that prepare the ranks.
         is_over: if given, new lines are read until this function returns True. If not, only existing lines are read.
     """
     tails: dict[Path, _Tail] = {}
     while True:
         over = is_over is None or is_over()  # checked first, so that all lines before the end are read
         for path in sorted((folder / FOLDER).glob("*.log"), key=_order):
-            if path not in tails and _is_selected(path, ranks, nodes):
+            if path not in tails and _is_selected(path, ranks, nodes, step):
                 tails[path] = _Tail(path)
         for tail in tails.values():
             yield from tail.lines()
@@ -67,8 +75,10 @@ def read_logs(
         clock.sleep(_POLL_S)
 
 
-def _is_selected(path: Path, ranks: range | None, nodes: range | None) -> bool:
+def _is_selected(path: Path, ranks: range | None, nodes: range | None, step: str | None) -> bool:
     what, _, number = path.stem.partition("-")
+    if step is not None or (number == _INITIALIZER and (ranks, nodes) != (None, None)):
+        return path.stem == step
     wanted = {"rank": ranks, "node": nodes}.get(what)
     return wanted is None or (number.isdecimal() and int(number) in wanted)
 
@@ -76,4 +86,5 @@ def _is_selected(path: Path, ranks: range | None, nodes: range | None) -> bool:
 def _order(path: Path) -> tuple[str, int]:
     what, _, number = path.stem.partition("-")
     # Ranks come last, so that the last line or the error of a training is at the end.
-    return ({"packages": "a", "node": "b"}.get(what, "c"), int(number) if number.isdecimal() else 0)
+    order = {"packages": "a", "dataset": "b", "model": "b", "node": "c"}
+    return (order.get(what, "d"), int(number) if number.isdecimal() else 0)

@@ -12,7 +12,8 @@ import pytest
 
 from safepoint.errors import SafepointError
 from safepoint.foundation.processes import processes_of
-from safepoint.jobs.local.attempt.packages import JobStoppedError, install_packages
+from safepoint.jobs.local.attempt.packages import install_packages
+from safepoint.jobs.local.attempt.steps import JobStoppedError
 from tests.support.job_values import job_spec
 
 RECORD = "greeting-1.0.dist-info/RECORD"
