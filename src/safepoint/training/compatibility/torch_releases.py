@@ -2,6 +2,7 @@
 
 | releases | difference | here |
 |---|---|---|
+| 2.9 | torch elastic always sets its own handlers of SIGTERM, SIGINT and SIGHUP | `keep_signal_handlers` |
 | 2.9 to 2.11 | torch elastic's agent gives ranks 30 s to end, and no option changes that | `PatientAgent` |
 """
 
@@ -10,12 +11,15 @@
 
 import functools
 import inspect
+import os
 import signal
 from typing import Any
 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api
 
 _OPTION = "shutdown_timeout"
+_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 HAS_SHUTDOWN_TIMEOUT = _OPTION in inspect.signature(LocalElasticAgent.__init__).parameters
 """Whether torch elastic has an option for the time that ranks get to end."""
 
@@ -44,3 +48,23 @@ class PatientAgent(LocalElasticAgent):
             super()._shutdown(death_sig)
         finally:
             del processes.close
+
+
+class _Signals:
+    """The module `signal`, with a function `signal` that sets no handler."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(signal, name)
+
+    @staticmethod
+    def signal(number: int, handler: Any) -> Any:
+        """Return the present handler of the signal, and leave it in place."""
+        return signal.getsignal(number)
+
+
+def keep_signal_handlers() -> None:
+    """Keep torch elastic from replacing this process's handlers of SIGTERM, SIGINT and SIGHUP when it starts ranks."""
+    os.environ[_SIGNALS] = "SIGQUIT"
+    library: Any = api
+    if _SIGNALS not in library.PContext.start.__code__.co_consts:
+        library.signal = _Signals()

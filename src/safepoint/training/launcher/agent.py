@@ -36,7 +36,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Failed, Restarted
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
-from safepoint.training.compatibility.torch_releases import HAS_SHUTDOWN_TIMEOUT, PatientAgent
+from safepoint.training.compatibility.torch_releases import HAS_SHUTDOWN_TIMEOUT, PatientAgent, keep_signal_handlers
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
@@ -76,8 +76,7 @@ def run_agent(
     """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
     rendezvous = Rendezvous(plan, settings)
     config = _config(plan, settings, is_on_one_machine=rendezvous.is_on_one_machine)
-    # torch elastic must not handle the signals that `relay` handles.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    keep_signal_handlers()  # `relay` handles the signals
     module = ["-m"] if plan.is_module else []
     spec = WorkerSpec(
         role=config.role,
