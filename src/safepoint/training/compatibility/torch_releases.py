@@ -63,7 +63,7 @@ class _Signals:
 
 
 def keep_signal_handlers() -> None:
-    """Keep torch elastic from replacing this process's handlers of SIGTERM, SIGINT and SIGHUP when it starts ranks."""
+    """Keep this process's handlers of SIGTERM, SIGINT and SIGHUP when torch elastic starts ranks."""
     os.environ[_SIGNALS] = "SIGQUIT"
     library: Any = api
     if _SIGNALS not in library.PContext.start.__code__.co_consts:
