@@ -226,7 +226,7 @@ def test_an_account_that_names_another_host(text: str, monkeypatch: pytest.Monke
     for name in ("AZURE_STORAGE_ACCOUNT_NAME", "azure_storage_account_name"):
         with monkeypatch.context() as changed_environment:
             changed_environment.setenv(name, text)
-            with pytest.raises(UsageError, match="no name of a storage account"):
+            with pytest.raises(UsageError, match="not the name of a storage account"):
                 list(open_store(parse_location("az://container/run")).list(""))
 
 

@@ -22,6 +22,8 @@ _CONTROL_SIDE = frozenset(
 )
 """The packages that a pod never imports."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+_COMMENT = re.compile(rb"^[ \t]*#.*$", re.MULTILINE)
+_DOCSTRING = re.compile(rb'^([ \t]*)"""(?=\S)(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$', re.MULTILINE | re.DOTALL)
 # `safepoint run` starts further Python processes. PYTHONPATH lets them import Safepoint from the same file.
 _MAIN = """\
 import os
@@ -215,7 +217,21 @@ def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
         if item.is_dir() and item.name != "__pycache__":
             yield from _modules(item, path)
         elif item.name.endswith(".py"):
-            yield path, item.read_bytes()
+            yield path, _without_comments(path, item.read_bytes())
+
+
+def _without_comments(path: str, source: bytes) -> bytes:
+    """The source with the same code in the same lines, so that tracebacks stay right, in two thirds of the space.
+
+    Searching for lines is ten times as fast as parsing. A test parses all modules, and compares.
+    """
+    bare = _COMMENT.sub(b"", source)
+    # Typer makes the help of a command from its docstring. A dataclass without one makes a text of its own, slowly.
+    return bare if path.startswith("safepoint/cli/") else _DOCSTRING.sub(_placeholder, bare)
+
+
+def _placeholder(docstring: re.Match[bytes]) -> bytes:
+    return docstring[1] + b'"."' + b"\n" * docstring[0].count(b"\n")
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
