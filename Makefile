@@ -119,9 +119,10 @@ $(SETS:%=test-set-%): test-set-%: $(VERSIONS)/%/.installed
 	$(VERSIONS)/$*/bin/python -m pip freeze | grep -E '^(accelerate|lightning|numpy|peft|torch|transformers|trl)=='
 	$(VERSIONS)/$*/bin/python -m pytest -m 'not s3 and not cluster and not long' $(MEET_FRAMEWORKS)
 
-test-versions-smoke: $(VERSIONS)/oldest/.installed ## of these, units and one interruption with the oldest releases (4 minutes)
+test-versions-smoke: $(VERSIONS)/oldest/.installed ## of these, a few with the oldest releases: units, two interruptions (4 minutes)
 	$(VERSIONS)/oldest/bin/python -m pytest tests/unit/training/compatibility tests/unit/training/integrations tests/unit/snapshot/images
-	$(VERSIONS)/oldest/bin/python -m pytest -m '' 'tests/ranks/test_strategies.py::test_interrupted_is_uninterrupted[ddp-full-signal]'
+	$(VERSIONS)/oldest/bin/python -m pytest -m '' 'tests/ranks/test_strategies.py::test_interrupted_is_uninterrupted[ddp-full-signal]' \
+	  'tests/ranks/test_strategies.py::test_interrupted_is_uninterrupted[fsdp1-full-signal]'
 
 bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark
 	$(INSTALL) $(BIN)/python -c constraints.txt --group bench
