@@ -58,6 +58,26 @@ def test_no_interval_if_everything_is_announced() -> None:
 
 @pytest.mark.parametrize(
     "words",
+    [
+        "--mtbf 1h --stall 0s --durable 10h --announced 1",
+        "--mtbf 1h --stall 1s --durable 20h --announced 1",
+        "--mtbf 10m --stall 9m --durable 2h --announced 0.9",
+        "--mtbf 1h --stall 1s --durable 20h",
+        "--mtbf 1s --stall 0s --durable 36500d --announced 0.5",
+    ],
+)
+def test_saves_that_are_durable_late_have_rows_and_a_picture(words: str, project: Path) -> None:
+    """Also if a save takes longer than many times the mean time between interruptions."""
+    document = safepoint("plan", "interval", *words.split(), "--svg", "late.svg", "--json").document
+    assert len(document["intervals"]) >= 5
+    picture = ElementTree.fromstring((project / "late.svg").read_text())
+    (description,) = [child.text or "" for child in picture if child.tag.endswith("desc")]
+    assert ("The least is at" in description) == (document["best_interval_s"] is not None)
+    assert "no interval is shorter than" in safepoint("plan", "interval", *words.split()).stdout
+
+
+@pytest.mark.parametrize(
+    "words",
     [INTERVAL, (*INTERVAL, "--announced", "0.5", "--durable", "1m"), (*INTERVAL, "--announced", "1"), SIMULATE],
 )
 def test_pictures(words: tuple[str, ...], project: Path) -> None:

@@ -125,7 +125,9 @@ def interval(
     )
     best_s = best_interval_s(times, interruptions)
     at_best = productive_share(best_s, times, interruptions)
-    middle_s = best_s if math.isfinite(best_s) else interruptions.between_s
+    # Without a best interval, the answer shows what intervals around the mean time between interruptions cost. The
+    # store has to be able to follow these too.
+    middle_s = best_s if math.isfinite(best_s) else max(interruptions.between_s, times.durable_lag_s)
     rows = [_row(middle_s * factor, times, interruptions, at_best) for factor in _FACTORS]
     rows = [row for row in rows if row["interval_s"] >= times.durable_lag_s * (1 - 1e-9)]
     document: dict[str, Any] = {
@@ -136,9 +138,15 @@ def interval(
         "intervals": rows,
     }
     lines = _lines(document, rows)
+    if len(rows) < len(_FACTORS):
+        lines += [
+            "",
+            f"no interval is shorter than {_time(times.durable_lag_s)}: a save is durable so long after its stall, "
+            "and the next one waits for that",
+        ]
     if svg is not None:
         document["picture"] = str(svg)
-        lines += ["", write_picture(svg, _picture(middle_s, times, interruptions))]
+        lines += ["", write_picture(svg, _picture(best_s, middle_s, times, interruptions))]
     print_answer(as_json, document, lines)
 
 
@@ -175,7 +183,8 @@ def _time(seconds: float) -> str:
     return format_duration(seconds)
 
 
-def _picture(middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
+def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
+    """The loss over the interval, from a tenth of the middle one, or the shortest possible one, to its tenfold."""
     low_s, high_s = max(middle_s / 10, times.durable_lag_s), middle_s * 10
     points_s = [low_s * (high_s / low_s) ** (number / _POINTS) for number in range(_POINTS + 1)]
     kinds = [
@@ -193,9 +202,10 @@ def _picture(middle_s: float, times: SaveTimes, interruptions: Interruptions) ->
     scale = 10 ** math.floor(math.log10(most)) if most > 0 else 1.0
     top = scale * math.ceil(most / scale) if most > 0 else 1.0
     ticks = [low_s * (high_s / low_s) ** (number / 4) for number in range(5)]
+    least = f"The least is at {_time(best_s)}" if math.isfinite(best_s) else "No periodic save pays"
     return curves(
         "Time lost, by the interval between checkpoints",
-        f"The least is at {_time(middle_s)}; the scale of the intervals is logarithmic.",
+        f"{least}; the scale of the intervals is logarithmic.",
         Axis(label="interval", ticks=ticks, texts=[_time(tick) for tick in ticks], is_log=True),
         Axis(label="% of the time", ticks=[top * number / 5 for number in range(6)]),
         series,
