@@ -98,6 +98,16 @@ def test_the_costs_of_the_article() -> None:
     assert "MONEY" in safepoint("plan", "cost").stdout
 
 
+def test_a_given_interval_that_is_too_short_has_a_note() -> None:
+    words = ("plan", "cost", "--price", "55", "--interval", "1h", "--announced", "0", "--durable", "5h")
+    document = safepoint(*words, "--json").document
+    assert [loss["interval_s"] for loss in document["policies"][1:]] == [3600, 3600, pytest.approx(17_999.99)]
+    (note,) = document["notes"]
+    assert note.startswith("snapshots and JIT: the interval is 5 h 00 m in place of 1h")
+    assert f"note  {note}" in safepoint(*words).stdout
+    assert safepoint(*words[:-2], "--json").document["notes"] == []
+
+
 def _job(name: str, *events: tuple[str, str, dict[str, object]]) -> None:
     """A job of this machine that is only in the history, with these events of its run."""
     with History() as history:

@@ -129,7 +129,13 @@ def cost(
         durable_s=durable_s,
     )
     found = losses(situation)
-    document = {"price_per_hour": price, "policies": [_document(loss) for loss in found]}
+    notes = [
+        f"{loss.policy}: the interval is {format_duration(loss.interval_s)} in place of {interval}: a save is "
+        "durable so long after its stall (--durable), and the next one waits for that"
+        for loss in found
+        if interval_s is not None and interval_s < loss.interval_s < math.inf
+    ]
+    document = {"price_per_hour": price, "policies": [_document(loss) for loss in found], "notes": notes}
     head = ("POLICY", "SAVES EVERY", "PRODUCTIVE", "HOURS LOST IN A MONTH", "MONEY LOST IN A MONTH")
     rows = [
         [
@@ -141,7 +147,10 @@ def cost(
         ]
         for loss in found
     ]
-    print_answer(as_json, document, table(head, rows))
+    lines = table(head, rows)
+    if notes:
+        lines += ["", *(f"note  {note}" for note in notes)]
+    print_answer(as_json, document, lines)
 
 
 def _document(loss: Loss) -> dict[str, Any]:
