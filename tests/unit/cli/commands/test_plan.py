@@ -228,6 +228,43 @@ def test_bad_input(words: tuple[str, ...], expected: str) -> None:
     assert safepoint(*words, "--json").exit_error["code"] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("interval --mtbf 4h --stall 2s --snapshot-stall 1s", "--snapshot-stall is for --snapshot-every"),
+        (
+            "interval --mtbf 4h --stall 2s --ranks-restart 1s",
+            "--ranks-restart is for interruptions of",
+        ),
+        ("interval --mtbf 4h --stall 2s --copied 3s", "--copied is for interruptions of the ranks only"),
+        ("interval --mtbf 4h --stall 2s --notice-restart 3s", "--notice-restart is for announced interruptions"),
+        ("cost --example --price 3", "--price is not for --example"),
+        ("cost --example --for job", "--for is not for --example"),
+        ("cost --example --on local", "--on is not for --example"),
+        ("cost --example --interval 1h", "--interval is not for --example"),
+        ("cost --example --blocking 1h", "--blocking is not for --example"),
+        ("cost --for job --interruptions 4/week", "--interruptions is not for --for"),
+        ("cost --for job --announced 1", "--announced is not for --for"),
+        ("cost --for job --durable 1m", "--durable is not for --for"),
+        ("cost --announced 0 --notice-save 1m", "--notice-save is for announced interruptions"),
+        ("simulate --failures none --ranks-only 0.5", "--ranks-only is for failures of machines"),
+        ("simulate --failures none --waiting 1m", "--waiting is for preemptions"),
+        ("simulate --preemptions 0/week --waiting 1m", "--waiting is for preemptions"),
+        ("simulate --failures meta-rsc1 --notice 1m", "--notice is for preemptions and maintenance"),
+        ("simulate --reclaim-notice 1m", "--reclaim-notice is for reclaims"),
+        ("simulate --machines-per-rack 4", "--machines-per-rack is for failures of racks"),
+        ("simulate --failures meta-rsc1 --restart 1m", "--restart is for failures of ranks only"),
+        ("simulate --failures none --replace 1m", "--replace is for other failures"),
+        ("simulate --failures none --machine-failures 1/day --ranks-only 1 --replace 1m", "--replace is for other"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(words: str, expected: str) -> None:
+    outcome = safepoint("plan", *words.split())
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert expected in " ".join(outcome.stderr.split())
+    assert "nothing was computed" in " ".join(outcome.stderr.split())
+
+
 def test_json_has_no_numbers_that_are_none() -> None:
     """JSON has neither NaN nor infinity."""
 

@@ -8,7 +8,7 @@ import typer
 
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
 from safepoint.cli.commands.jobs import complete_job
-from safepoint.cli.commands.plan.options import Json, amount, check_shares, duration, per_second
+from safepoint.cli.commands.plan.options import Json, amount, check_shares, duration, per_second, refuse_ignored
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.estimates.interval import Interruptions
@@ -24,8 +24,29 @@ from safepoint.planning.costs import (
     read_history,
 )
 
+_OF_A_MONTH = {
+    "interruptions": "--interruptions",
+    "announced": "--announced",
+    "ranks_only": "--ranks-only",
+    "job": "--job",
+    "blocking": "--blocking",
+    "stall": "--stall",
+    "durable": "--durable",
+    "notice_save": "--notice-save",
+    "restart": "--restart",
+}
+_BESIDE_THE_EXAMPLE = {
+    "for_": "--for",
+    "on": "--on",
+    "namespace": "--namespace",
+    "price": "--price",
+    "interval": "--interval",
+    **_OF_A_MONTH,
+}
+
 
 def cost(
+    context: typer.Context,
     for_: Annotated[
         str | None,
         typer.Option(
@@ -84,9 +105,21 @@ def cost(
     amount("--price", price)
     interval_s = None if interval is None else duration("--interval", interval, least_s=0.001)
     if example:
+        refuse_ignored(
+            context,
+            _BESIDE_THE_EXAMPLE,
+            "not for --example, which has the inputs of the article",
+            "leave out one of the two",
+        )
         _print_example(as_json)
         return
     if for_ is not None:
+        refuse_ignored(
+            context,
+            _OF_A_MONTH,
+            "not for --for: the interruptions of the job and what they cost are in its history",
+            "leave out one of the two",
+        )
         with open_jobs(on, namespace, for_) as jobs:
             name = jobs.job(for_).name
             happened = jobs.events(name)
@@ -107,6 +140,13 @@ def cost(
     if on is not None or namespace is not None:
         raise UsageError("--on and --namespace name the place of a job, and --for names none", hint="add --for JOB")
     check_shares(announced, ranks_only)
+    if not announced:
+        refuse_ignored(
+            context,
+            {"notice_save": "--notice-save"},
+            "for announced interruptions, and --announced is 0",
+            "leave it out, or give another --announced",
+        )
     per_s = per_second("--interruptions", interruptions)
     if per_s == 0:
         raise UsageError("--interruptions is 0: nothing is lost", hint="for example --interruptions 4/week")

@@ -5,7 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from safepoint.cli.commands.plan.options import Json, Svg, check_shares, duration, write_picture
+from safepoint.cli.commands.plan.options import (
+    Json,
+    Svg,
+    check_shares,
+    duration,
+    refuse_ignored,
+    write_picture,
+)
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import UsageError
 from safepoint.estimates.interval import (
@@ -24,6 +31,7 @@ _POINTS = 60
 
 
 def interval(
+    context: typer.Context,
     mtbf: Annotated[
         str, typer.Option(metavar="TIME", help="Mean time between interruptions of any kind, such as 4h.")
     ],
@@ -108,6 +116,27 @@ def interval(
                 hint=f"give at least {stall}, or leave --{name} out",
             )
     check_shares(announced, ranks_only)
+    if snapshot_every is None:
+        refuse_ignored(
+            context,
+            {"snapshot_stall": "--snapshot-stall"},
+            "for --snapshot-every, and there is none",
+            "add --snapshot-every, such as --snapshot-every 30s",
+        )
+    if not ranks_only:
+        refuse_ignored(
+            context,
+            {"ranks_restart": "--ranks-restart", "copied": "--copied"},
+            "for interruptions of the ranks only, and there are none",
+            "add --ranks-only, such as --ranks-only 0.5",
+        )
+    if not announced:
+        refuse_ignored(
+            context,
+            {"notice_restart": "--notice-restart"},
+            "for announced interruptions, and there are none",
+            "add --announced, such as --announced 0.5",
+        )
     times = SaveTimes(
         stall_s=stall_s,
         durable_s=after_stall["durable"],
