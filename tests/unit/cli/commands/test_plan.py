@@ -50,6 +50,35 @@ def test_snapshots_in_memory_let_saves_be_rarer() -> None:
     assert both["productive"] > alone["productive"]
 
 
+@pytest.mark.parametrize("words", ["--mtbf 4h", "--mtbf 36500d", "--mtbf 1s", "--mtbf 4h --announced 0.5"])
+def test_saves_that_delay_nothing_are_best_after_each_step(words: str, project: Path) -> None:
+    """An interval of 0.00 s, and others of as many digits, would be no answer."""
+    words = f"plan interval --stall 0s {words} --svg free.svg"
+    outcome = safepoint(*words.split())
+    assert outcome.stdout.startswith("best interval  after each step; ")
+    assert "a save after each step" in (project / "free.svg").read_text()
+    cells = [line.split("  ")[0] for line in outcome.stdout.splitlines()]
+    rows = cells[cells.index("INTERVAL") + 1 : -2]
+    assert len(rows) == len(set(rows)) >= 9
+    assert safepoint(*words.split(), "--json").document["best_interval_s"] == 0
+
+
+def test_short_intervals_differ_in_the_table() -> None:
+    outcome = safepoint("plan", "interval", "--mtbf", "1h", "--stall", "0.00000001s")
+    cells = [line.split("  ")[0] for line in outcome.stdout.splitlines()]
+    rows = cells[cells.index("INTERVAL") + 1 :]
+    assert "8.49 ms" in rows
+    assert len(rows) == len(set(rows)) >= 9
+
+
+def test_the_cost_of_saves_that_delay_nothing() -> None:
+    words = "plan cost --announced 0 --blocking 0s --stall 0s --durable 0s"
+    outcome = safepoint(*words.split())
+    assert outcome.stdout.count("each step") == 3
+    document = safepoint(*words.split(), "--json").document
+    assert [loss["interval_s"] for loss in document["policies"]] == [None, 0, 0, 0]
+
+
 def test_no_interval_if_everything_is_announced() -> None:
     outcome = safepoint(*INTERVAL, "--announced", "1")
     assert outcome.stdout.startswith("best interval  never: no periodic save pays; 100.000 %")

@@ -11,7 +11,7 @@ from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.commands.plan.options import Json, amount, check_shares, duration, per_second, refuse_ignored
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import NotFoundError, UsageError
-from safepoint.estimates.interval import Interruptions
+from safepoint.estimates.interval import SHORTEST_STEP_S, Interruptions
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration, plural
 from safepoint.planning.costs import (
@@ -180,7 +180,7 @@ def cost(
     rows = [
         [
             loss.policy,
-            format_duration(loss.interval_s) if math.isfinite(loss.interval_s) else "-",
+            _interval(loss.interval_s),
             f"{100 * loss.productive:.2f} %",
             f"{loss.hours:.1f}",
             f"{loss.money:,.0f}" if price else "-",
@@ -193,10 +193,20 @@ def cost(
     print_answer(as_json, document, lines)
 
 
+def _interval(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "-"
+    return "each step" if seconds <= SHORTEST_STEP_S else format_duration(seconds)
+
+
 def _document(loss: Loss) -> dict[str, Any]:
     return {
         "policy": loss.policy,
-        "interval_s": loss.interval_s if math.isfinite(loss.interval_s) else None,
+        "interval_s": None
+        if math.isinf(loss.interval_s)
+        else loss.interval_s
+        if loss.interval_s > SHORTEST_STEP_S
+        else 0.0,
         "productive": loss.productive,
         "hours": loss.hours,
         "money": loss.money,

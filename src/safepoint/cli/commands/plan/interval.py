@@ -16,6 +16,7 @@ from safepoint.cli.commands.plan.options import (
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import UsageError
 from safepoint.estimates.interval import (
+    SHORTEST_STEP_S,
     Interruptions,
     SaveTimes,
     best_interval_s,
@@ -154,13 +155,14 @@ def interval(
     )
     best_s = best_interval_s(times, interruptions)
     at_best = productive_share(best_s, times, interruptions)
-    # Without a best interval, the answer shows what intervals around the mean time between interruptions cost. The
-    # store has to be able to follow these too.
-    middle_s = best_s if math.isfinite(best_s) else max(interruptions.between_s, times.durable_lag_s)
+    # Without a best interval, or with saves after each step, the answer shows what intervals around the mean time
+    # between interruptions cost. The store has to be able to follow these too.
+    is_regular = SHORTEST_STEP_S < best_s < math.inf
+    middle_s = best_s if is_regular else max(interruptions.between_s, times.durable_lag_s)
     rows = [_row(middle_s * factor, times, interruptions, at_best) for factor in _FACTORS]
     rows = [row for row in rows if row["interval_s"] >= times.durable_lag_s * (1 - 1e-9)]
     document: dict[str, Any] = {
-        "best_interval_s": best_s if math.isfinite(best_s) else None,
+        "best_interval_s": best_s if is_regular else None if math.isinf(best_s) else 0.0,
         "productive": at_best,
         "young_s": young_s(stall_s, interruptions.between_s),
         "daly_s": daly_s(stall_s, interruptions.between_s),
@@ -190,7 +192,7 @@ def _row(interval_s: float, times: SaveTimes, interruptions: Interruptions, at_b
 
 def _lines(document: dict[str, Any], rows: list[dict[str, float]]) -> list[str]:
     best_s = document["best_interval_s"]
-    found = "never: no periodic save pays" if best_s is None else _time(best_s)
+    found = {None: "never: no periodic save pays", 0.0: "after each step"}.get(best_s) or _time(best_s)
     share_of = f"{100 * document['productive']:.3f} % of the time is productive work"
     names = [("best interval", f"{found}; {share_of}")]
     names += [
@@ -209,7 +211,8 @@ def _lines(document: dict[str, Any], rows: list[dict[str, float]]) -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    return format_duration(seconds)
+    """The duration; a short one, as of saves that hardly delay training, has digits that differ."""
+    return f"{1000 * seconds:.3g} ms" if 0 < seconds < 0.1 else format_duration(seconds)
 
 
 def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
@@ -231,7 +234,10 @@ def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: In
     scale = 10 ** math.floor(math.log10(most)) if most > 0 else 1.0
     top = scale * math.ceil(most / scale) if most > 0 else 1.0
     ticks = [low_s * (high_s / low_s) ** (number / 4) for number in range(5)]
-    least = f"The least is at {_time(best_s)}" if math.isfinite(best_s) else "No periodic save pays"
+    if best_s <= SHORTEST_STEP_S:
+        least = "The least is with a save after each step"
+    else:
+        least = f"The least is at {_time(best_s)}" if math.isfinite(best_s) else "No periodic save pays"
     return curves(
         "Time lost, by the interval between checkpoints",
         f"{least}; the scale of the intervals is logarithmic.",
