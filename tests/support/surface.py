@@ -222,7 +222,7 @@ def _asked(folder: Path) -> dict[str, Any]:
         "pack": ("-o", "safepoint.pyz"),
         "plan storage": ("--params", "8B", "--compare", "2x1", "1x2"),
         "plan interval": ("--mtbf", "4h", "--stall", "2s", "--svg", "interval.svg"),
-        "plan cost": ("--interval", "1h", "--announced", "0.5"),
+        "plan cost": ("--interval", "1h", "--announced", "0.5", "--durable", "5h"),
         "plan simulate": ("--ranks", "8", "--days", "1", "--trials", "2", "--svg", "ettr.svg"),
     }
     found: dict[str, Any] = {}

@@ -35,6 +35,8 @@ from dataclasses import dataclass
 _MOST_EXPONENT = 700.0
 """exp() of more than this is not a float."""
 _GRID = 240
+SHORTEST_STEP_S = 1e-3
+"""No training step is shorter. A best interval that is not longer stands for a save after each step."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -223,13 +225,16 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     Returns:
         `math.inf` if no periodic save pays, because all interruptions are announced or saves cost too much. Never
         less than the time that a save needs to become durable after its stall, because saves are written one after
-        another.
+        another. At most `SHORTEST_STEP_S` if a save after each step is best, because saves cost nothing or too little
+        to matter.
     """
-    least_s = max(times.durable_lag_s, 1e-9 * interruptions.between_s)
+    least_s = max(times.durable_lag_s, min(SHORTEST_STEP_S, 1e-9 * interruptions.between_s))
     if interruptions.announced == 0 and times.snapshot_every_s is None:
         return max(least_s, blocking_optimum_s(times.stall_s, interruptions.between_s))
     if interruptions.announced == 1:
         return math.inf
+    if times.stall_s == 0:
+        return least_s  # more saves never cost anything; a search would find nothing but rounding errors
     most_s = max(_MOST_EXPONENT * interruptions.between_s, 2 * least_s)
     low, high = math.log(least_s), math.log(most_s)
     steps = [low + (high - low) * number / _GRID for number in range(_GRID + 1)]

@@ -27,7 +27,8 @@ class Situation:
         interruptions: how often it is interrupted, and the shares of their kinds.
         job_s: how long it trains without any interruption; what a start from step 0 loses depends on it.
         restart_s: from an interruption until it trains again.
-        interval_s: seconds between periodic saves; None: the best interval for each policy.
+        interval_s: seconds between periodic saves; None: the best interval for each policy. A policy whose saves are
+            durable later than that saves only as often as they are.
         blocking_s: for how long a periodic save stalls training if training waits for it.
         notice_save_s: from SIGTERM until a save is durable.
         stall_s: for how long a save of Safepoint stalls training.
@@ -107,7 +108,11 @@ def losses(situation: Situation) -> list[Loss]:
         ("periodic and JIT", blocking, announced),
         ("snapshots and JIT", snapshots, given),
     ):
-        interval_s = situation.interval_s or best_interval_s(times, interruptions)
+        # A save waits until the one before it is durable, so no interval is shorter. `best_interval_s` knows that.
+        given_s = situation.interval_s
+        interval_s = (
+            max(given_s, times.durable_lag_s) if given_s is not None else best_interval_s(times, interruptions)
+        )
         found.append(_loss(situation, policy, interval_s, productive_share(interval_s, times, interruptions)))
     return found
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import NamedTuple
 
 _WIDTH, _HEIGHT = 860, 500
@@ -47,12 +48,22 @@ class Axis:
         ticks: the values with a line and a text, rising.
         texts: the texts of the ticks; empty: the values themselves.
         is_log: whether equal factors have equal distances.
+
+    Raises:
+        ValueError: the ticks are less than two, do not rise, or are not above 0 on a logarithmic axis.
     """
 
     label: str
     ticks: Sequence[float]
     texts: Sequence[str] = ()
     is_log: bool = False
+
+    def __post_init__(self) -> None:
+        # Otherwise the picture would run backwards, or divide by 0.
+        if len(self.ticks) < 2 or any(not low < high < math.inf for low, high in pairwise(self.ticks)):
+            raise ValueError(f"ticks is {[*self.ticks]!r}: give at least two finite numbers that rise")
+        if self.is_log and self.ticks[0] <= 0:
+            raise ValueError(f"ticks begins with {self.ticks[0]!r}, and those of a logarithmic axis must be above 0")
 
     def share(self, value: float) -> float:
         """Where the value is between the first and the last tick: 0 to 1, and no further."""

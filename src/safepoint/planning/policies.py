@@ -168,9 +168,9 @@ def plan_of(policy: Policy, platform: Platform, num_ranks: int, hazards: tuple[H
     copied_s = max(stall_s, gb * policy.copied_s_per_gb)
     # The running step is finished first: half of it on average. Then everything is written.
     needed_s = policy.notice_delay_s + platform.step_s / 2 + durable_s
-    every_s = max(platform.step_s, stall_s / _SNAPSHOT_SHARE) if policy.snapshots else None
+    every_s = whole_steps_s(stall_s / _SNAPSHOT_SHARE, platform.step_s) if policy.snapshots else None
     plan = Plan(
-        interval_s=policy.fixed_interval_s or math.inf,
+        interval_s=math.inf,
         stall_s=stall_s,
         durable_s=durable_s,
         copied_s=copied_s,
@@ -186,15 +186,29 @@ def plan_of(policy: Policy, platform: Platform, num_ranks: int, hazards: tuple[H
         load_memory_s=0.59 * gb,
         pace=platform.step_s / (platform.step_s + cost.vote_s) if policy.votes and platform.step_s else 1.0,
     )
-    if policy.fixed_interval_s is not None or not hazards:
+    if policy.fixed_interval_s is not None:
+        return with_interval(plan, policy.fixed_interval_s, platform.step_s)
+    if not hazards:
         return plan
     times, interruptions = estimate_of(plan, hazards)
-    return with_interval(plan, min(policy.longest_interval_s, best_interval_s(times, interruptions)))
+    best_s = min(policy.longest_interval_s, best_interval_s(times, interruptions))
+    return with_interval(plan, best_s, platform.step_s)
 
 
-def with_interval(plan: Plan, interval_s: float) -> Plan:
-    """The plan with another interval, but not shorter than the store can follow."""
-    return replace(plan, interval_s=max(interval_s, plan.durable_s - plan.stall_s))
+def with_interval(plan: Plan, interval_s: float, step_s: float) -> Plan:
+    """The plan with another interval, but not shorter than the store can follow, and of whole steps."""
+    return replace(plan, interval_s=whole_steps_s(max(interval_s, plan.durable_s - plan.stall_s), step_s))
+
+
+def whole_steps_s(least_s: float, step_s: float) -> float:
+    """The seconds of the fewest steps, at least one, that take at least `least_s`; `math.inf` stays.
+
+    State can be saved only at the end of a step. So an interruption loses half a step on average also if a save costs
+    nothing.
+    """
+    if math.isinf(least_s) or not step_s:
+        return least_s
+    return max(1, math.ceil(least_s / step_s - 1e-9)) * step_s
 
 
 def estimate_of(plan: Plan, hazards: tuple[Hazard, ...]) -> tuple[SaveTimes, Interruptions]:

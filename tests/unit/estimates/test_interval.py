@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from safepoint.estimates.interval import (
+    SHORTEST_STEP_S,
     Interruptions,
     SaveTimes,
     best_interval_s,
@@ -68,6 +69,14 @@ def test_a_save_that_is_durable_late_moves_the_share_and_not_the_optimum() -> No
 
 def test_saves_are_not_more_frequent_than_the_disk() -> None:
     assert best_interval_s(SaveTimes(stall_s=0.01, durable_s=100.01), Interruptions(between_s=HOUR_S)) == 100.0
+
+
+@pytest.mark.parametrize("between_s", [1.0, HOUR_S, 3e9])
+@pytest.mark.parametrize("announced", [0.0, 0.5])
+def test_saves_without_a_stall_are_best_after_each_step(between_s: float, announced: float) -> None:
+    interruptions = Interruptions(between_s=between_s, announced=announced)
+    assert 0 < best_interval_s(SaveTimes(stall_s=0), interruptions) <= SHORTEST_STEP_S
+    assert best_interval_s(SaveTimes(stall_s=1e-6), Interruptions(between_s=HOUR_S)) > SHORTEST_STEP_S
 
 
 def test_with_announcements_only_no_periodic_save_pays() -> None:

@@ -73,6 +73,19 @@ def test_a_month_of_the_article_s_job() -> None:
     ]
 
 
+def test_no_policy_saves_more_often_than_its_saves_are_durable() -> None:
+    """A save waits for the one before it, also if the interval is given."""
+    slow = dataclasses.replace(ARTICLE, stall_s=60, durable_s=5 * HOUR_S)
+    for announced in (0.0, 0.5, 1.0):
+        interruptions = dataclasses.replace(ARTICLE.interruptions, announced=announced)
+        found = losses(dataclasses.replace(slow, interruptions=interruptions))
+        intervals_s = {loss.policy: loss.interval_s for loss in found}
+        assert intervals_s["snapshots and JIT"] == 5 * HOUR_S - 60
+        assert intervals_s["periodic"] == HOUR_S
+        same = losses(dataclasses.replace(slow, interruptions=interruptions, interval_s=5 * HOUR_S - 60))
+        assert found[-1] == same[-1]
+
+
 def test_a_job_without_checkpoints() -> None:
     """Rare interruptions lose half of the job each; frequent ones let it never end."""
     rare = dataclasses.replace(ARTICLE, interruptions=Interruptions(between_s=1e9))

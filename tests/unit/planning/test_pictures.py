@@ -52,6 +52,15 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         curves("title", "description", X, Y, [Curve(name="one", points=[])])
 
 
+@pytest.mark.parametrize("ticks", [[], [1], [2, 2], [2, 1], [1, float("nan")], [1, float("inf")]])
+def test_an_axis_rises(ticks: list[float]) -> None:
+    """Otherwise a picture would run backwards, or divide by 0."""
+    with pytest.raises(ValueError, match="ticks is"):
+        Axis(label="x", ticks=ticks)
+    with pytest.raises(ValueError, match="ticks begins with 0"):
+        Axis(label="x", ticks=[0, 1], is_log=True)
+
+
 def test_the_picture_of_the_documents_is_valid() -> None:
     path = Path(__file__).parents[3] / "docs" / "pictures" / "ettr.svg"
     tree = ElementTree.fromstring(path.read_text())

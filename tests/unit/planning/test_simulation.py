@@ -55,6 +55,32 @@ def test_every_policy_is_as_its_closed_form(name: str, model: str) -> None:
     assert simulated.mean == pytest.approx(expected_ettr(plan, hazards), rel=0.003)
 
 
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("model", ["llama3", "queue", "spot"])
+def test_saves_are_at_the_ends_of_steps(name: str, model: str) -> None:
+    """Between them there is no state to save: an interruption without a save loses half a step on average."""
+    for step_s in (0.3, 7.0, 1200.0, 7200.0):
+        platform = Platform(step_s=step_s)
+        hazards = MODELS[model].hazards(platform.machines(512))
+        plan = plan_of(POLICIES[name], platform, 512, hazards)
+        for every_s in (plan.interval_s, plan.snapshot_every_s):
+            if every_s is not None and math.isfinite(every_s):
+                assert every_s >= step_s
+                assert every_s / step_s == pytest.approx(round(every_s / step_s))
+        assert plan.interval_s >= plan.durable_s - plan.stall_s
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_long_steps_lose_half_of_one_in_each_interruption(name: str) -> None:
+    """A grace period of 10 minutes is too short for the rest of a step of 20 minutes."""
+    platform = Platform(step_s=1200.0)
+    hazards = MODELS["queue"].hazards(1)
+    plan = plan_of(POLICIES[name], platform, 8, hazards)
+    simulated = simulate(plan, hazards, duration_s=30 * DAY_S, num_trials=200, seed=8)
+    lost_s = 3600 * simulated.hours("repeated_s").mean * len(simulated.trials) / simulated.num_interruptions
+    assert lost_s > 0.95 * 600
+
+
 def _meta(num_machines: int, failures: float, u0_s: float, interval_s: float, write_s: float) -> float:
     """E[ETTR] ≈ (1 - N·r·(u0 + Δt/2)) / (1 + w/Δt): Kokolis et al., HPCA 2025, equation 1 without a queue."""
     per_s = num_machines * failures / DAY_S

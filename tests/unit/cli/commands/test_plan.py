@@ -50,10 +50,59 @@ def test_snapshots_in_memory_let_saves_be_rarer() -> None:
     assert both["productive"] > alone["productive"]
 
 
+@pytest.mark.parametrize("words", ["--mtbf 4h", "--mtbf 36500d", "--mtbf 1s", "--mtbf 4h --announced 0.5"])
+def test_saves_that_delay_nothing_are_best_after_each_step(words: str, project: Path) -> None:
+    """An interval of 0.00 s, and others of as many digits, would be no answer."""
+    words = f"plan interval --stall 0s {words} --svg free.svg"
+    outcome = safepoint(*words.split())
+    assert outcome.stdout.startswith("best interval  after each step; ")
+    assert "a save after each step" in (project / "free.svg").read_text()
+    cells = [line.split("  ")[0] for line in outcome.stdout.splitlines()]
+    rows = cells[cells.index("INTERVAL") + 1 : -2]
+    assert len(rows) == len(set(rows)) >= 9
+    assert safepoint(*words.split(), "--json").document["best_interval_s"] == 0
+
+
+def test_short_intervals_differ_in_the_table() -> None:
+    outcome = safepoint("plan", "interval", "--mtbf", "1h", "--stall", "0.00000001s")
+    cells = [line.split("  ")[0] for line in outcome.stdout.splitlines()]
+    rows = cells[cells.index("INTERVAL") + 1 :]
+    assert "8.49 ms" in rows
+    assert len(rows) == len(set(rows)) >= 9
+
+
+def test_the_cost_of_saves_that_delay_nothing() -> None:
+    words = "plan cost --announced 0 --blocking 0s --stall 0s --durable 0s"
+    outcome = safepoint(*words.split())
+    assert outcome.stdout.count("each step") == 3
+    document = safepoint(*words.split(), "--json").document
+    assert [loss["interval_s"] for loss in document["policies"]] == [None, 0, 0, 0]
+
+
 def test_no_interval_if_everything_is_announced() -> None:
     outcome = safepoint(*INTERVAL, "--announced", "1")
     assert outcome.stdout.startswith("best interval  never: no periodic save pays; 100.000 %")
     assert safepoint(*INTERVAL, "--announced", "1", "--json").document["best_interval_s"] is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--mtbf 1h --stall 0s --durable 10h --announced 1",
+        "--mtbf 1h --stall 1s --durable 20h --announced 1",
+        "--mtbf 10m --stall 9m --durable 2h --announced 0.9",
+        "--mtbf 1h --stall 1s --durable 20h",
+        "--mtbf 1s --stall 0s --durable 36500d --announced 0.5",
+    ],
+)
+def test_saves_that_are_durable_late_have_rows_and_a_picture(words: str, project: Path) -> None:
+    """Also if a save takes longer than many times the mean time between interruptions."""
+    document = safepoint("plan", "interval", *words.split(), "--svg", "late.svg", "--json").document
+    assert len(document["intervals"]) >= 5
+    picture = ElementTree.fromstring((project / "late.svg").read_text())
+    (description,) = [child.text or "" for child in picture if child.tag.endswith("desc")]
+    assert ("The least is at" in description) == (document["best_interval_s"] is not None)
+    assert "no interval is shorter than" in safepoint("plan", "interval", *words.split()).stdout
 
 
 @pytest.mark.parametrize(
@@ -76,6 +125,16 @@ def test_the_costs_of_the_article() -> None:
     assert losses["no checkpoints"]["money"] > losses["periodic"]["money"] > losses["snapshots and JIT"]["money"]
     assert "snapshots and JIT" in safepoint(*words).stdout
     assert "MONEY" in safepoint("plan", "cost").stdout
+
+
+def test_a_given_interval_that_is_too_short_has_a_note() -> None:
+    words = ("plan", "cost", "--price", "55", "--interval", "1h", "--announced", "0", "--durable", "5h")
+    document = safepoint(*words, "--json").document
+    assert [loss["interval_s"] for loss in document["policies"][1:]] == [3600, 3600, pytest.approx(17_999.99)]
+    (note,) = document["notes"]
+    assert note.startswith("snapshots and JIT: the interval is 5 h 00 m in place of 1h")
+    assert f"note  {note}" in safepoint(*words).stdout
+    assert safepoint(*words[:-2], "--json").document["notes"] == []
 
 
 def _job(name: str, *events: tuple[str, str, dict[str, object]]) -> None:
@@ -196,6 +255,43 @@ def test_bad_input(words: tuple[str, ...], expected: str) -> None:
     assert (outcome.code, outcome.stdout) == (2, "")
     assert expected in " ".join(outcome.stderr.split())
     assert safepoint(*words, "--json").exit_error["code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("interval --mtbf 4h --stall 2s --snapshot-stall 1s", "--snapshot-stall is for --snapshot-every"),
+        (
+            "interval --mtbf 4h --stall 2s --ranks-restart 1s",
+            "--ranks-restart is for interruptions of",
+        ),
+        ("interval --mtbf 4h --stall 2s --copied 3s", "--copied is for interruptions of the ranks only"),
+        ("interval --mtbf 4h --stall 2s --notice-restart 3s", "--notice-restart is for announced interruptions"),
+        ("cost --example --price 3", "--price is not for --example"),
+        ("cost --example --for job", "--for is not for --example"),
+        ("cost --example --on local", "--on is not for --example"),
+        ("cost --example --interval 1h", "--interval is not for --example"),
+        ("cost --example --blocking 1h", "--blocking is not for --example"),
+        ("cost --for job --interruptions 4/week", "--interruptions is not for --for"),
+        ("cost --for job --announced 1", "--announced is not for --for"),
+        ("cost --for job --durable 1m", "--durable is not for --for"),
+        ("cost --announced 0 --notice-save 1m", "--notice-save is for announced interruptions"),
+        ("simulate --failures none --ranks-only 0.5", "--ranks-only is for failures of machines"),
+        ("simulate --failures none --waiting 1m", "--waiting is for preemptions"),
+        ("simulate --preemptions 0/week --waiting 1m", "--waiting is for preemptions"),
+        ("simulate --failures meta-rsc1 --notice 1m", "--notice is for preemptions and maintenance"),
+        ("simulate --reclaim-notice 1m", "--reclaim-notice is for reclaims"),
+        ("simulate --machines-per-rack 4", "--machines-per-rack is for failures of racks"),
+        ("simulate --failures meta-rsc1 --restart 1m", "--restart is for failures of ranks only"),
+        ("simulate --failures none --replace 1m", "--replace is for other failures"),
+        ("simulate --failures none --machine-failures 1/day --ranks-only 1 --replace 1m", "--replace is for other"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(words: str, expected: str) -> None:
+    outcome = safepoint("plan", *words.split())
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert expected in " ".join(outcome.stderr.split())
+    assert "nothing was computed" in " ".join(outcome.stderr.split())
 
 
 def test_json_has_no_numbers_that_are_none() -> None:

@@ -8,10 +8,10 @@ import typer
 
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
 from safepoint.cli.commands.jobs import complete_job
-from safepoint.cli.commands.plan.options import Json, amount, check_shares, duration, per_second
+from safepoint.cli.commands.plan.options import Json, amount, check_shares, duration, per_second, refuse_ignored
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import NotFoundError, UsageError
-from safepoint.estimates.interval import Interruptions
+from safepoint.estimates.interval import SHORTEST_STEP_S, Interruptions
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration, plural
 from safepoint.planning.costs import (
@@ -24,8 +24,29 @@ from safepoint.planning.costs import (
     read_history,
 )
 
+_OF_A_MONTH = {
+    "interruptions": "--interruptions",
+    "announced": "--announced",
+    "ranks_only": "--ranks-only",
+    "job": "--job",
+    "blocking": "--blocking",
+    "stall": "--stall",
+    "durable": "--durable",
+    "notice_save": "--notice-save",
+    "restart": "--restart",
+}
+_BESIDE_THE_EXAMPLE = {
+    "for_": "--for",
+    "on": "--on",
+    "namespace": "--namespace",
+    "price": "--price",
+    "interval": "--interval",
+    **_OF_A_MONTH,
+}
+
 
 def cost(
+    context: typer.Context,
     for_: Annotated[
         str | None,
         typer.Option(
@@ -84,9 +105,21 @@ def cost(
     amount("--price", price)
     interval_s = None if interval is None else duration("--interval", interval, least_s=0.001)
     if example:
+        refuse_ignored(
+            context,
+            _BESIDE_THE_EXAMPLE,
+            "not for --example, which has the inputs of the article",
+            "leave out one of the two",
+        )
         _print_example(as_json)
         return
     if for_ is not None:
+        refuse_ignored(
+            context,
+            _OF_A_MONTH,
+            "not for --for: the interruptions of the job and what they cost are in its history",
+            "leave out one of the two",
+        )
         with open_jobs(on, namespace, for_) as jobs:
             name = jobs.job(for_).name
             happened = jobs.events(name)
@@ -107,6 +140,13 @@ def cost(
     if on is not None or namespace is not None:
         raise UsageError("--on and --namespace name the place of a job, and --for names none", hint="add --for JOB")
     check_shares(announced, ranks_only)
+    if not announced:
+        refuse_ignored(
+            context,
+            {"notice_save": "--notice-save"},
+            "for announced interruptions, and --announced is 0",
+            "leave it out, or give another --announced",
+        )
     per_s = per_second("--interruptions", interruptions)
     if per_s == 0:
         raise UsageError("--interruptions is 0: nothing is lost", hint="for example --interruptions 4/week")
@@ -129,25 +169,44 @@ def cost(
         durable_s=durable_s,
     )
     found = losses(situation)
-    document = {"price_per_hour": price, "policies": [_document(loss) for loss in found]}
+    notes = [
+        f"{loss.policy}: the interval is {format_duration(loss.interval_s)} in place of {interval}: a save is "
+        "durable so long after its stall (--durable), and the next one waits for that"
+        for loss in found
+        if interval_s is not None and interval_s < loss.interval_s < math.inf
+    ]
+    document = {"price_per_hour": price, "policies": [_document(loss) for loss in found], "notes": notes}
     head = ("POLICY", "SAVES EVERY", "PRODUCTIVE", "HOURS LOST IN A MONTH", "MONEY LOST IN A MONTH")
     rows = [
         [
             loss.policy,
-            format_duration(loss.interval_s) if math.isfinite(loss.interval_s) else "-",
+            _interval(loss.interval_s),
             f"{100 * loss.productive:.2f} %",
             f"{loss.hours:.1f}",
             f"{loss.money:,.0f}" if price else "-",
         ]
         for loss in found
     ]
-    print_answer(as_json, document, table(head, rows))
+    lines = table(head, rows)
+    if notes:
+        lines += ["", *(f"note  {note}" for note in notes)]
+    print_answer(as_json, document, lines)
+
+
+def _interval(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "-"
+    return "each step" if seconds <= SHORTEST_STEP_S else format_duration(seconds)
 
 
 def _document(loss: Loss) -> dict[str, Any]:
     return {
         "policy": loss.policy,
-        "interval_s": loss.interval_s if math.isfinite(loss.interval_s) else None,
+        "interval_s": None
+        if math.isinf(loss.interval_s)
+        else loss.interval_s
+        if loss.interval_s > SHORTEST_STEP_S
+        else 0.0,
         "productive": loss.productive,
         "hours": loss.hours,
         "money": loss.money,

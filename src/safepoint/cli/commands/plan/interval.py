@@ -5,10 +5,18 @@ from typing import Annotated, Any
 
 import typer
 
-from safepoint.cli.commands.plan.options import Json, Svg, check_shares, duration, write_picture
+from safepoint.cli.commands.plan.options import (
+    Json,
+    Svg,
+    check_shares,
+    duration,
+    refuse_ignored,
+    write_picture,
+)
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import UsageError
 from safepoint.estimates.interval import (
+    SHORTEST_STEP_S,
     Interruptions,
     SaveTimes,
     best_interval_s,
@@ -24,6 +32,7 @@ _POINTS = 60
 
 
 def interval(
+    context: typer.Context,
     mtbf: Annotated[
         str, typer.Option(metavar="TIME", help="Mean time between interruptions of any kind, such as 4h.")
     ],
@@ -108,6 +117,27 @@ def interval(
                 hint=f"give at least {stall}, or leave --{name} out",
             )
     check_shares(announced, ranks_only)
+    if snapshot_every is None:
+        refuse_ignored(
+            context,
+            {"snapshot_stall": "--snapshot-stall"},
+            "for --snapshot-every, and there is none",
+            "add --snapshot-every, such as --snapshot-every 30s",
+        )
+    if not ranks_only:
+        refuse_ignored(
+            context,
+            {"ranks_restart": "--ranks-restart", "copied": "--copied"},
+            "for interruptions of the ranks only, and there are none",
+            "add --ranks-only, such as --ranks-only 0.5",
+        )
+    if not announced:
+        refuse_ignored(
+            context,
+            {"notice_restart": "--notice-restart"},
+            "for announced interruptions, and there are none",
+            "add --announced, such as --announced 0.5",
+        )
     times = SaveTimes(
         stall_s=stall_s,
         durable_s=after_stall["durable"],
@@ -125,20 +155,29 @@ def interval(
     )
     best_s = best_interval_s(times, interruptions)
     at_best = productive_share(best_s, times, interruptions)
-    middle_s = best_s if math.isfinite(best_s) else interruptions.between_s
+    # Without a best interval, or with saves after each step, the answer shows what intervals around the mean time
+    # between interruptions cost. The store has to be able to follow these too.
+    is_regular = SHORTEST_STEP_S < best_s < math.inf
+    middle_s = best_s if is_regular else max(interruptions.between_s, times.durable_lag_s)
     rows = [_row(middle_s * factor, times, interruptions, at_best) for factor in _FACTORS]
     rows = [row for row in rows if row["interval_s"] >= times.durable_lag_s * (1 - 1e-9)]
     document: dict[str, Any] = {
-        "best_interval_s": best_s if math.isfinite(best_s) else None,
+        "best_interval_s": best_s if is_regular else None if math.isinf(best_s) else 0.0,
         "productive": at_best,
         "young_s": young_s(stall_s, interruptions.between_s),
         "daly_s": daly_s(stall_s, interruptions.between_s),
         "intervals": rows,
     }
     lines = _lines(document, rows)
+    if len(rows) < len(_FACTORS):
+        lines += [
+            "",
+            f"no interval is shorter than {_time(times.durable_lag_s)}: a save is durable so long after its stall, "
+            "and the next one waits for that",
+        ]
     if svg is not None:
         document["picture"] = str(svg)
-        lines += ["", write_picture(svg, _picture(middle_s, times, interruptions))]
+        lines += ["", write_picture(svg, _picture(best_s, middle_s, times, interruptions))]
     print_answer(as_json, document, lines)
 
 
@@ -153,7 +192,7 @@ def _row(interval_s: float, times: SaveTimes, interruptions: Interruptions, at_b
 
 def _lines(document: dict[str, Any], rows: list[dict[str, float]]) -> list[str]:
     best_s = document["best_interval_s"]
-    found = "never: no periodic save pays" if best_s is None else _time(best_s)
+    found = {None: "never: no periodic save pays", 0.0: "after each step"}.get(best_s) or _time(best_s)
     share_of = f"{100 * document['productive']:.3f} % of the time is productive work"
     names = [("best interval", f"{found}; {share_of}")]
     names += [
@@ -172,10 +211,12 @@ def _lines(document: dict[str, Any], rows: list[dict[str, float]]) -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    return format_duration(seconds)
+    """The duration; a short one, as of saves that hardly delay training, has digits that differ."""
+    return f"{1000 * seconds:.3g} ms" if 0 < seconds < 0.1 else format_duration(seconds)
 
 
-def _picture(middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
+def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
+    """The loss over the interval, from a tenth of the middle one, or the shortest possible one, to its tenfold."""
     low_s, high_s = max(middle_s / 10, times.durable_lag_s), middle_s * 10
     points_s = [low_s * (high_s / low_s) ** (number / _POINTS) for number in range(_POINTS + 1)]
     kinds = [
@@ -193,9 +234,13 @@ def _picture(middle_s: float, times: SaveTimes, interruptions: Interruptions) ->
     scale = 10 ** math.floor(math.log10(most)) if most > 0 else 1.0
     top = scale * math.ceil(most / scale) if most > 0 else 1.0
     ticks = [low_s * (high_s / low_s) ** (number / 4) for number in range(5)]
+    if best_s <= SHORTEST_STEP_S:
+        least = "The least is with a save after each step"
+    else:
+        least = f"The least is at {_time(best_s)}" if math.isfinite(best_s) else "No periodic save pays"
     return curves(
         "Time lost, by the interval between checkpoints",
-        f"The least is at {_time(middle_s)}; the scale of the intervals is logarithmic.",
+        f"{least}; the scale of the intervals is logarithmic.",
         Axis(label="interval", ticks=ticks, texts=[_time(tick) for tick in ticks], is_log=True),
         Axis(label="% of the time", ticks=[top * number / 5 for number in range(6)]),
         series,

@@ -3,6 +3,7 @@ fix."""
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,24 @@ Svg = Annotated[
     Path | None,
     typer.Option("--svg", metavar="FILE", help="Also write a picture to this file.", show_default="no picture"),
 ]
+
+
+def refuse_ignored(context: typer.Context, options: Mapping[str, str], reason: str, hint: str) -> None:
+    """Refuse options of the command line that would change nothing. Defaults of the user's settings do not count.
+
+    Args:
+        context: the call.
+        options: the options by the names of their parameters.
+        reason: what the options are for, after "OPTION is", such as "for --ranks-only, and it is 0".
+        hint: what to do.
+
+    Raises:
+        UsageError: one of them is on the command line.
+    """
+    for name, option in options.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{option} is {reason}; nothing was computed", hint=hint)
 
 
 def duration(option: str, text: str, *, least_s: float = 0.0) -> float:

@@ -13,6 +13,7 @@ from safepoint.cli.commands.plan.options import (
     amount,
     duration,
     per_second,
+    refuse_ignored,
     share,
     size,
     write_picture,
@@ -35,6 +36,7 @@ _MOST_INTERRUPTIONS = 30_000_000
 
 
 def simulate(
+    context: typer.Context,
     ranks: Annotated[str, typer.Option(metavar="N[,N…]", help="Numbers of ranks to compare.")] = _RANKS,
     days: Annotated[float, typer.Option(metavar="DAYS", help="How long the job runs.")] = 30.0,
     trials: Annotated[int, typer.Option(metavar="N", help="Simulated jobs for each number and policy.")] = 20,
@@ -143,6 +145,7 @@ def simulate(
         reclaims,
         reclaim_notice,
     )
+    _refuse_ignored(context, model)
     platform = Platform(
         ranks_per_machine=_count("--ranks-per-machine", ranks_per_machine, 1024),
         state_bytes=size("--state", state),
@@ -228,6 +231,32 @@ def _model(
     if reclaim_notice is not None:
         changes["reclaim_notice_s"] = duration("--reclaim-notice", reclaim_notice)
     return replace(model, **changes)
+
+
+def _refuse_ignored(context: typer.Context, model: FailureModel) -> None:
+    """Refuse options about interruptions that the model does not have."""
+    of_machines, racks = model.machine_per_day, model.rack_per_day
+    preemptions, reclaims = model.preemptions_per_day, model.reclaims_per_day
+    announced = preemptions + of_machines * model.maintenance_share
+    others = of_machines * (1 - model.ranks_share) + racks + preemptions + reclaims
+    for rate, parameter, option, what, hint in (
+        (of_machines, "ranks_only", "--ranks-only", "failures of machines", "--machine-failures 6/year"),
+        (racks, "machines_per_rack", "--machines-per-rack", "failures of racks", "--rack-failures 1/year"),
+        (preemptions, "waiting", "--waiting", "preemptions", "--preemptions 4/week"),
+        (announced, "notice", "--notice", "preemptions and maintenance", "--preemptions 4/week"),
+        (reclaims, "reclaim_notice", "--reclaim-notice", "reclaims", "--reclaims 2/month"),
+        (
+            of_machines * model.ranks_share,
+            "restart",
+            "--restart",
+            "failures of ranks only",
+            "--machine-failures 6/year --ranks-only 0.5",
+        ),
+        (others, "replace_machine", "--replace", "other failures", "--machine-failures 6/year"),
+    ):
+        if not rate:
+            reason = f"for {what}, and there are none in --failures {model.name} with the other options"
+            refuse_ignored(context, {parameter: option}, reason, f"leave it out, or add {hint}")
 
 
 def _policy(name: str) -> Policy:
