@@ -122,7 +122,8 @@ def read_model(path: Path) -> ModelShape:
         if _HUB_NAME.fullmatch(str(path)):
             hint = f"for a model of the Hugging Face Hub, run `hf download {path} config.json`, and pass that file"
         raise UsageError(
-            f"the model {str(path)!r} cannot be read: {error.strerror or error}; nothing was computed", hint=hint
+            f"the model {shown_path(path)!r} cannot be read: {error.strerror or error}; nothing was computed",
+            hint=hint,
         ) from error
 
 
@@ -133,6 +134,12 @@ def real_path(path: Path) -> Path:
         OSError: there is no such file, or the links lead in a circle.
     """
     return Path(os.path.realpath(path, strict=True))
+
+
+def shown_path(path: Path) -> str:
+    """A path for a message, cut off if it is long."""
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:100]}...{text[-97:]}"
 
 
 def _name_of(path: Path) -> str:

@@ -87,6 +87,24 @@ def test_settings_from_training_arguments(config: str, tmp_path: Path) -> None:
     assert document["keep"] == 1  # what is typed is stronger
 
 
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"optim": "no-such"}, ("--optimizer", "sgd")),
+        ({"deepspeed": "gone.json"}, ("--strategy", "zero2")),
+        ({"deepspeed": {}}, ("--strategy", "zero3")),
+    ],
+)
+def test_an_option_wins_over_what_a_file_cannot_answer(
+    field: dict[str, Any], words: tuple[str, str], config: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "arguments.json"
+    path.write_text(json.dumps({"output_dir": "out", **field}))
+    assert safepoint("plan", "storage", config, "--for", str(path)).code == 2
+    document = _plan(config, "--for", str(path), *words, "--json").document
+    assert words[1] in {document["optimizer"], document["strategy"]}
+
+
 def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its nodes and ranks, what it keeps, and the size of the checkpoint that it has written."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -98,6 +116,8 @@ def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.Mo
     with mock.patch.object(local_jobs, "start_supervisor"):
         submitted = safepoint("submit", *words, str(tmp_path / "train.py"))
     assert submitted.code == 0, submitted.stderr
+    (tmp_path / "tiny").mkdir()  # a folder of the same name is no file with arguments
+    monkeypatch.chdir(tmp_path)
     document = _plan(config, "--for", "tiny", "--json").document
     assert (document["nodes"], document["keep"]) == (2, 3)
     assert document["checkpoint"]["is_measured"]
@@ -136,6 +156,8 @@ def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.Mo
         (("--params", "8B", "--svg", "/nowhere/a.svg"), 13, "/nowhere/a.svg cannot be written"),
         (("--params", "8B", "--for", "gone.json"), 2, "--for gone.json"),
         (("--params", "8B", "--for", "no-such-job"), 10, "no-such-job"),
+        (("--params", "8B", "--for", "/x" * 2500), 2, "--for /x/x"),
+        (("x" * 5000,), 2, "the model 'xxx"),
         (("--params", "8B", "--snapshot-slots", "-1"), 2, "--snapshot-slots -1"),
         (("--params", "8B", "--compare", "6x1", "2x3", "--gpus", "2"), 2, "--gpus and --compare contradict"),
         (("meta-llama/Llama-3.1-8B",), 2, "hf download meta-llama/Llama-3.1-8B config.json"),

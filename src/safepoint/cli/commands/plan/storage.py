@@ -1,6 +1,8 @@
 """`safepoint plan storage`: disks, memory, time and grace period for a model, before it is trained."""
 
 import dataclasses
+import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -165,7 +167,8 @@ def storage(
 
     Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 13 the picture cannot be written.
     """
-    given, found = _read_for(for_)
+    answers = {"strategy": strategy, "optimizer": optimizer, "keep": save_total_limit, "is_mixed": mixed}
+    given, found = _read_for(for_, known={name for name, value in answers.items() if value is not None})
     shape = _shape(
         model,
         params,
@@ -315,13 +318,20 @@ def _shape(
     )
 
 
-def _read_for(text: str | None) -> tuple[Given, ModelShape | None]:
-    """What `--for` says, and the model of the job's newest checkpoint, if it has one."""
+def _read_for(text: str | None, *, known: Container[str]) -> tuple[Given, ModelShape | None]:
+    """What `--for` says, and the model of the job's newest checkpoint, if it has one.
+
+    Args:
+        text: the value of `--for`.
+        known: the fields that options on the command line answer.
+    """
     if text is None:
         return Given(), None
     path = Path(text)
-    if path.exists() or "/" in text or path.suffix == ".json":
-        return read_arguments(path), None
+    # A folder with the name of a job, such as its output folder, is no file with arguments: the job is meant.
+    is_file = os.path.isfile(text)
+    if is_file or "/" in text or path.suffix == ".json":
+        return read_arguments(path, known=known), None
     return _of_job(text)
 
 
@@ -376,7 +386,7 @@ def _of_checkpoint(given: Given, output: str) -> tuple[Given, ModelShape | None]
     if adapter is not None:
         rank, targets, base = given_by_adapter(adapter)
         given = dataclasses.replace(given, lora_rank=rank, lora_targets=targets)
-        return given, read_model(Path(base)) if base is not None and Path(base).exists() else None
+        return given, read_model(Path(base)) if base is not None and os.path.exists(base) else None
     model = None if config is None else of_config(config, name=item.where, where=f"{item.name}/config.json")
     return given, model
 
