@@ -12,7 +12,8 @@ from safepoint.estimates.sizes import OPTIMIZERS, Optimizer, Strategy, optimizer
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import nearest
 from safepoint.planning.architectures.fields import shown
-from safepoint.planning.model import real_path, shown_path
+from safepoint.planning.architectures.headers import real_path
+from safepoint.planning.model import shown_path
 
 _MAX_BYTES = 4 << 20
 _PARAMETERS = re.compile(r"(\d{1,18}(?:\.\d{1,12})?(?:[eE][+]?\d{1,2})?)\s*([kKmMbBtT]?)", re.ASCII)
@@ -118,7 +119,8 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
     record = _read(path, "--for")
     if "output_dir" not in record and "per_device_train_batch_size" not in record:
         raise UsageError(
-            f"--for {shown_path(path)}: the file has no field output_dir; it is not TrainingArguments; nothing was computed",
+            f"--for {shown_path(path)}: the file has no field output_dir; it is not TrainingArguments; nothing was "
+            "computed",
             hint="write it with Path('arguments.json').write_text(training_args.to_json_string())",
         )
     if _flag(record, "save_only_model", path):

@@ -21,6 +21,12 @@ _SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 100,
 }
+_WITHOUT_SHARED = {
+    **{name: value for name, value in _SMALL.items() if name != "num_key_value_heads"},
+    "head_dim": 16,
+    "num_experts": 4,
+    "moe_intermediate_size": 48,
+}
 _OF_GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 32}
 _FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
@@ -44,6 +50,8 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("Llama", {**_SMALL, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 24}),
     ("Mistral", {name: value for name, value in _SMALL.items() if name != "num_key_value_heads"} | {"head_dim": 8}),
     ("Ministral3", {**_SMALL, "head_dim": 24}),
+    *((name, _WITHOUT_SHARED) for name in ("Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Qwen3Moe")),
+    ("Phi3", {**_WITHOUT_SHARED, "pad_token_id": 0}),
     ("Granite", {**_SMALL, "attention_bias": True, "pad_token_id": 0}),
     ("SmolLM3", {**_SMALL, "pad_token_id": 0}),
     ("Qwen2", _SMALL),

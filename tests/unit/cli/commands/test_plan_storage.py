@@ -87,6 +87,19 @@ def test_settings_from_training_arguments(config: str, tmp_path: Path) -> None:
     assert document["keep"] == 1  # what is typed is stronger
 
 
+def test_types_and_quantized_models_that_are_not_trained(config: str) -> None:
+    path = Path(config)
+    for fields in ({"torch_dtype": "int8"}, {"dtype": "float8_e4m3fn"}):
+        path.write_text(json.dumps({**_LLAMA, **fields}))
+        outcome = safepoint("plan", "storage", config)
+        assert (outcome.code, "is not a type of weights" in outcome.stderr) == (2, True)
+        assert _plan(config, "--dtype", "bf16", "--json").document["dtype"] == "bfloat16"
+    path.write_text(json.dumps({**_LLAMA, "quantization_config": {"load_in_4bit": True}}))
+    outcome = safepoint("plan", "storage", config)
+    assert (outcome.code, "the model is quantized" in outcome.stderr) == (2, True)
+    assert "QLoRA of rank 8" in _plan(config, "--lora-rank", "8", "--quantized").stdout
+
+
 @pytest.mark.parametrize(
     ("field", "words"),
     [

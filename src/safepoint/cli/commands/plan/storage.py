@@ -193,6 +193,12 @@ def storage(
             f"{'--quantized' if quantized else '--lora-targets'} is for an adapter, and there is none",
             hint="add --lora-rank, such as --lora-rank 16",
         )
+    if shape.is_quantized and not quantized:
+        raise UsageError(
+            f"{shape.source} include a quantization_config: the model is quantized; nothing was computed",
+            hint="for QLoRA add --lora-rank and --quantized; to train all weights, pass the config.json of the model "
+            "that was quantized",
+        )
     chosen = _strategy(strategy) or given.strategy
     if chosen is None:
         chosen = Strategy.DDP if num_nodes * num_gpus > 1 else Strategy.SINGLE
@@ -200,7 +206,7 @@ def storage(
     training = Training(
         tensors=shape.tensors,
         tied=shape.tied,
-        dtype=dtype_of(dtype) if dtype is not None else shape.dtype or ("float32" if shape.is_exact else "bfloat16"),
+        dtype=_dtype(dtype, shape),
         adapter=adapter_of(shape, rank=rank, targets=[one.strip() for one in targets]) if rank else (),
         strategy=chosen,
         optimizer=find_optimizer(optimizer) if optimizer is not None else given.optimizer or OPTIMIZERS["adamw"],
@@ -249,6 +255,14 @@ def _or(option: _T | None, given: _T | None, default: _T) -> _T:
     if option is not None:
         return option
     return default if given is None else given
+
+
+def _dtype(option: str | None, shape: ModelShape) -> str:
+    if option is not None:
+        return dtype_of(option)
+    if shape.dtype is None:
+        return "float32" if shape.is_exact else "bfloat16"
+    return dtype_of(shape.dtype, f"{shape.source}: the type")
 
 
 def _positive(option: str, value: int | None, *, most: int) -> int | None:
