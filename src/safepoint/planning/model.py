@@ -18,7 +18,7 @@ from safepoint.errors import UsageError
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import plural
 from safepoint.planning.architectures.families import FAMILIES, tensors_of
-from safepoint.planning.architectures.fields import Tensor
+from safepoint.planning.architectures.fields import EMBEDDINGS, Tensor
 from safepoint.planning.architectures.headers import DOWNLOAD_HINT, files_in_index, header_of, real_path
 
 _CONFIG = "config.json"
@@ -31,9 +31,8 @@ _MOST_TENSORS = 500_000
 _MOST_PARAMETERS = 10**15
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NOT_ADAPTED = {
-    *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "shared", "relative_attention_bias"),
-    *("word_embeddings", "position_embeddings", "token_type_embeddings", "lm_head", "embed_out", "classifier"),
-    *("gate", "decoder"),
+    *EMBEDDINGS,
+    *("lm_head", "embed_out", "classifier", "gate", "decoder"),
 }
 """Modules that no adapter changes with the target `all-linear`: embeddings, output layers, routers of experts."""
 _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -414,6 +413,13 @@ def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple
     for one in chosen:
         out, into = one.sizes
         module = f"base_model.model.{one.name.removesuffix('.weight')}"
+        if one.is_embedding:
+            # PEFT holds the transposed matrices of an embedding as parameters.
+            tensors += [
+                Tensor(f"{module}.lora_embedding_A", (rank, out)),
+                Tensor(f"{module}.lora_embedding_B", (into, rank)),
+            ]
+            continue
         tensors += [
             Tensor(f"{module}.lora_A.weight", (rank, into)),
             Tensor(f"{module}.lora_B.weight", (out, rank)),

@@ -35,7 +35,7 @@ def files_in_index(path: Path) -> set[str]:
         names = read_object(real_path(path), max_bytes=_MAX_INDEX_BYTES, constant=float).get("weight_map")
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}; nothing was computed", hint=DOWNLOAD_HINT) from error
-    found = list(cast("dict[str, Any]", names).values()) if isinstance(names, dict) else [None]
+    found: list[Any] = list(cast("dict[str, Any]", names).values()) if isinstance(names, dict) else [None]
     if not all(isinstance(one, str) for one in found):
         raise UsageError(
             f"{path} is damaged: weight_map is no object of names; nothing was computed", hint=DOWNLOAD_HINT
