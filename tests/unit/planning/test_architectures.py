@@ -114,6 +114,15 @@ def test_every_tensor_of_a_family(name: str, fields: dict[str, Any], tmp_path: P
     assert tied == {key: sizes for key, sizes in others.items() if key not in buffers}
 
 
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Qwen3Moe"])
+def test_keys_and_values_have_the_heads_that_transformers_assumes(name: str) -> None:
+    """In a file without num_key_value_heads."""
+    config, model = _build(name, _WITHOUT_SHARED)
+    found = tensors_of({**_WITHOUT_SHARED, "model_type": config.model_type}, "config.json")
+    theirs = {key: tuple(value.shape) for key, value in model.named_parameters() if ".k_proj." in key}
+    assert theirs == {one.name: one.sizes for one in found.tensors if ".k_proj." in one.name}
+
+
 def test_every_family_has_a_case() -> None:
     kinds = {_build(name, fields)[0].model_type for name, fields in _CASES}
     assert kinds == FAMILIES.keys()

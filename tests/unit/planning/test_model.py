@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from safepoint.errors import UsageError
+from safepoint.estimates.sizes import OPTIMIZERS, Strategy
 from safepoint.planning.architectures.fields import Tensor
-from safepoint.planning.checkpoint_files import weights_file_bytes
+from safepoint.planning.checkpoint_files import Training, adapter_file_bytes, weights_file_bytes
 from safepoint.planning.model import adapter_of, dtype_of, of_config, of_count, read_model, short_count
 
 _QWEN: dict[str, Any] = {
@@ -184,6 +185,27 @@ def test_an_adapter_is_that_of_peft(targets: tuple[str, ...], tmp_path: Path) ->
     }
     assert {one.name: one.sizes for one in adapter} == theirs
     assert weights_file_bytes(adapter, "float32") == (tmp_path / "adapter_model.safetensors").stat().st_size
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's own
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")
+@pytest.mark.parametrize("targets", [("embed_tokens",), ("q_proj", "lm_head"), ("embed_tokens", "lm_head")])
+def test_peft_saves_the_embeddings_that_it_adapts(targets: tuple[str, ...], tmp_path: Path) -> None:
+    """The whole weights, in their own type, beside the adapter."""
+    base = Qwen2ForCausalLM(Qwen2Config(**_QWEN)).bfloat16()
+    peft = get_peft_model(base, LoraConfig(r=4, target_modules=list(targets), task_type="CAUSAL_LM"))
+    peft.save_pretrained(tmp_path)
+    model = of_config({"model_type": "qwen2", **_QWEN}, name="m", where="config.json")
+    training = Training(
+        tensors=model.tensors,
+        dtype="bfloat16",
+        adapter=adapter_of(model, rank=4, targets=targets),
+        strategy=Strategy.SINGLE,
+        optimizer=OPTIMIZERS["adamw"],
+        num_ranks=1,
+    )
+    theirs = (tmp_path / "adapter_model.safetensors").stat().st_size
+    assert abs(adapter_file_bytes(training) - theirs) <= 64  # the order of the header differs
 
 
 def test_missing_modules_are_named() -> None:

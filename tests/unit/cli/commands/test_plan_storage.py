@@ -100,6 +100,63 @@ def test_types_and_quantized_models_that_are_not_trained(config: str) -> None:
     assert "QLoRA of rank 8" in _plan(config, "--lora-rank", "8", "--quantized").stdout
 
 
+def test_an_8bit_optimizer_keeps_embeddings_in_32_bits(config: str) -> None:
+    document = _plan(config, "--optimizer", "adamw-8bit", "--json").document
+    assert round(document["checkpoint"]["size_bytes"] / 1e9, 1) == 35.5
+
+
+def test_a_save_to_a_shared_claim_is_not_faster_with_more_nodes(config: str) -> None:
+    """All nodes write to the same disk."""
+    needed = [
+        _plan(config, "--strategy", "fsdp", "--nodes", nodes, "--json").document["grace"] for nodes in ("1", "100")
+    ]
+    assert needed[1]["folder"]["needed_s"] >= needed[0]["folder"]["needed_s"]
+    assert needed[1]["store"]["needed_s"] < needed[0]["store"]["needed_s"]
+
+
+def test_mixed_precision_moves_16_bits_between_pods(config: str) -> None:
+    words = ("--strategy", "fsdp", "--mixed-precision", "--compare", "6x1", "2x3", "--json")
+    layouts = _plan(config, *words).document["layouts"]
+    assert [round(one["step_bytes"] / 1e9, 1) for one in layouts] == [40.2, 24.1]
+
+
+def test_a_rank_that_is_wider_than_the_matrices_is_noted(config: str) -> None:
+    text = _plan(config, "--lora-rank", "5000").stdout
+    assert "LoRA of rank 5000" in text
+    assert "the rank 5000 is larger than the 1024" in text
+    assert "is larger than" not in _plan(config, "--lora-rank", "1024").stdout
+
+
+@pytest.mark.parametrize("option", ["--upload-speed", "--download-speed", "--disk-speed", "--network-speed"])
+def test_a_speed_without_its_unit_is_noted(option: str, config: str) -> None:
+    assert f"{option} 68 is 68 bytes in a second: did you mean 68M?" in _plan(config, option, "68").stdout
+    assert "did you mean" not in _plan(config, option, "68M").stdout
+
+
+def test_times_have_units_as_in_the_other_plans(config: str) -> None:
+    for words, grace_s in ((("--grace", "1m"), 60), (("--grace", "45"), 45), (("--grace", "1m30s"), 90)):
+        assert _plan(config, *words, "--json").document["grace"]["grace_s"] == grace_s
+    document = _plan(config, "--step-time", "2m", "--json").document
+    assert document["grace"]["folder"]["needed_s"] > 120
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--grace", "60"),
+        ("--step-time", "1s"),
+        ("--store-keep", "3"),
+        ("--upload-speed", "1G"),
+        ("--disk-speed", "1G"),
+    ],
+)
+def test_options_that_a_comparison_does_not_show_are_refused(words: tuple[str, str], config: str) -> None:
+    outcome = safepoint("plan", "storage", config, "--compare", "6x1", "2x3", *words)
+    assert outcome.code == 2
+    assert f"{words[0]} is for the plan of one layout" in outcome.stderr
+    _plan(config, "--compare", "6x1", "2x3", *words, "--json")  # its document has the plan of the first layout
+
+
 @pytest.mark.parametrize(
     ("field", "words"),
     [
@@ -160,6 +217,7 @@ def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.Mo
         (("--params", "8B", "--save-total-limit", "0"), 2, "--save-total-limit 0"),
         (("--params", "8B", "--store-keep", "0"), 2, "--store-keep 0"),
         (("--params", "8B", "--grace", "nan"), 2, "--grace nan"),
+        (("--params", "8B", "--grace", "soon"), 2, "--grace 'soon'"),
         (("--params", "8B", "--step-time", "-1"), 2, "--step-time -1"),
         (("--params", "8B", "--upload-speed", "fast"), 2, "--upload-speed 'fast'"),
         (("--params", "8B", "--upload-speed", "0"), 2, "--upload-speed 0"),
