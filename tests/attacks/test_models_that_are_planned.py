@@ -39,6 +39,9 @@ _ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         _safetensors(json.dumps({"a": {**_ENTRY, "shape": [1 << 70]}}).encode()),
         _safetensors(json.dumps({"a": {**_ENTRY, "shape": [1] * 1000}}).encode()),
         _safetensors(json.dumps({"a": {**_ENTRY, "dtype": 7}}).encode()),
+        _safetensors(json.dumps({"\ud800.weight": _ENTRY}).encode()),
+        _safetensors(json.dumps({"a": {**_ENTRY, "data_offsets": [0]}}).encode()),
+        _safetensors(json.dumps({"a": {**_ENTRY, "data_offsets": "no"}}).encode()),
         _safetensors(b'{"a": {"dtype": "F32", "shape": [2]}, "a": {"dtype": "F32", "shape": [2]}}'),
     ],
 )
@@ -46,6 +49,15 @@ def test_a_damaged_header_is_a_message(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(UsageError, match="is not a safetensors file, or is damaged"):
+        read_model(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["00002", "999999999"])
+def test_a_name_of_a_file_cannot_fill_the_memory(number: str, tmp_path: Path) -> None:
+    """A name states how many files there are."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / f"model-00001-of-{number}.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match="is missing"):
         read_model(tmp_path)
 
 
@@ -74,7 +86,7 @@ _PLACED = (_place_pipe, _place_link_to_pipe, _place_link_to_device, _place_loop,
 
 
 @pytest.mark.parametrize("place", _PLACED)
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
 def test_what_is_no_file_is_refused(name: str, place: Callable[[Path], None], tmp_path: Path) -> None:
     """A pipe does not hang the command, and a device does not fill its memory."""
     folder = tmp_path / "model"

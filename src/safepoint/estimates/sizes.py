@@ -126,6 +126,7 @@ class Optimizer:
         num_settings: how many settings a group of parameters has; each is an item of a checkpoint of DCP.
         moments: how many states in full precision ZeRO keeps for each trained parameter.
         also: the values of `TrainingArguments.optim` that mean it.
+        states_of_embeddings: the tensors for the weight of an embedding; None where they are the same.
     """
 
     name: str
@@ -133,6 +134,13 @@ class Optimizer:
     num_settings: int
     moments: int
     also: tuple[str, ...] = ()
+    states_of_embeddings: _States | None = None
+
+    def states_of(self, sizes: tuple[int, ...], item_bytes: int, *, is_embedding: bool) -> list[StateTensor]:
+        """The tensors for a parameter, as the Trainer sets the optimizer up."""
+        if is_embedding and self.states_of_embeddings is not None:
+            return self.states_of_embeddings(sizes, item_bytes)
+        return self.states(sizes, item_bytes)
 
 
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -151,6 +159,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
             num_settings=12,
             moments=2,
             also=("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"),
+            # The Trainer has bitsandbytes keep 32 bits for each nn.Embedding (`register_module_override`).
+            states_of_embeddings=_in_32bit(2),
         ),
         Optimizer(
             name="adamw-32bit-paged",
@@ -170,7 +180,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
             also=("lion_32bit", "paged_lion", "paged_lion_32bit"),
         ),
         Optimizer(
-            name="lion-8bit", states=_in_8bit(1), num_settings=11, moments=1, also=("lion_8bit", "paged_lion_8bit")
+            name="lion-8bit",
+            states=_in_8bit(1),
+            num_settings=11,
+            moments=1,
+            also=("lion_8bit", "paged_lion_8bit"),
+            states_of_embeddings=_in_32bit(1),
         ),
         Optimizer(name="sgd", states=_like_weight(has_step=False), num_settings=11, moments=0),
         Optimizer(
@@ -245,6 +260,7 @@ def training_memory(
     item_bytes: int,
     optimizer: Optimizer,
     num_ranks: int,
+    embeddings: Sequence[tuple[int, ...]] = (),
 ) -> TrainingMemory:
     """The memory of the rank with the most.
 
@@ -258,13 +274,19 @@ def training_memory(
         item_bytes: bytes of an element of a trained weight.
         optimizer: the optimizer.
         num_ranks: how many ranks share the model.
+        embeddings: the sizes of the trained embeddings, which `trained` does not have.
     """
-    counts = [math.prod(sizes) for sizes in trained]
+    counts = [math.prod(sizes) for sizes in (*trained, *embeddings)]
     weights = sum(counts) * item_bytes
     if strategy.is_zero:
         states = 4 * (1 + optimizer.moments) * sum(counts)
     else:
-        states = sum(state.num_bytes for sizes in trained for state in optimizer.states(sizes, item_bytes))
+        states = sum(
+            state.num_bytes
+            for group, is_embedding in ((trained, False), (embeddings, True))
+            for sizes in group
+            for state in optimizer.states_of(sizes, item_bytes, is_embedding=is_embedding)
+        )
     share_all = strategy.is_fsdp or strategy is Strategy.ZERO3
     share_gradients = share_all or strategy is Strategy.ZERO2
     share_states = share_gradients or strategy is Strategy.ZERO1

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from safepoint.checkpoint.format.safetensors_layout import KINDS, Shape, lay_out
+from safepoint.checkpoint.format.safetensors_layout import KINDS, SIZES, Shape, lay_out
 from safepoint.estimates.sizes import (
     DTYPE_BYTES,
     Optimizer,
@@ -111,6 +111,25 @@ class Training:
             return self.dtype if DTYPE_BYTES[self.dtype] == 2 else "bfloat16"
         return self.trained_dtype
 
+    @property
+    def bases_saved(self) -> list[Tensor]:
+        """Weights of the model that PEFT saves with an adapter: embeddings and output layers that it adapts.
+
+        Source: `get_peft_model_state_dict` with `save_embedding_layers="auto"`, and `EMBEDDING_LAYER_NAMES`.
+        """
+        adapted = {one.name.partition(".lora_")[0] for one in self.adapter}
+        found: list[Tensor] = []
+        for one in self.tensors:
+            module = f"base_model.model.{one.name.removesuffix('.weight')}"
+            if module in adapted and module.rsplit(".", 1)[-1] in {"embed_tokens", "lm_head"}:
+                found.append(one._replace(name=f"{module}.base_layer.weight"))
+        return found
+
+    @property
+    def base_dtype(self) -> str:
+        """The type of the weights that are not trained. DeepSpeed casts them, too."""
+        return self.computed_dtype if self.strategy.is_zero else self.dtype
+
     def tensors_saved(self) -> list[Tensor]:
         """The adapter's tensors, or those of the model, tied weights under each of their names."""
         return list(self.adapter or [*self.tensors, *self.tied])
@@ -123,9 +142,9 @@ def files_of(training: Training) -> list[Group]:
     if strategy is Strategy.FSDP:
         groups += _sharded(training)
     elif strategy is Strategy.FSDP_FULL:
-        item = DTYPE_BYTES[training.trained_dtype]
-        whole = [math.prod(one.sizes) * item for one in training.tensors_saved()]
-        names = [one.name for one in training.tensors_saved()]
+        saved = _saved(training)
+        whole = [math.prod(one.sizes) * item for one, item in saved]
+        names = [one.name for one, _ in saved]
         groups += [
             _first("weights", "pytorch_model_fsdp.bin", _state_dict_bytes("pytorch_model_fsdp", whole, names)),
             _first("optimizer", "optimizer.bin", _optimizer_bytes(training, "optimizer", by_name=True)),
@@ -136,6 +155,12 @@ def files_of(training: Training) -> list[Group]:
         groups.append(_first("optimizer", "optimizer.pt", _optimizer_bytes(training, "optimizer", by_name=False)))
     groups += _small_files(training)
     return [*groups, _manifest(groups)]
+
+
+def _saved(training: Training) -> list[tuple[Tensor, int]]:
+    """The tensors that FSDP saves, with the bytes of an element."""
+    own, base = DTYPE_BYTES[training.trained_dtype], DTYPE_BYTES[training.base_dtype]
+    return [*((one, own) for one in training.tensors_saved()), *((one, base) for one in training.bases_saved)]
 
 
 def checkpoint_bytes(groups: Iterable[Group]) -> int:
@@ -169,7 +194,7 @@ def _each(what: str, path: str, sizes_bytes: int, count: int, *, total_bytes: in
 def _model_files(training: Training) -> list[Group]:
     """The files that `save_pretrained` writes. With ZeRO-3 and FSDP2's shards there are only configurations."""
     if training.adapter:
-        size = weights_file_bytes(training.adapter, training.computed_dtype)
+        size = adapter_file_bytes(training)
         small = [
             _first("other", "adapter_config.json", _ADAPTER_CONFIG_BYTES),
             _first("other", "README.md", _README_BYTES),
@@ -194,12 +219,21 @@ def _model_files(training: Training) -> list[Group]:
 
 def weights_file_bytes(tensors: Sequence[Tensor], dtype: str) -> int:
     """The size of the safetensors files that `save_pretrained` writes, with their index if there are several."""
-    item, kind = DTYPE_BYTES[dtype], KINDS[dtype]
-    shapes = [shape for one in tensors for shape in _stored(one, kind)]
+    return _files_bytes([shape for one in tensors for shape in _stored(one, KINDS[dtype])])
+
+
+def adapter_file_bytes(training: Training) -> int:
+    """The size of the file of an adapter, with the weights of the model that PEFT saves in it."""
+    shapes = [shape for one in training.adapter for shape in _stored(one, KINDS[training.computed_dtype])]
+    shapes += [shape for one in training.bases_saved for shape in _stored(one, KINDS[training.base_dtype])]
+    return _files_bytes(shapes)
+
+
+def _files_bytes(shapes: Sequence[Shape]) -> int:
     files: list[list[Shape]] = [[]]
     in_file = 0
     for shape in shapes:
-        size = math.prod(shape.sizes) * item
+        size = math.prod(shape.sizes) * SIZES[shape.kind]
         if files[-1] and in_file + size > _MAX_SHARD_BYTES:
             files.append([])
             in_file = 0
@@ -246,7 +280,7 @@ def _optimizer_bytes(training: Training, name: str, *, by_name: bool) -> int:
     storages: list[int] = []
     pickled = 2 * _PICKLE_BYTES
     for one in training.trained:
-        states = training.optimizer.states(one.sizes, item)
+        states = training.optimizer.states_of(one.sizes, item, is_embedding=one.is_embedding)
         storages += [state.num_bytes for state in states]
         pickled += _STATE_PICKLE_BYTES * len(states) + 8 + (2 * len(one.name) if by_name else 0)
     return archive_bytes(name, storages, pickled)
@@ -258,10 +292,10 @@ def _optimizer_bytes(training: Training, name: str, *, by_name: bool) -> int:
 def _sharded(training: Training) -> list[Group]:
     item = DTYPE_BYTES[training.trained_dtype]
     num_ranks = training.num_ranks
-    weights = [(one.sizes, item, f"model.{one.name}") for one in training.tensors_saved()]
+    weights = [(one.sizes, size, f"model.{one.name}") for one, size in _saved(training)]
     states: list[tuple[tuple[int, ...], int, str]] = []
     for one in training.trained:
-        for state in training.optimizer.states(one.sizes, item):
+        for state in training.optimizer.states_of(one.sizes, item, is_embedding=one.is_embedding):
             states.append((state.sizes, state.item_bytes, f"optimizer.state.{one.name}.{state.name}"))
     # The Trainer has two groups of parameters: those with weight decay and those without.
     settings = 2 * training.optimizer.num_settings

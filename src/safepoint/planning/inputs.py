@@ -1,7 +1,8 @@
 """What other records say about a run: TrainingArguments as JSON, and the files of one of its checkpoints."""
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,9 @@ from safepoint.errors import UsageError
 from safepoint.estimates.sizes import OPTIMIZERS, Optimizer, Strategy, optimizer_named
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import nearest
-from safepoint.planning.model import real_path
+from safepoint.planning.architectures.fields import shown
+from safepoint.planning.architectures.headers import real_path
+from safepoint.planning.model import shown_path
 
 _MAX_BYTES = 4 << 20
 _PARAMETERS = re.compile(r"(\d{1,18}(?:\.\d{1,12})?(?:[eE][+]?\d{1,2})?)\s*([kKmMbBtT]?)", re.ASCII)
@@ -102,8 +105,13 @@ def find_optimizer(name: str, option: str = "--optimizer") -> Optimizer:
 # ---- TrainingArguments ---------------------------------------------------------------------------------------------
 
 
-def read_arguments(path: Path) -> Given:
+def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
     """What `training_args.to_json_string()` has written.
+
+    Args:
+        path: of the file.
+        known: names of fields of `Given` that options on the command line answer. The file is not asked for them, so
+            that an option also helps where the file has a value that cannot be planned.
 
     Raises:
         UsageError: the file cannot be read, or is something else.
@@ -111,22 +119,26 @@ def read_arguments(path: Path) -> Given:
     record = _read(path, "--for")
     if "output_dir" not in record and "per_device_train_batch_size" not in record:
         raise UsageError(
-            f"--for {path}: the file has no field output_dir; it is not TrainingArguments; nothing was computed",
+            f"--for {shown_path(path)}: the file has no field output_dir; it is not TrainingArguments; nothing was "
+            "computed",
             hint="write it with Path('arguments.json').write_text(training_args.to_json_string())",
         )
-    if record.get("save_only_model") is True:
+    if _flag(record, "save_only_model", path):
         raise UsageError(
-            f"--for {path}: save_only_model is true, and a checkpoint without optimizer state cannot be resumed; "
-            "nothing was computed",
+            f"--for {shown_path(path)}: save_only_model is true, and a checkpoint without optimizer state cannot be "
+            "resumed; nothing was computed",
             hint="leave save_only_model out, as `safepoint run` requires it",
         )
-    optim = record.get("optim")
+    is_mixed = None
+    if "is_mixed" not in known:
+        is_16_bits = [_flag(record, name, path) for name in ("bf16", "fp16")]
+        is_mixed = any(is_16_bits)
     return Given(
         source=f"the TrainingArguments in {path}",
-        strategy=_strategy_in(record, path),
-        optimizer=find_optimizer(optim, f"--for {path}: optim") if isinstance(optim, str) else None,
-        keep=_kept(record),
-        is_mixed=record.get("bf16") is True or record.get("fp16") is True,
+        strategy=None if "strategy" in known else _strategy_in(record, path),
+        optimizer=None if "optimizer" in known else _optimizer_in(record, path),
+        keep=None if "keep" in known else _kept(record, path),
+        is_mixed=is_mixed,
     )
 
 
@@ -135,14 +147,35 @@ def _read(path: Path, option: str) -> dict[str, Any]:
         return read_object(real_path(path), max_bytes=_MAX_BYTES, constant=float)
     except OSError as error:
         raise UsageError(
-            f"{option} {path} cannot be read: {error.strerror or error}; nothing was computed",
+            f"{option} {shown_path(path)} cannot be read: {error.strerror or error}; nothing was computed",
             hint="pass the name of a job, or a file with TrainingArguments as JSON",
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"{option} {path}: {error}; nothing was computed",
+            f"{option} {shown_path(path)}: {error}; nothing was computed",
             hint="pass the name of a job, or a file with TrainingArguments as JSON",
         ) from error
+
+
+def _wrong(path: Path, name: str, value: object, fix: str) -> UsageError:
+    return UsageError(f"--for {shown_path(path)}: {name} = {shown(value)}; nothing was computed", hint=fix)
+
+
+def _flag(record: Mapping[str, Any], name: str, path: Path) -> bool:
+    """A field that is true or false. A string such as "true" is refused: a plan without it would be wrong."""
+    value = record.get(name)
+    if value is not None and type(value) is not bool:
+        raise _wrong(path, name, value, f"{name} must be true or false, without quotes")
+    return value is True
+
+
+def _optimizer_in(record: Mapping[str, Any], path: Path) -> Optimizer | None:
+    name = record.get("optim")
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise _wrong(path, "optim", name, "optim must be the name of an optimizer, or pass --optimizer")
+    return find_optimizer(name, f"--for {shown_path(path)}: optim")
 
 
 def _count(record: Mapping[str, Any], name: str) -> int | None:
@@ -150,38 +183,55 @@ def _count(record: Mapping[str, Any], name: str) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _kept(record: Mapping[str, Any]) -> int | None:
+def _kept(record: Mapping[str, Any], path: Path) -> int | None:
     """How many checkpoints stay. The best one stays beside the newest, also with a limit of 1."""
+    stated = record.get("save_total_limit")
+    if stated is not None and type(stated) is not int:
+        raise _wrong(
+            path, "save_total_limit", stated, "save_total_limit must be a whole number, or pass --save-total-limit"
+        )
+    # The Trainer deletes nothing where the limit is 0 or negative.
     limit = _count(record, "save_total_limit")
-    return max(2, limit) if limit is not None and record.get("load_best_model_at_end") is True else limit
+    is_best_kept = _flag(record, "load_best_model_at_end", path)
+    return max(2, limit) if limit is not None and is_best_kept else limit
 
 
 def _strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
     deepspeed = record.get("deepspeed")
     if isinstance(deepspeed, str) and deepspeed:
         # The path is relative to the script; beside the arguments is the next best place.
-        file = next((one for one in (Path(deepspeed), path.parent / deepspeed) if one.exists()), None)
+        places = (Path(deepspeed), path.parent / deepspeed)
+        file = next((one for one in places if os.path.exists(one)), None)
         if file is None:
             raise UsageError(
-                f"--for {path}: it names the DeepSpeed configuration {deepspeed[:200]!r}, which does not exist here; "
-                "nothing was computed",
+                f"--for {shown_path(path)}: it names the DeepSpeed configuration {deepspeed[:200]!r}, which does not "
+                "exist here; nothing was computed",
                 hint="pass --strategy zero1, zero2 or zero3",
             )
-        deepspeed = _read(file, f"--for {path}: deepspeed")
+        deepspeed = _read(file, f"--for {shown_path(path)}: deepspeed")
+    elif deepspeed is not None and not isinstance(deepspeed, str | dict):
+        raise _wrong(path, "deepspeed", deepspeed, "deepspeed must be a path or an object, or pass --strategy")
     if isinstance(deepspeed, dict):
         zero = cast("dict[str, Any]", deepspeed).get("zero_optimization")
         stage = cast("dict[str, Any]", zero).get("stage") if isinstance(zero, dict) else None
-        if stage not in {1, 2, 3}:
+        # In a set, a list would raise TypeError, and 3.0 and true would count as 3 and 1.
+        if type(stage) is not int or stage not in (1, 2, 3):
             raise UsageError(
-                f"--for {path}: DeepSpeed without ZeRO-1, 2 or 3 is not planned; nothing was computed",
+                f"--for {shown_path(path)}: DeepSpeed without ZeRO-1, 2 or 3 is not planned (zero_optimization.stage "
+                f"= {shown(stage)}); nothing was computed",
                 hint="pass --strategy",
             )
         return Strategy(f"zero{stage}")
-    if record.get("fsdp"):
-        config = record.get("fsdp_config")
-        kind = cast("dict[str, Any]", config).get("state_dict_type") if isinstance(config, dict) else None
-        return Strategy.FSDP_FULL if kind == "FULL_STATE_DICT" else Strategy.FSDP
-    return None
+    fsdp = record.get("fsdp")
+    if fsdp is not None and not isinstance(fsdp, bool | str | list | dict):
+        raise _wrong(path, "fsdp", fsdp, "fsdp must be true, false or a list of options, or pass --strategy")
+    if not fsdp:
+        return None
+    config = record.get("fsdp_config")
+    kind = cast("dict[str, Any]", config).get("state_dict_type") if isinstance(config, dict) else None
+    if kind is not None and not isinstance(kind, str):
+        raise _wrong(path, "fsdp_config.state_dict_type", kind, "it must be a string, or pass --strategy")
+    return Strategy.FSDP_FULL if kind == "FULL_STATE_DICT" else Strategy.FSDP
 
 
 # ---- a checkpoint --------------------------------------------------------------------------------------------------

@@ -4,10 +4,11 @@ The comparison is that of the documents in section 6.5 ("Consider the following 
 six GPUs"): downloads, local storage, start and resume, and the traffic between pods.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from safepoint.errors import UsageError
-from safepoint.estimates.sizes import Strategy
+from safepoint.estimates.sizes import DTYPE_BYTES, Strategy
 from safepoint.planning.storage import Run, StoragePlan, plan_storage
 
 
@@ -70,6 +71,14 @@ def _step_bytes(plan: StoragePlan, nodes: int) -> int:
     if training.strategy.is_fsdp or training.strategy is Strategy.ZERO3:
         num_ranks = training.num_ranks
         moved = (gradients + 2 * weights) * num_ranks
+        if training.strategy.is_fsdp and training.is_mixed:
+            # Accelerate's policy for mixed precision gathers weights and reduces gradients in 16 bits, also those
+            # that the ranks hold in 32.
+            num_trained = sum(math.prod(one.sizes) for one in training.trained)
+            frozen = max(0, weights * num_ranks - num_trained * DTYPE_BYTES[training.trained_dtype])
+            if DTYPE_BYTES[training.dtype] == 4 and not plan.run.is_quantized:
+                frozen //= 2
+            moved = 2 * num_trained + 2 * (2 * num_trained + frozen)
     else:
         # ZeRO-2 shares the gradients, so that the memory has a part of them only.
         moved = 2 * gradients * (training.num_ranks if training.strategy is Strategy.ZERO2 else 1)

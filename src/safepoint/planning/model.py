@@ -11,48 +11,41 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from safepoint.checkpoint.format.safetensors_layout import SIZES
 from safepoint.errors import UsageError
-from safepoint.estimates.sizes import DTYPE_BYTES
-from safepoint.foundation.bounded_json import parse_object, read_object
-from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import plural
 from safepoint.planning.architectures.families import FAMILIES, tensors_of
-from safepoint.planning.architectures.fields import Tensor
+from safepoint.planning.architectures.fields import EMBEDDINGS, Tensor
+from safepoint.planning.architectures.headers import DOWNLOAD_HINT, files_in_index, header_of, real_path
 
 _CONFIG = "config.json"
+_WHOLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PART_OF = re.compile(r"(.+-)(\d{1,9})(-of-(\d{1,9})\.safetensors)", re.ASCII)
 _MAX_CONFIG_BYTES = 4 << 20
-_MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library."""
 _MAX_FILES = 10_000
 _MOST_TENSORS = 500_000
 _MOST_PARAMETERS = 10**15
-_LENGTH_BYTES = 8
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NOT_ADAPTED = {
-    *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "shared", "relative_attention_bias"),
-    *("word_embeddings", "position_embeddings", "token_type_embeddings", "lm_head", "embed_out", "classifier"),
-    *("gate", "decoder"),
+    *EMBEDDINGS,
+    *("lm_head", "embed_out", "classifier", "gate", "decoder"),
 }
 """Modules that no adapter changes with the target `all-linear`: embeddings, output layers, routers of experts."""
-_KINDS = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
+_KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SPELLINGS = {
     "fp32": "float32",
     "fp16": "float16",
     "bf16": "bfloat16",
-    "fp8": "float8_e4m3fn",
     "half": "float16",
-    **{name: name for name in DTYPE_BYTES},
+    "float": "float32",
+    **{name: name for name in ("float32", "float16", "bfloat16")},
 }
+"""The types in which weights are trained."""
+_QUANTIZED_HINT = "pass the config.json of the model that was quantized; for QLoRA add --lora-rank and --quantized"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +56,14 @@ class ModelShape:
         name: for people.
         source: where the tensors come from, for people.
         family: the `model_type`, or None where it is not known.
-        dtype: the type of the weights in the files, a name of torch; None where it is not known.
+        dtype: the type of the weights in the files, a name of torch; None where it is not known. A `config.json` may
+            state a type in which no model is trained: `dtype_of` checks it.
         tensors: parameters and persistent buffers; a tied weight is one of them.
         tied: the further names of tied weights.
         is_exact: whether the tensors are those of the model. False: they are an estimate from a parameter count.
         extra_bytes: the size of the tokenizer and other small files of the folder, which each pod downloads.
         stored_bytes: of the files with weights; None where there are none: their size follows from the tensors.
+        is_quantized: whether `config.json` says that the weights are loaded in fewer bits than those of `tensors`.
     """
 
     name: str
@@ -80,6 +75,7 @@ class ModelShape:
     is_exact: bool = True
     extra_bytes: int = 0
     stored_bytes: int | None = None
+    is_quantized: bool = False
 
     @property
     def num_parameters(self) -> int:
@@ -122,17 +118,15 @@ def read_model(path: Path) -> ModelShape:
         if _HUB_NAME.fullmatch(str(path)):
             hint = f"for a model of the Hugging Face Hub, run `hf download {path} config.json`, and pass that file"
         raise UsageError(
-            f"the model {str(path)!r} cannot be read: {error.strerror or error}; nothing was computed", hint=hint
+            f"the model {shown_path(path)!r} cannot be read: {error.strerror or error}; nothing was computed",
+            hint=hint,
         ) from error
 
 
-def real_path(path: Path) -> Path:
-    """The file to which a path leads, through links.
-
-    Raises:
-        OSError: there is no such file, or the links lead in a circle.
-    """
-    return Path(os.path.realpath(path, strict=True))
+def shown_path(path: Path) -> str:
+    """A path for a message, cut off if it is long."""
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:100]}...{text[-97:]}"
 
 
 def _name_of(path: Path) -> str:
@@ -150,7 +144,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def of_config(config: Mapping[str, Any], *, name: str, where: str) -> ModelShape:
-    """The model that a `config.json` describes. Of a model with several towers, the text model is used.
+    """The model that a `config.json` describes. A model with several towers is refused.
 
     Raises:
         UsageError: the family is not known, or a field is missing or invalid.
@@ -164,18 +158,17 @@ def of_config(config: Mapping[str, Any], *, name: str, where: str) -> ModelShape
         dtype=_dtype_in(config),
         tensors=found.tensors,
         tied=found.tied,
+        is_quantized=bool(config.get("quantization_config")),
     )
 
 
 def _dtype_in(config: Mapping[str, Any]) -> str | None:
     stated = config.get("dtype", config.get("torch_dtype"))
-    return _SPELLINGS.get(stated.removeprefix("torch.")) if isinstance(stated, str) else None
+    return stated if isinstance(stated, str) else None
 
 
 def _of_folder(folder: Path) -> ModelShape:
-    files = sorted(folder.glob("*.safetensors"))[: _MAX_FILES + 1]
-    # Some folders hold the same weights again under other names, such as `consolidated.safetensors`.
-    files = [path for path in files if path.name.startswith("model")] or files
+    files = _weight_files(folder)
     config_path = folder / _CONFIG
     config = _read_config(config_path) if os.path.lexists(config_path) else None
     if config is None and (not files or os.path.lexists(folder / "adapter_config.json")):
@@ -190,11 +183,21 @@ def _of_folder(folder: Path) -> ModelShape:
         return replace(of_config(config, name=name, where=str(config_path)), extra_bytes=_small_bytes(folder))
     if len(files) > _MAX_FILES:
         raise UsageError(f"{folder} holds more than {_MAX_FILES} safetensors files; nothing was computed")
+    if config is not None and config.get("quantization_config"):
+        raise UsageError(
+            f"{config_path} has a quantization_config: the model is quantized; nothing was computed",
+            hint=_QUANTIZED_HINT,
+        )
     found: dict[str, tuple[Tensor, str]] = {}
     for path in files:
-        for tensor, kind in _header(path):
-            found[tensor.name] = tensor, kind
+        tensors, num_bytes = header_of(path)
+        found |= {tensor.name: (tensor, kind) for tensor, kind in tensors}
         _check_size(str(folder), [tensor for tensor, _ in found.values()])
+        if path.stat().st_size < num_bytes:
+            raise UsageError(
+                f"{path} is cut off: it has {path.stat().st_size} of {num_bytes} bytes; nothing was computed",
+                hint=DOWNLOAD_HINT,
+            )
     if not found:
         raise UsageError(f"the safetensors files in {folder} hold no tensor; nothing was computed")
     kinds: dict[str, int] = {}
@@ -203,8 +206,9 @@ def _of_folder(folder: Path) -> ModelShape:
     most = max(kinds, key=lambda kind: kinds[kind])
     if most not in _KINDS:
         raise UsageError(
-            f"the weights in {folder} are of the type {most[:20]}: the model is quantized; nothing was computed",
-            hint="pass the config.json of the model that was quantized; for QLoRA add --lora-rank and --quantized",
+            f"the weights in {folder} are of the type {most[:20]!r}, not bf16, fp16 or fp32: the model is quantized; "
+            "nothing was computed",
+            hint=_QUANTIZED_HINT,
         )
     family = None if config is None else config.get("model_type")
     return ModelShape(
@@ -217,6 +221,36 @@ def _of_folder(folder: Path) -> ModelShape:
         extra_bytes=_small_bytes(folder),
         stored_bytes=sum(path.stat().st_size for path in files),
     )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that `from_pretrained` reads: one file, those of an index, or those with a model's name.
+
+    Raises:
+        UsageError: some of them are missing. The plan of the others would be that of a smaller model.
+    """
+    # Other files may hold an adapter, or the same weights again, such as `consolidated.safetensors`.
+    files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("adapter_")]
+    names = {path.name for path in files[: _MAX_FILES + 1]}
+    if _WHOLE in names or os.path.lexists(folder / _WHOLE):
+        return [folder / _WHOLE]
+    wanted: set[str] = set()
+    if os.path.lexists(folder / _INDEX):
+        wanted = files_in_index(folder / _INDEX)
+    models = {name for name in names if name.startswith("model")} or names
+    if not wanted:
+        for part in filter(None, map(_PART_OF.fullmatch, models)):
+            count, width = int(part[4]), len(part[2])
+            # A name may state any number; those that are there bound how many are listed.
+            wanted |= {f"{part[1]}{number:0{width}}{part[3]}" for number in range(1, min(count, _MAX_FILES) + 1)}
+    missing = sorted(wanted - names)
+    if missing:
+        raise UsageError(
+            f"{folder} holds {len(wanted) - len(missing)} of {len(wanted)} safetensors files of the model: "
+            f"{missing[0][:100]!r} is missing; nothing was computed",
+            hint=DOWNLOAD_HINT,
+        )
+    return [folder / name for name in sorted(wanted or models)]
 
 
 def _tied_in(config: Mapping[str, Any], stored: Container[str]) -> tuple[Tensor, ...]:
@@ -241,37 +275,6 @@ def _check_size(where: str, tensors: Sequence[Tensor]) -> None:
             f"{where} describes a model of too many {what}; nothing was computed",
             hint=f"a plan may have {_MOST_TENSORS:,} tensors and {_MOST_PARAMETERS:.0e} parameters at most",
         )
-
-
-def _header(path: Path) -> Iterator[tuple[Tensor, str]]:
-    """The tensors that the header of a safetensors file names, with their types."""
-    try:
-        with open_regular(real_path(path)) as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            # One byte more than the limit, so that `parse_object` refuses a header that is too large.
-            wanted = min(length, _MAX_HEADER_BYTES + 1)
-            data = file.read(wanted)
-        # Of a header that is cut off, nothing is parsed: its beginning may be a JSON object by itself.
-        header = parse_object(data if len(data) == wanted else b"", max_bytes=_MAX_HEADER_BYTES)
-        header.pop("__metadata__", None)
-        found = [_stored(name, record) for name, record in header.items()]
-    except ValueError as error:
-        raise UsageError(
-            f"{path} is not a safetensors file, or is damaged: {error}; nothing was computed",
-            hint="download the model again, or pass its config.json instead of the folder",
-        ) from error
-    yield from found
-
-
-def _stored(name: str, record: Any) -> tuple[Tensor, str]:
-    fields = cast("dict[str, Any]", record if isinstance(record, dict) else {})
-    sizes, kind = fields.get("shape"), fields.get("dtype")
-    if not isinstance(sizes, list) or not isinstance(kind, str):
-        raise ValueError(f"it does not describe the tensor {name[:80]!r}")  # noqa: TRY004
-    numbers = cast("list[Any]", sizes)
-    if len(numbers) > 64 or not all(type(one) is int and 0 <= one < 1 << 60 for one in numbers):
-        raise ValueError(f"the shape of the tensor {name[:80]!r} is invalid")
-    return Tensor(name, tuple(numbers)), kind
 
 
 def _small_bytes(folder: Path) -> int:
@@ -410,6 +413,13 @@ def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple
     for one in chosen:
         out, into = one.sizes
         module = f"base_model.model.{one.name.removesuffix('.weight')}"
+        if one.is_embedding:
+            # PEFT holds the transposed matrices of an embedding as parameters.
+            tensors += [
+                Tensor(f"{module}.lora_embedding_A", (rank, out)),
+                Tensor(f"{module}.lora_embedding_B", (into, rank)),
+            ]
+            continue
         tensors += [
             Tensor(f"{module}.lora_A.weight", (rank, into)),
             Tensor(f"{module}.lora_B.weight", (out, rank)),

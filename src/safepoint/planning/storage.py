@@ -19,6 +19,7 @@ from safepoint.estimates.sizes import DTYPE_BYTES, Strategy, TrainingMemory, qua
 from safepoint.planning.checkpoint_files import (
     Group,
     Training,
+    adapter_file_bytes,
     bytes_of_ranks,
     checkpoint_bytes,
     files_of,
@@ -178,13 +179,15 @@ class Times(NamedTuple):
     """Durations in seconds.
 
     Args:
-        write_s: writes a checkpoint to the disk, on the node that writes most.
+        claim_s: writes a checkpoint to one claim that all nodes share, whose speed they share, too.
+        write_s: writes its part to a disk of its own, on the node that writes most.
         upload_s: uploads it; nodes with folders of their own upload at the same time.
         model_s: downloads the model into each pod.
         fetch_s: fetches a checkpoint at a resume: each node a part, which the nodes then exchange.
         documented_fetch_s: the same where each pod downloads everything.
     """
 
+    claim_s: float
     write_s: float
     upload_s: float
     model_s: float
@@ -225,7 +228,7 @@ class StoragePlan:
         bucket_bytes: what the object store holds at most with `store_keep`; None without a limit.
         snapshot_bytes: host memory for snapshots on the first node, if all nodes share a folder.
         times: durations.
-        in_folder: whether a save to the disk fits the grace period.
+        in_folder: whether a save to one claim that all pods share fits the grace period.
         in_store: whether it fits if it must be uploaded too, because the pod's folder is deleted with the pod.
     """
 
@@ -285,7 +288,7 @@ def plan_storage(run: Run) -> StoragePlan:
         bucket_bytes=None if run.store_keep is None else (run.store_keep + 1) * total + final_bytes,
         snapshot_bytes=_snapshot_bytes(run, groups, scale),
         times=times,
-        in_folder=_fit(run, times.write_s),
+        in_folder=_fit(run, times.claim_s),
         in_store=_fit(run, times.write_s + times.upload_s),
     )
 
@@ -293,7 +296,7 @@ def plan_storage(run: Run) -> StoragePlan:
 def _final_bytes(run: Run) -> int:
     """The finished model, as `from_pretrained` reads it."""
     if run.training.adapter:
-        return weights_file_bytes(run.training.adapter, run.training.computed_dtype)
+        return adapter_file_bytes(run.training)
     return weights_file_bytes(run.model.tensors, run.training.computed_dtype) + run.training.tokenizer_bytes
 
 
@@ -361,7 +364,7 @@ def peak_bytes(plan: StoragePlan, *, is_uploading: bool = False) -> int:
 def _memory(run: Run) -> TrainingMemory:
     training = run.training
     item = DTYPE_BYTES[training.computed_dtype]
-    trained = [one.sizes for one in training.trained]
+    trained = [one.sizes for one in training.trained if not one.is_embedding]
     frozen = 0
     if training.adapter:
         in_linear = linear_parameters(run.model)
@@ -379,6 +382,7 @@ def _memory(run: Run) -> TrainingMemory:
         item_bytes=item,
         optimizer=training.optimizer,
         num_ranks=training.num_ranks,
+        embeddings=[one.sizes for one in training.trained if one.is_embedding],
     )
 
 
@@ -401,6 +405,7 @@ def _times(run: Run, *, total: int, own: int, weights_bytes: int) -> Times:
     speeds = run.speeds
     exchange_s = total * (run.nodes - 1) / run.nodes / speeds.network
     return Times(
+        claim_s=total / speeds.disk,
         write_s=own / speeds.disk,
         upload_s=own / speeds.upload,
         model_s=weights_bytes / speeds.download,

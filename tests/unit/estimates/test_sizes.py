@@ -118,6 +118,14 @@ def test_states_are_those_of_bitsandbytes(name: str, optimizer: str) -> None:
         assert ours == {key: size for key, size in theirs.items() if not key.startswith("qmap")}
 
 
+@pytest.mark.parametrize(("name", "num_bytes"), [("adamw-8bit", 8), ("lion-8bit", 4), ("adamw", 8)])
+def test_the_trainer_keeps_embeddings_in_32_bits(name: str, num_bytes: int) -> None:
+    """`Trainer.create_optimizer` overrides the bits of each nn.Embedding."""
+    item = 4 if name == "adamw" else 2
+    states = OPTIMIZERS[name].states_of((128, 64), item, is_embedding=True)
+    assert sum(state.num_bytes for state in states if state.sizes) == 128 * 64 * num_bytes
+
+
 def test_optimizers_have_other_names() -> None:
     names = {alias: optimizer_named(alias) for one in OPTIMIZERS.values() for alias in (one.name, *one.also)}
     assert None not in names.values()

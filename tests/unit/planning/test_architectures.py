@@ -21,6 +21,12 @@ _SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 100,
 }
+_WITHOUT_SHARED = {
+    **{name: value for name, value in _SMALL.items() if name != "num_key_value_heads"},
+    "head_dim": 16,
+    "num_experts": 4,
+    "moe_intermediate_size": 48,
+}
 _OF_GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 32}
 _FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
@@ -44,6 +50,8 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("Llama", {**_SMALL, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 24}),
     ("Mistral", {name: value for name, value in _SMALL.items() if name != "num_key_value_heads"} | {"head_dim": 8}),
     ("Ministral3", {**_SMALL, "head_dim": 24}),
+    *((name, _WITHOUT_SHARED) for name in ("Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Qwen3Moe")),
+    ("Phi3", {**_WITHOUT_SHARED, "pad_token_id": 0}),
     ("Granite", {**_SMALL, "attention_bias": True, "pad_token_id": 0}),
     ("SmolLM3", {**_SMALL, "pad_token_id": 0}),
     ("Qwen2", _SMALL),
@@ -104,6 +112,16 @@ def test_every_tensor_of_a_family(name: str, fields: dict[str, Any], tmp_path: P
     assert buffers == {key: sizes for key, sizes in others.items() if key in dict(model.named_buffers())}
     tied = {one.name: one.sizes for one in found.tied}
     assert tied == {key: sizes for key, sizes in others.items() if key not in buffers}
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Qwen3Moe"])
+def test_keys_and_values_have_the_heads_that_transformers_assumes(name: str) -> None:
+    """In a file without num_key_value_heads."""
+    fields = {**_WITHOUT_SHARED, "num_attention_heads": 64}  # each family's number divides it
+    config, model = _build(name, fields)
+    found = tensors_of({**fields, "model_type": config.model_type}, "config.json")
+    theirs = {key: tuple(value.shape) for key, value in model.named_parameters() if ".k_proj." in key}
+    assert theirs == {one.name: one.sizes for one in found.tensors if ".k_proj." in one.name}
 
 
 def test_every_family_has_a_case() -> None:

@@ -120,6 +120,20 @@ def test_deepspeed_in_the_arguments_or_in_a_file(stage: int, tmp_path: Path) -> 
         ('{"output_dir": "a", "deepspeed": "gone.json"}', "'gone.json', which does not exist here"),
         ('{"output_dir": "a", "deepspeed": {"zero_optimization": {"stage": 7}}}', "DeepSpeed without ZeRO"),
         ('{"output_dir": "a", "deepspeed": {"zero_optimization": []}}', "DeepSpeed without ZeRO"),
+        ('{"output_dir": "a", "deepspeed": {"zero_optimization": {"stage": [3]}}}', "stage = [3]"),
+        ('{"output_dir": "a", "deepspeed": {"zero_optimization": {"stage": {}}}}', "stage = {}"),
+        ('{"output_dir": "a", "deepspeed": {"zero_optimization": {"stage": 3.0}}}', "stage = 3.0"),
+        ('{"output_dir": "a", "deepspeed": {"zero_optimization": {"stage": true}}}', "stage = True"),
+        ('{"output_dir": "a", "deepspeed": 3}', "deepspeed = 3"),
+        ('{"output_dir": "a", "deepspeed": "' + "x" * 5000 + '"}', "which does not exist here"),
+        ('{"output_dir": "a", "save_total_limit": "3"}', "save_total_limit = '3'"),
+        ('{"output_dir": "a", "optim": 7}', "optim = 7"),
+        ('{"output_dir": "a", "bf16": "true"}', "bf16 = 'true'"),
+        ('{"output_dir": "a", "fp16": 1}', "fp16 = 1"),
+        ('{"output_dir": "a", "save_only_model": "true"}', "save_only_model = 'true'"),
+        ('{"output_dir": "a", "save_total_limit": 1, "load_best_model_at_end": "yes"}', "load_best_model_at_end = "),
+        ('{"output_dir": "a", "fsdp": 1.5}', "fsdp = 1.5"),
+        ('{"output_dir": "a", "fsdp": true, "fsdp_config": {"state_dict_type": 1}}', "state_dict_type = 1"),
     ],
 )
 def test_other_files_are_a_message(content: str, message: str, tmp_path: Path) -> None:
@@ -130,6 +144,31 @@ def test_other_files_are_a_message(content: str, message: str, tmp_path: Path) -
     assert message in str(raised.value)
     assert str(path) in str(raised.value)
     assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ({"optim": "no-such"}, "optimizer"),
+        ({"optim": 7}, "optimizer"),
+        ({"deepspeed": "gone.json"}, "strategy"),
+        ({"deepspeed": {}}, "strategy"),
+        ({"save_total_limit": "3"}, "keep"),
+        ({"bf16": "true"}, "is_mixed"),
+    ],
+)
+def test_the_file_is_not_asked_for_what_an_option_answers(field: dict[str, Any], name: str, tmp_path: Path) -> None:
+    path = tmp_path / "arguments.json"
+    path.write_text(json.dumps({"output_dir": "a", **field}))
+    with pytest.raises(UsageError):
+        read_arguments(path)
+    assert getattr(read_arguments(path, known={name}), name) is None
+
+
+def test_a_long_path_is_cut_off_in_messages() -> None:
+    with pytest.raises(UsageError) as raised:
+        read_arguments(Path("/x" * 2500))
+    assert len(str(raised.value)) < 400
 
 
 def test_the_files_of_a_checkpoint_show_its_strategy() -> None:

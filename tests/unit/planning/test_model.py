@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from safepoint.errors import UsageError
+from safepoint.estimates.sizes import OPTIMIZERS, Strategy
 from safepoint.planning.architectures.fields import Tensor
-from safepoint.planning.checkpoint_files import weights_file_bytes
+from safepoint.planning.checkpoint_files import Training, adapter_file_bytes, weights_file_bytes
 from safepoint.planning.model import adapter_of, dtype_of, of_config, of_count, read_model, short_count
 
 _QWEN: dict[str, Any] = {
@@ -67,6 +68,64 @@ def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
     assert read_model(tmp_path).num_parameters == 32
 
 
+def test_a_folder_with_a_part_of_the_model_is_refused(tmp_path: Path) -> None:
+    """Its plan would be that of a smaller model."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    parts = [f"model-{number:05}-of-00002.safetensors" for number in (1, 2)]
+    for name in parts:
+        save_file({name: torch.zeros(4, 8)}, tmp_path / name)
+    assert read_model(tmp_path).num_parameters == 64
+    (tmp_path / parts[0]).unlink()
+    with pytest.raises(UsageError, match="holds 1 of 2 safetensors files"):
+        read_model(tmp_path)
+    (tmp_path / parts[1]).rename(tmp_path / "model-a.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-a.safetensors", "b": "model-b.safetensors"}}))
+    with pytest.raises(UsageError, match=r"'model-b.safetensors' is missing"):
+        read_model(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": 1}}))
+    with pytest.raises(UsageError, match="is damaged"):
+        read_model(tmp_path)
+
+
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "model.safetensors"
+    save_file({"a.weight": torch.zeros(400)}, path)
+    with path.open("rb+") as file:
+        file.truncate(path.stat().st_size - 1)
+    with pytest.raises(UsageError, match="is cut off"):
+        read_model(tmp_path)
+
+
+def test_the_files_are_those_of_from_pretrained(tmp_path: Path) -> None:
+    """Neither an adapter beside the model counts, nor the parts of a model that is there as a whole."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **_QWEN}))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    save_file({"a.weight": torch.zeros(4, 8)}, tmp_path / "adapter_model.safetensors")
+    assert read_model(tmp_path).num_parameters > 32
+    save_file({"b.weight": torch.zeros(4, 8)}, tmp_path / "model.safetensors")
+    save_file({"c.weight": torch.zeros(4, 8)}, tmp_path / "model.fp16.safetensors")
+    assert read_model(tmp_path).num_parameters == 32
+
+
+def test_quantized_configurations_are_known(tmp_path: Path) -> None:
+    config = {"model_type": "qwen2", **_QWEN, "quantization_config": {"load_in_4bit": True}}
+    assert of_config(config, name="m", where="config.json").is_quantized
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"a.weight": torch.zeros(4, 8)}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match="the model is quantized"):
+        read_model(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "text"), [("gemma3", "gemma3_text"), ("mistral3", "ministral3")])
+def test_a_model_of_several_parts_names_its_text_model(kind: str, text: str) -> None:
+    with pytest.raises(UsageError, match="a model of several parts") as raised:
+        of_config({"model_type": kind, "text_config": {"model_type": text}}, name="m", where="config.json")
+    assert f"text_config ({text})" in (raised.value.hint or "")
+    assert "did you mean" not in (raised.value.hint or "")
+
+
 def test_adapters_and_quantized_models_are_refused(tmp_path: Path) -> None:
     """With what to pass in their place."""
     save_file({"a.weight": torch.zeros(400, dtype=torch.uint8), "b": torch.zeros(4)}, tmp_path / "model.safetensors")
@@ -97,7 +156,7 @@ def test_a_model_in_the_cache_of_the_hub(tmp_path: Path) -> None:
 
 def test_types_as_people_write_them() -> None:
     assert {dtype_of(text) for text in ("bf16", "BFloat16", "torch.bfloat16", " bf16 ")} == {"bfloat16"}
-    for text in ("int4", "", "bf", "float128", "x" * 5000):
+    for text in ("int4", "int8", "fp8", "float64", "", "bf", "float128", "x" * 5000):
         with pytest.raises(UsageError, match="--dtype"):
             dtype_of(text)
 
@@ -126,6 +185,27 @@ def test_an_adapter_is_that_of_peft(targets: tuple[str, ...], tmp_path: Path) ->
     }
     assert {one.name: one.sizes for one in adapter} == theirs
     assert weights_file_bytes(adapter, "float32") == (tmp_path / "adapter_model.safetensors").stat().st_size
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's own
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")
+@pytest.mark.parametrize("targets", [("embed_tokens",), ("q_proj", "lm_head"), ("embed_tokens", "lm_head")])
+def test_peft_saves_the_embeddings_that_it_adapts(targets: tuple[str, ...], tmp_path: Path) -> None:
+    """The whole weights, in their own type, beside the adapter."""
+    base = Qwen2ForCausalLM(Qwen2Config(**_QWEN)).bfloat16()
+    peft = get_peft_model(base, LoraConfig(r=4, target_modules=list(targets), task_type="CAUSAL_LM"))
+    peft.save_pretrained(tmp_path)
+    model = of_config({"model_type": "qwen2", **_QWEN}, name="m", where="config.json")
+    training = Training(
+        tensors=model.tensors,
+        dtype="bfloat16",
+        adapter=adapter_of(model, rank=4, targets=targets),
+        strategy=Strategy.SINGLE,
+        optimizer=OPTIMIZERS["adamw"],
+        num_ranks=1,
+    )
+    theirs = (tmp_path / "adapter_model.safetensors").stat().st_size
+    assert abs(adapter_file_bytes(training) - theirs) <= 64  # the order of the header differs
 
 
 def test_missing_modules_are_named() -> None:

@@ -1,7 +1,7 @@
 """The families by the `model_type` of their `config.json`."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from safepoint.errors import UsageError
 from safepoint.foundation.units import nearest
@@ -51,14 +51,18 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family(like_llama(Style()), {**_UNTIED, "num_key_value_heads": 8, "head_dim": 128}, ()),
     "granite": Family(like_llama(Style()), _UNTIED, ()),
     "smollm3": Family(like_llama(Style()), {"tie_word_embeddings": True, "num_key_value_heads": 4}, ()),
-    "qwen2": Family(like_llama(Style(qkv_bias=True)), _UNTIED, _QV),
-    "qwen3": Family(like_llama(Style(has_qk_norms=True)), {**_UNTIED, "head_dim": 128}, _QV),
-    "gemma": Family(like_llama(Style()), _GEMMA, _QV),
-    "gemma2": Family(like_llama(Style(has_four_norms=True)), _GEMMA, _QV),
+    "qwen2": Family(like_llama(Style(qkv_bias=True)), {**_UNTIED, "num_key_value_heads": 32}, _QV),
+    "qwen3": Family(
+        like_llama(Style(has_qk_norms=True)), {**_UNTIED, "head_dim": 128, "num_key_value_heads": 32}, _QV
+    ),
+    "gemma": Family(like_llama(Style()), {**_GEMMA, "num_key_value_heads": 16}, _QV),
+    "gemma2": Family(like_llama(Style(has_four_norms=True)), {**_GEMMA, "num_key_value_heads": 4}, _QV),
     "gemma3_text": Family(like_llama(Style(has_four_norms=True, has_qk_norms=True)), _GEMMA3, _QV),
     "phi3": Family(like_llama(Style(is_fused=True)), _UNTIED, ()),
     "mixtral": Family(like_llama(Style(experts="num_local_experts")), {**_UNTIED, "num_key_value_heads": 8}, _QV),
-    "qwen3_moe": Family(like_llama(Style(experts="num_experts", has_qk_norms=True)), _UNTIED, ()),
+    "qwen3_moe": Family(
+        like_llama(Style(experts="num_experts", has_qk_norms=True)), {**_UNTIED, "num_key_value_heads": 4}, ()
+    ),
     "deepseek_v3": Family(deepseek_v3, _DEEPSEEK, ()),
     "gpt2": Family(gpt2, {"tie_word_embeddings": True, "n_positions": 1024}, ("c_attn",)),
     "gpt_neox": Family(gpt_neox, _UNTIED, ("query_key_value",)),
@@ -95,6 +99,18 @@ def tensors_of(config: Mapping[str, Any], where: str) -> Architecture:
         UsageError: the family is not known, or a field is missing or invalid.
     """
     kind = config.get("model_type")
+    text = config.get("text_config")
+    text_kind = cast("dict[str, Any]", text).get("model_type") if isinstance(text, dict) else None
+    if isinstance(kind, str) and kind not in FAMILIES and isinstance(text_kind, str):
+        # The tensors of the text model alone would be a plan of a smaller model.
+        hint = "pass a folder with the model's safetensors files, whose headers are read"
+        if text_kind in FAMILIES:
+            hint += f"; to train only the text model, write its text_config ({text_kind}) to a file, and pass that"
+        raise UsageError(
+            f"{where} has model_type = {shown(kind)}, a model of several parts, whose tensors Safepoint cannot "
+            "compute; nothing was computed",
+            hint=hint,
+        )
     if not isinstance(kind, str) or kind not in FAMILIES:
         known = nearest(kind, FAMILIES) if isinstance(kind, str) and len(kind) < 100 else ""
         raise UsageError(

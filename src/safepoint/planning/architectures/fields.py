@@ -10,6 +10,13 @@ _ALIASES = {"num_experts": "num_local_experts", "num_local_experts": "num_expert
 """Transformers 5 has renamed these fields of some families."""
 MOST_LAYERS = 10_000
 MOST_EXPERTS = 65_536
+EMBEDDINGS = frozenset(
+    {
+        *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "shared", "relative_attention_bias"),
+        *("word_embeddings", "position_embeddings", "token_type_embeddings"),
+    }
+)
+"""The names of the modules of class nn.Embedding."""
 
 
 class Tensor(NamedTuple):
@@ -28,6 +35,11 @@ class Tensor(NamedTuple):
     num_pieces: int = 1
     is_buffer: bool = False
     is_tied: bool = False
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it is the weight of an nn.Embedding."""
+        return self.name.endswith(".weight") and self.name.split(".")[-2] in EMBEDDINGS
 
 
 class Fields:

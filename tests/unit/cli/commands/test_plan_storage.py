@@ -87,6 +87,94 @@ def test_settings_from_training_arguments(config: str, tmp_path: Path) -> None:
     assert document["keep"] == 1  # what is typed is stronger
 
 
+def test_types_and_quantized_models_that_are_not_trained(config: str) -> None:
+    path = Path(config)
+    for fields in ({"torch_dtype": "int8"}, {"dtype": "float8_e4m3fn"}):
+        path.write_text(json.dumps({**_LLAMA, **fields}))
+        outcome = safepoint("plan", "storage", config)
+        assert (outcome.code, "is not a type of weights" in outcome.stderr) == (2, True)
+        assert _plan(config, "--dtype", "bf16", "--json").document["dtype"] == "bfloat16"
+    path.write_text(json.dumps({**_LLAMA, "quantization_config": {"load_in_4bit": True}}))
+    outcome = safepoint("plan", "storage", config)
+    assert (outcome.code, "the model is quantized" in outcome.stderr) == (2, True)
+    assert "QLoRA of rank 8" in _plan(config, "--lora-rank", "8", "--quantized").stdout
+
+
+def test_an_8bit_optimizer_keeps_embeddings_in_32_bits(config: str) -> None:
+    document = _plan(config, "--optimizer", "adamw-8bit", "--json").document
+    assert round(document["checkpoint"]["size_bytes"] / 1e9, 1) == 35.5
+
+
+def test_a_save_to_a_shared_claim_is_not_faster_with_more_nodes(config: str) -> None:
+    """All nodes write to the same disk."""
+    needed = [
+        _plan(config, "--strategy", "fsdp", "--nodes", nodes, "--json").document["grace"] for nodes in ("1", "100")
+    ]
+    assert needed[1]["folder"]["needed_s"] >= needed[0]["folder"]["needed_s"]
+    assert needed[1]["store"]["needed_s"] < needed[0]["store"]["needed_s"]
+
+
+def test_mixed_precision_moves_16_bits_between_pods(config: str) -> None:
+    words = ("--strategy", "fsdp", "--mixed-precision", "--compare", "6x1", "2x3", "--json")
+    layouts = _plan(config, *words).document["layouts"]
+    assert [round(one["step_bytes"] / 1e9, 1) for one in layouts] == [40.2, 24.1]
+
+
+def test_a_rank_that_is_wider_than_the_matrices_is_noted(config: str) -> None:
+    text = _plan(config, "--lora-rank", "5000").stdout
+    assert "LoRA of rank 5000" in text
+    assert "the rank 5000 is larger than the 1024" in text
+    assert "is larger than" not in _plan(config, "--lora-rank", "1024").stdout
+
+
+@pytest.mark.parametrize("option", ["--upload-speed", "--download-speed", "--disk-speed", "--network-speed"])
+def test_a_speed_without_its_unit_is_noted(option: str, config: str) -> None:
+    assert f"{option} 68 is 68 bytes in a second: did you mean 68M?" in _plan(config, option, "68").stdout
+    assert "did you mean" not in _plan(config, option, "68M").stdout
+
+
+def test_times_have_units_as_in_the_other_plans(config: str) -> None:
+    for words, grace_s in ((("--grace", "1m"), 60), (("--grace", "45"), 45), (("--grace", "1m30s"), 90)):
+        assert _plan(config, *words, "--json").document["grace"]["grace_s"] == grace_s
+    document = _plan(config, "--step-time", "2m", "--json").document
+    assert document["grace"]["folder"]["needed_s"] > 120
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--grace", "60"),
+        ("--step-time", "1s"),
+        ("--store-keep", "3"),
+        ("--upload-speed", "1G"),
+        ("--disk-speed", "1G"),
+    ],
+)
+def test_options_that_a_comparison_does_not_show_are_refused(words: tuple[str, str], config: str) -> None:
+    outcome = safepoint("plan", "storage", config, "--compare", "6x1", "2x3", *words)
+    assert outcome.code == 2
+    assert f"{words[0]} is for the plan of one layout" in outcome.stderr
+    _plan(config, "--compare", "6x1", "2x3", *words, "--json")  # its document has the plan of the first layout
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"optim": "no-such"}, ("--optimizer", "sgd")),
+        ({"deepspeed": "gone.json"}, ("--strategy", "zero2")),
+        ({"deepspeed": {}}, ("--strategy", "zero3")),
+    ],
+)
+def test_an_option_wins_over_what_a_file_cannot_answer(
+    field: dict[str, Any], words: tuple[str, str], config: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "arguments.json"
+    path.write_text(json.dumps({"output_dir": "out", **field}))
+    assert safepoint("plan", "storage", config, "--for", str(path)).code == 2
+    document = _plan(config, "--for", str(path), *words, "--json").document
+    assert words[1] in {document["optimizer"], document["strategy"]}
+
+
 def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its nodes and ranks, what it keeps, and the size of the checkpoint that it has written."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -98,6 +186,8 @@ def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.Mo
     with mock.patch.object(local_jobs, "start_supervisor"):
         submitted = safepoint("submit", *words, str(tmp_path / "train.py"))
     assert submitted.code == 0, submitted.stderr
+    (tmp_path / "tiny").mkdir()  # a folder of the same name is no file with arguments
+    monkeypatch.chdir(tmp_path)
     document = _plan(config, "--for", "tiny", "--json").document
     assert (document["nodes"], document["keep"]) == (2, 3)
     assert document["checkpoint"]["is_measured"]
@@ -127,6 +217,7 @@ def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.Mo
         (("--params", "8B", "--save-total-limit", "0"), 2, "--save-total-limit 0"),
         (("--params", "8B", "--store-keep", "0"), 2, "--store-keep 0"),
         (("--params", "8B", "--grace", "nan"), 2, "--grace nan"),
+        (("--params", "8B", "--grace", "soon"), 2, "--grace 'soon'"),
         (("--params", "8B", "--step-time", "-1"), 2, "--step-time -1"),
         (("--params", "8B", "--upload-speed", "fast"), 2, "--upload-speed 'fast'"),
         (("--params", "8B", "--upload-speed", "0"), 2, "--upload-speed 0"),
@@ -136,6 +227,8 @@ def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.Mo
         (("--params", "8B", "--svg", "/nowhere/a.svg"), 13, "/nowhere/a.svg cannot be written"),
         (("--params", "8B", "--for", "gone.json"), 2, "--for gone.json"),
         (("--params", "8B", "--for", "no-such-job"), 10, "no-such-job"),
+        (("--params", "8B", "--for", "/x" * 2500), 2, "--for /x/x"),
+        (("x" * 5000,), 2, "the model 'xxx"),
         (("--params", "8B", "--snapshot-slots", "-1"), 2, "--snapshot-slots -1"),
         (("--params", "8B", "--compare", "6x1", "2x3", "--gpus", "2"), 2, "--gpus and --compare contradict"),
         (("meta-llama/Llama-3.1-8B",), 2, "hf download meta-llama/Llama-3.1-8B config.json"),

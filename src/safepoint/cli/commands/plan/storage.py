@@ -1,6 +1,8 @@
 """`safepoint plan storage`: disks, memory, time and grace period for a model, before it is trained."""
 
 import dataclasses
+import os
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -19,9 +21,10 @@ from safepoint.cli.output import print_answer, print_warning
 from safepoint.errors import SafepointError, UsageError
 from safepoint.estimates.sizes import OPTIMIZERS, Strategy
 from safepoint.foundation.bounded_json import parse_object
-from safepoint.foundation.quantities import parse_bytes
+from safepoint.foundation.quantities import parse_bytes, parse_duration
 from safepoint.foundation.units import nearest
 from safepoint.planning.checkpoint_files import Training
+from safepoint.planning.documents import DOWNLOAD_BYTES_PER_S, UPLOAD_BYTES_PER_S
 from safepoint.planning.inputs import (
     Given,
     find_optimizer,
@@ -33,7 +36,7 @@ from safepoint.planning.inputs import (
 )
 from safepoint.planning.layouts import compare_layouts
 from safepoint.planning.model import ModelShape, adapter_of, dtype_of, of_config, of_count, read_model
-from safepoint.planning.storage import Run, Speeds, plan_storage
+from safepoint.planning.storage import DISK_BYTES_PER_S, NETWORK_BYTES_PER_S, Run, Speeds, plan_storage
 
 _MAX_CONFIG_BYTES = 4 << 20
 _T = TypeVar("_T")
@@ -117,32 +120,45 @@ def storage(
         int | None, typer.Option(metavar="N", help="How many stay in the object store.", show_default="all")
     ] = None,
     grace: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Between SIGTERM and SIGKILL.", show_default="30"),
+        str | None,
+        typer.Option(metavar="TIME", help="Between SIGTERM and SIGKILL, such as 45s or 2m.", show_default="30s"),
     ] = None,
     step_time: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="A training step, which a save waits for.", show_default="0"),
+        str | None,
+        typer.Option(metavar="TIME", help="A training step, which a save waits for.", show_default="0s"),
     ] = None,
     snapshot_slots: Annotated[
         int | None,
         typer.Option(metavar="N", help="As for `safepoint run`.", show_default="by the size of a snapshot"),
     ] = None,
     upload_speed: Annotated[
-        str,
-        typer.Option(metavar=_SPEED, help="From a pod to the object store. The default is the documents' figure."),
-    ] = "68M",
+        str | None,
+        typer.Option(
+            metavar=_SPEED,
+            help="From a pod to the object store. The default is the documents' figure.",
+            show_default="68M",
+        ),
+    ] = None,
     download_speed: Annotated[
-        str,
-        typer.Option(metavar=_SPEED, help="From the object store to a pod. The default is the documents' figure."),
-    ] = "479M",
+        str | None,
+        typer.Option(
+            metavar=_SPEED,
+            help="From the object store to a pod. The default is the documents' figure.",
+            show_default="479M",
+        ),
+    ] = None,
     disk_speed: Annotated[
-        str,
-        typer.Option(metavar=_SPEED, help="Of the disk for checkpoints. A run assumes the default before it saves."),
-    ] = "200M",
+        str | None,
+        typer.Option(
+            metavar=_SPEED,
+            help="Of the disk for checkpoints. A run assumes the default before it saves.",
+            show_default="200M",
+        ),
+    ] = None,
     network_speed: Annotated[
-        str, typer.Option(metavar=_SPEED, help="Between two pods. The default is 10 Gbit/s.")
-    ] = "1250M",
+        str | None,
+        typer.Option(metavar=_SPEED, help="Between two pods. The default is 10 Gbit/s.", show_default="1250M"),
+    ] = None,
     for_: Annotated[
         str | None,
         typer.Option(
@@ -165,7 +181,8 @@ def storage(
 
     Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 13 the picture cannot be written.
     """
-    given, found = _read_for(for_)
+    answers = {"strategy": strategy, "optimizer": optimizer, "keep": save_total_limit, "is_mixed": mixed}
+    given, found = _read_for(for_, known={name for name, value in answers.items() if value is not None})
     shape = _shape(
         model,
         params,
@@ -174,6 +191,12 @@ def storage(
         hidden=_positive("--hidden", hidden, most=1_000_000),
         vocabulary=_positive("--vocabulary", vocabulary, most=100_000_000),
     )
+    speeds = {
+        "--upload-speed": upload_speed,
+        "--download-speed": download_speed,
+        "--disk-speed": disk_speed,
+        "--network-speed": network_speed,
+    }
     num_nodes, num_gpus = _or(nodes, given.nodes, 1), _or(gpus, given.gpus, 1)
     layouts = None if compare is None else (parse_layout(compare[0]), parse_layout(compare[1]))
     if layouts is not None:
@@ -183,12 +206,26 @@ def storage(
                 f"{option} and --compare contradict each other; nothing was computed",
                 hint=f"leave {option} out: the layouts have the nodes and the GPUs",
             )
+        unused = {"--grace": grace, "--step-time": step_time, "--store-keep": store_keep, **_unused_speeds(speeds)}
+        passed = [option for option, value in unused.items() if value is not None]
+        # The JSON document also has the whole plan of the first layout, which they change.
+        if passed and not as_json:
+            raise UsageError(
+                f"{passed[0]} is for the plan of one layout, and --compare does not show it; nothing was computed",
+                hint=f"leave {passed[0]} out, or replace --compare with --nodes and --gpus",
+            )
         num_nodes, num_gpus = layouts[0]
     rank = _positive("--lora-rank", _or(lora_rank, given.lora_rank, 0) or lora_rank, most=1_000_000)
     if rank is None and (quantized or lora_targets is not None):
         raise UsageError(
             f"{'--quantized' if quantized else '--lora-targets'} is for an adapter, and there is none",
             hint="add --lora-rank, such as --lora-rank 16",
+        )
+    if shape.is_quantized and not quantized:
+        raise UsageError(
+            f"{shape.source} include a quantization_config: the model is quantized; nothing was computed",
+            hint="for QLoRA add --lora-rank and --quantized; to train all weights, pass the config.json of the model "
+            "that was quantized",
         )
     chosen = _strategy(strategy) or given.strategy
     if chosen is None:
@@ -197,7 +234,7 @@ def storage(
     training = Training(
         tensors=shape.tensors,
         tied=shape.tied,
-        dtype=dtype_of(dtype) if dtype is not None else shape.dtype or ("float32" if shape.is_exact else "bfloat16"),
+        dtype=_dtype(dtype, shape),
         adapter=adapter_of(shape, rank=rank, targets=[one.strip() for one in targets]) if rank else (),
         strategy=chosen,
         optimizer=find_optimizer(optimizer) if optimizer is not None else given.optimizer or OPTIMIZERS["adamw"],
@@ -212,13 +249,13 @@ def storage(
         gpus=num_gpus,
         keep=_or(save_total_limit, given.keep, 2),
         store_keep=_positive("--store-keep", store_keep, most=1_000_000),
-        grace_s=_or(grace, given.grace_s, 30.0),
-        step_s=_or(step_time, given.step_s, 0.0),
+        grace_s=_or(_seconds("--grace", grace), given.grace_s, 30.0),
+        step_s=_or(_seconds("--step-time", step_time), given.step_s, 0.0),
         speeds=Speeds(
-            upload=_speed("--upload-speed", upload_speed),
-            download=_speed("--download-speed", download_speed),
-            disk=_speed("--disk-speed", disk_speed),
-            network=_speed("--network-speed", network_speed),
+            upload=_speed("--upload-speed", upload_speed, UPLOAD_BYTES_PER_S),
+            download=_speed("--download-speed", download_speed, DOWNLOAD_BYTES_PER_S),
+            disk=_speed("--disk-speed", disk_speed, DISK_BYTES_PER_S),
+            network=_speed("--network-speed", network_speed, NETWORK_BYTES_PER_S),
         ),
         slots=_slots(snapshot_slots, given.slots),
         is_quantized=quantized,
@@ -226,6 +263,7 @@ def storage(
     )
     plan = plan_storage(run)
     notes = notes_of(plan, is_keep_assumed=save_total_limit is None and given.keep is None)
+    notes += _slow(speeds)
     if layouts is not None and given.measured_bytes is not None:
         notes.append(f"the size of the checkpoint that {given.source} has is not used: it has another layout")
     document = document_of(plan, source=given.source, notes=notes)
@@ -246,6 +284,14 @@ def _or(option: _T | None, given: _T | None, default: _T) -> _T:
     if option is not None:
         return option
     return default if given is None else given
+
+
+def _dtype(option: str | None, shape: ModelShape) -> str:
+    if option is not None:
+        return dtype_of(option)
+    if shape.dtype is None:
+        return "float32" if shape.is_exact else "bfloat16"
+    return dtype_of(shape.dtype, f"{shape.source}: the type")
 
 
 def _positive(option: str, value: int | None, *, most: int) -> int | None:
@@ -276,7 +322,39 @@ def _strategy(name: str | None) -> Strategy | None:
         ) from error
 
 
-def _speed(option: str, text: str) -> float:
+def _seconds(option: str, text: str | None) -> float | None:
+    """A time with a unit, as for the other plans, or a number of seconds."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return parse_duration(text)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{option} {text[:60]!r} is not a time; nothing was computed", hint=f"for example {option} 45s"
+        ) from error
+
+
+def _unused_speeds(speeds: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Those that change nothing in the comparison of two layouts."""
+    return {option: speeds[option] for option in ("--upload-speed", "--disk-speed")}
+
+
+def _slow(speeds: Mapping[str, str | None]) -> list[str]:
+    """Notes about speeds that lack their unit: 68 is 68 bytes in a second."""
+    return [
+        f"{option} {text[:60]} is {text[:60]} bytes in a second: did you mean {text[:60]}M?"
+        for option, text in speeds.items()
+        if text is not None and text.isascii() and text.isdigit() and int(text) < 100_000
+    ]
+
+
+def _speed(option: str, text: str | None, default: float) -> float:
+    if text is None:
+        return default
     try:
         return float(parse_bytes(text.strip().removesuffix("/s").removesuffix("B")))
     except (ValueError, OverflowError) as error:
@@ -315,13 +393,20 @@ def _shape(
     )
 
 
-def _read_for(text: str | None) -> tuple[Given, ModelShape | None]:
-    """What `--for` says, and the model of the job's newest checkpoint, if it has one."""
+def _read_for(text: str | None, *, known: Container[str]) -> tuple[Given, ModelShape | None]:
+    """What `--for` says, and the model of the job's newest checkpoint, if it has one.
+
+    Args:
+        text: the value of `--for`.
+        known: the fields that options on the command line answer.
+    """
     if text is None:
         return Given(), None
     path = Path(text)
-    if path.exists() or "/" in text or path.suffix == ".json":
-        return read_arguments(path), None
+    # A folder with the name of a job, such as its output folder, is no file with arguments: the job is meant.
+    is_file = os.path.isfile(text)
+    if is_file or "/" in text or path.suffix == ".json":
+        return read_arguments(path, known=known), None
     return _of_job(text)
 
 
@@ -376,7 +461,7 @@ def _of_checkpoint(given: Given, output: str) -> tuple[Given, ModelShape | None]
     if adapter is not None:
         rank, targets, base = given_by_adapter(adapter)
         given = dataclasses.replace(given, lora_rank=rank, lora_targets=targets)
-        return given, read_model(Path(base)) if base is not None and Path(base).exists() else None
+        return given, read_model(Path(base)) if base is not None and os.path.exists(base) else None
     model = None if config is None else of_config(config, name=item.where, where=f"{item.name}/config.json")
     return given, model
 

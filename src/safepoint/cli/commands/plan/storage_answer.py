@@ -61,6 +61,14 @@ def notes_of(plan: StoragePlan, *, is_keep_assumed: bool) -> list[str]:
         notes.append(
             f"N = {run.keep} is assumed: without save_total_limit (--save-total-limit) all checkpoints stay there"
         )
+    if training.adapter:
+        halves = zip(training.adapter[::2], training.adapter[1::2], strict=True)
+        narrowest = min(min(first.sizes[1], second.sizes[0]) for first, second in halves)
+        if _rank(plan) > narrowest:
+            notes.append(
+                f"the rank {_rank(plan)} is larger than the {narrowest} rows or columns of an adapted matrix: no "
+                "adapter needs a larger rank than that"
+            )
     if training.strategy.is_zero and training.optimizer.name not in {"adamw", "sgd", "sgd-momentum"}:
         notes.append(f"ZeRO keeps {training.optimizer.moments} states of 32 bits for each trained parameter")
     return notes
@@ -88,9 +96,13 @@ def _training(plan: StoragePlan) -> str:
     ]
     if training.adapter:
         trained = short_count(sum(_numel(one.sizes) for one in training.adapter))
-        rank = min(training.adapter[0].sizes)
+        rank = _rank(plan)
         parts.append(f"{'Q' * run.is_quantized}LoRA of rank {rank} ({trained} parameters)")
     return ", ".join(parts)
+
+
+def _rank(plan: StoragePlan) -> int:
+    return plan.run.training.adapter[0].sizes[0]
 
 
 def _numel(sizes: Sequence[int]) -> int:
@@ -249,6 +261,7 @@ def document_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) ->
         "final_bytes": plan.final_bytes,
         "snapshot_bytes": plan.snapshot_bytes,
         "times": {
+            "claim_s": plan.times.claim_s,
             "write_s": plan.times.write_s,
             "upload_s": plan.times.upload_s,
             "model_s": plan.times.model_s,
