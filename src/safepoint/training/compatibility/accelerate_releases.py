@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 _LOAD_OPTIMIZER = "load_fsdp_optimizer"
 _IMPORTERS = ("accelerate.utils.fsdp_utils", "accelerate.utils", "accelerate.accelerator", "transformers.trainer")
 """The modules that have `load_fsdp_optimizer` as an attribute."""
@@ -74,11 +76,17 @@ def _load_shards(optimizer: Any, model: Any, folder: Path) -> None:
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
     checkpoint: Any = importlib.import_module("torch.distributed.checkpoint")
-    while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper
-        optimizer = optimizer.optimizer
+    optimizer = innermost(optimizer)
     state: dict[str, Any] = {"optimizer": get_optimizer_state_dict(model, optimizer)}
     checkpoint.load(state, storage_reader=checkpoint.FileSystemReader(folder))
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer that steps, without its wrappers."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 class _AdapterState:
@@ -120,4 +128,4 @@ def _names(function: Any, name: str) -> bool:
     return name in {*code.co_names, *code.co_varnames} or any(name in names for names in keywords)
 
 
-__all__ = ["complete_fsdp"]
+__all__ = ["complete_fsdp", "innermost"]

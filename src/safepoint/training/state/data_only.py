@@ -36,10 +36,10 @@ from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import loadable
 from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import set_numpy_state
-from safepoint.training.state.strategy import innermost
 from safepoint.training.state.temporary_attributes import temporarily
 
 _DEEPSPEED = {

@@ -5,8 +5,6 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-import torch
-
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.units import plural
@@ -146,13 +144,6 @@ def check_accelerator(accelerator: Any) -> None:
                 "would miss parts of the model; training was not started",
                 hint="use FSDP2 or DeepSpeed's ZeRO-3 for a model that does not fit on one device",
             )
-
-
-def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer that steps, without its wrappers."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def zero_stage_of(accelerator: Any) -> int | None:

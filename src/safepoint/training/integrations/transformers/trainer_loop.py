@@ -16,6 +16,7 @@ import torch
 from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import ManifestFacts
 from safepoint.training.collective.peers import Peers
+from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import writes_safetensors
 from safepoint.training.engine.streams import Streams
 from safepoint.training.integrations.transformers.own_save import has_own_model_save, redirected_output_dir
@@ -25,7 +26,6 @@ from safepoint.training.integrations.transformers.sharding.final_model import Un
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights, strategy_of
 from safepoint.training.start.claim import Attempt
 from safepoint.training.state.strategy import (
-    innermost,
     shards_in_place,
     writes_shards,
     zero_stage_of,

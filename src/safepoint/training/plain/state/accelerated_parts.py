@@ -13,13 +13,13 @@ import torch
 from safepoint.errors import CheckpointError, ConflictError, UsageError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
+from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.plain.state.parts import Parts, bases_of, unwrapped
 from safepoint.training.state.base_model import without
 from safepoint.training.state.data_only import only_data
 from safepoint.training.state.strategy import (
     check_accelerator,
     check_fsdp_files,
-    innermost,
     shards_in_place,
     writes_shards,
     zero_stage_of,
