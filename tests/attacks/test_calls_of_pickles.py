@@ -80,6 +80,7 @@ _FILES = {
     "the state of a tensor": _FLOATS
     + several(storage("UntypedStorage", "0", 64), number(0), several(_LARGE), several(number(1)))
     + pickle.BUILD,
+    "bytes of a number": call(name("builtins", "bytes"), number(3 << 30)),
     "a bytearray of a number": call(name("builtins", "bytearray"), number(3 << 30)),
     "an encoding that takes long": call(name("_codecs", "encode"), text("a"), text("punycode")),
     "an index outside of a sparse tensor": call(
@@ -152,6 +153,7 @@ def everything() -> dict[str, Any]:
         "counter": collections.Counter("aab"),
         "ordered": collections.OrderedDict([(("a", 1), 2), ("b", 3)]),
         "bytes": b"\x00\xff",
+        "no bytes": b"",
         "bytearray": bytearray(b"ab"),
         "complex": 1 + 2j,
         "large": 1 << 200,

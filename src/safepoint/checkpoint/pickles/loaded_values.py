@@ -65,7 +65,12 @@ def _scalar(kind: _SavedType, data: bytes) -> Any:
     return np.frombuffer(data, kind.dtype)[0]
 
 
+def _empty_bytes() -> bytes:
+    return b""
+
+
 _STAND_INS: dict[str, Any] = {
+    "builtins.bytes": _empty_bytes,  # so pickle writes `b""`, which torch refuses; other bytes are `_codecs.encode`
     "numpy.dtype": _SavedType,
     "numpy.ndarray": _SavedArray,
     **{f"numpy.{core}.multiarray._reconstruct": _reconstruct for core in ("core", "_core")},

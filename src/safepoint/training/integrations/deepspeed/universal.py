@@ -7,7 +7,9 @@ layout.
 """
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +88,7 @@ class Universal:
         """
         mine = _share({**self._weights, **{f"{OTHERS}/{name}": size for name, size, _ in self._others}}, index, count)
         counter = ByteCounter(watch, sum(mine.values()))
-        # Leave out the checksums: computing them takes as long as writing the files, and no reader checks them.
-        checksums = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(False)
-        try:
+        with _without_checksums():
             for name, size in self._weights.items():
                 if name in mine:
                     self._write_weight(name)
@@ -100,8 +99,6 @@ class Universal:
                     counter.add(size)
             if index == 0:
                 self._write_common()
-        finally:
-            torch.serialization.set_crc32_options(checksums)
 
     def _write_weight(self, name: str) -> None:
         partitions, folder = self._partitions, self._root / "zero" / name
@@ -152,6 +149,25 @@ def _share(sizes: dict[str, int], index: int, count: int) -> dict[str, int]:
         if least == index:
             mine[name] = sizes[name]
     return mine
+
+
+@contextmanager
+def _without_checksums() -> Generator[None]:
+    """A context in which `torch.save` leaves out the checksums.
+
+    Computing them takes as long as writing the files, and no reader checks them. In some releases of torch the
+    option belongs to the whole process, so only one thread at a time may change it.
+    """
+    with _CHECKSUMS_LOCK:
+        before = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            yield
+        finally:
+            torch.serialization.set_crc32_options(before)
+
+
+_CHECKSUMS_LOCK = threading.Lock()
 
 
 def _save(value: Any, path: Path) -> None:

@@ -1,6 +1,8 @@
 """The partitions of any number of ranks, and the copy of them that every number of ranks can load."""
 
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +258,24 @@ def test_stage_3_loads_one_number_of_steps(tmp_path: Path) -> None:
     zero = tmp_path / "copy" / "global_step5" / "zero"
     steps = {name: float(torch.load(zero / name / "step.pt")) for name in ("embed.weight", "layer.bias")}
     assert steps == {"embed.weight": 5, "layer.bias": 4}
+
+
+def test_two_threads_leave_torchs_checksums_on(tmp_path: Path) -> None:
+    """The second begins while the first writes."""
+    write_zero(tmp_path / "saved", random_states(), stage=2, ranks=2)
+    begun = [threading.Event(), threading.Event()]
+
+    def write(index: int, wait: Callable[[], object]) -> None:
+        def watch(*_: object) -> None:
+            begun[index].set()
+            wait()
+
+        folder = tmp_path / f"share-{index}"
+        folder.mkdir()
+        Universal(Partitions(tmp_path / "saved", ranks=2), folder, stage=2).write(0, 1, watch)
+
+    first = threading.Thread(target=write, args=(0, lambda: begun[1].wait(0.1)))
+    first.start()
+    begun[0].wait()
+    write(1, first.join)
+    assert torch.serialization.get_crc32_options()
