@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError, printable_lines
+from safepoint.foundation.events.start_events import Phase
 from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training import program as user_program
 from safepoint.training.context.rank_context import RankContext, current_context
@@ -69,6 +70,7 @@ def _run_to_its_end(context: RankContext, arguments: list[str]) -> int:
     try:
         is_module, program = _parse(arguments)
         install_integrations(context)
+        context.record.passed(Phase.SCRIPT_BEGUN)
         run_program(program, is_module=is_module)
     except PeerError as error:
         context.record.failed(lost_peer=True, message=str(error))

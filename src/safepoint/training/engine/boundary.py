@@ -18,6 +18,7 @@ from safepoint.estimates.cadence import Cadence
 from safepoint.foundation import clock
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.events.run_events import AttemptStarted, RankStarted, StopRequested
+from safepoint.foundation.events.start_events import Phase
 from safepoint.progress.record import State
 from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
@@ -128,6 +129,7 @@ class Boundary:
     def loop_begins(self) -> None:
         """Record that the model is loaded and the loop begins. From now on, a signal leads to a save."""
         self._context.outcome.reached(self._loop.step)
+        self._context.record.passed(Phase.STATE_LOADED)
         self._hold.ends()  # deletes the report (`Held`) of earlier ranks that were killed while they waited
         self.snapshots.begin_loop()
         if self._context.place.local_rank == 0:

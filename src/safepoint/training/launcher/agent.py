@@ -34,6 +34,7 @@ from torch.distributed.run import (
 
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Failed, Restarted
+from safepoint.foundation.events.start_events import Phase
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.training.compatibility.torch_releases import HAS_SHUTDOWN_TIMEOUT, PatientAgent, keep_signal_handlers
@@ -42,6 +43,7 @@ from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.rendezvous import Rendezvous
 from safepoint.training.launcher.signal_relay import SignalRelay
+from safepoint.training.launcher.start_timeline import StartTimeline
 from safepoint.training.outcome.rank_record import read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
 
@@ -72,6 +74,7 @@ def run_agent(
     keeper: KeeperProcess | None,
     reporter: LauncherReporter,
     orphans: Orphans,
+    timeline: StartTimeline,
 ) -> AgentOutcome:
     """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
     rendezvous = Rendezvous(plan, settings)
@@ -91,7 +94,14 @@ def run_agent(
         numa_options=config.numa_options,
     )
     agent = SafepointAgent(
-        spec, config, settings=settings, relay=relay, keeper=keeper, reporter=reporter, orphans=orphans
+        spec,
+        config,
+        settings=settings,
+        relay=relay,
+        keeper=keeper,
+        reporter=reporter,
+        orphans=orphans,
+        timeline=timeline,
     )
     try:
         result: Any = agent.run()
@@ -135,6 +145,7 @@ class SafepointAgent(PatientAgent):
             new one.
         reporter: reports failures and restarts.
         orphans: the processes that ranks leave behind.
+        timeline: measures the starts of the ranks.
     """
 
     def __init__(
@@ -147,6 +158,7 @@ class SafepointAgent(PatientAgent):
         keeper: KeeperProcess | None,
         reporter: LauncherReporter,
         orphans: Orphans,
+        timeline: StartTimeline,
     ) -> None:
         super().__init__(
             spec=spec,
@@ -160,6 +172,7 @@ class SafepointAgent(PatientAgent):
         self._keeper = keeper
         self._reporter = reporter
         self._orphans = orphans
+        self._timeline = timeline
         self._restarts = -1
         """How often the ranks were restarted; -1 before they were started."""
         self._failure: Failed | None = None
@@ -172,9 +185,14 @@ class SafepointAgent(PatientAgent):
             codes |= {rank: failure.exitcode for rank, failure in result.failures.items()}
         return AgentOutcome(exit_codes=codes, restarts=self._restarts)
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        super()._rendezvous(worker_group)
+        self._timeline.passed(Phase.STORE_READY)
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._restarts += 1
         pids = super()._start_workers(worker_group)
+        self._timeline.ranks_born(self._restarts, len(pids))
         context: Any = self._pcontext
         close = context.close
 
@@ -192,9 +210,14 @@ class SafepointAgent(PatientAgent):
             self._keeper.ensure()
             own.add(self._keeper.pid)
         self._orphans.reap(own)
+        self._timeline.look()
+        noticed_s = clock.monotonic_s()
         result = super()._monitor_workers(worker_group)
-        if result.state in {WorkerState.FAILED, WorkerState.UNHEALTHY} and self._is_final(result):
-            self._remaining_restarts = 0
+        if result.state in {WorkerState.FAILED, WorkerState.UNHEALTHY}:
+            self._timeline.failure_noticed(noticed_s)
+            self._timeline.passed(Phase.SURVIVORS_ENDED)  # the call above has ended them
+            if self._is_final(result):
+                self._remaining_restarts = 0
         return result
 
     def _pids(self) -> list[int]:

@@ -28,6 +28,7 @@ from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.launcher.space_watch import SpaceWatch
+from safepoint.training.launcher.start_timeline import StartTimeline
 from safepoint.training.outcome.launcher_folder import launcher_folder
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.outcome.rank_record import read_records
@@ -58,6 +59,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
     with launcher_folder() as folder:
         reporter = LauncherReporter(settings, folder, node=plan.node_rank, num_nodes=plan.nnodes)
         relay = SignalRelay(settings, folder, is_alone=plan.nnodes == 1, reporter=reporter, on_exit=on_exit)
+        timeline = StartTimeline(folder, plan.node_rank, reporter.report)
         relay.install()
         reporter.start()
         watch = SpaceWatch(folder, reporter.report)
@@ -73,11 +75,12 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         from safepoint.training.launcher.agent import run_agent
 
         try:
-            outcome = run_agent(plan, settings, relay, keeper, reporter, orphans)
+            outcome = run_agent(plan, settings, relay, keeper, reporter, orphans, timeline)
         except BaseException as error:
             reporter.end(exit_code_after(error), summarize(error), limit_s=relay.report_limit_s)
             raise
         stop_signal, killed = relay.ranks_ended()
+        timeline.ends()
         watch.stop()
         if keeper is not None:
             keeper.finish(lambda: relay.remaining_s)

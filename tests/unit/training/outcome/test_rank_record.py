@@ -21,7 +21,10 @@ def test_the_first_verdict_stands(tmp_path: Path) -> None:
 def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
     """A torn, foreign or misnamed record does not affect the others."""
     RankRecordWriter(str(tmp_path), Place())
-    for rank, text in enumerate(["", "[]", "3", '{"rank": 1}', '{"unknown": 1}', '{"rank": [], "pid": 1}'], start=1):
+    texts = ["", "[]", "3", '{"rank": 1}', '{"unknown": 1}', '{"rank": [], "pid": 1}']
+    moments = ["3", "[3]", '[{"phase": "no phase", "at_s": 1}]', '[{"at_s": 1}]']
+    texts += [f'{{"rank": 1, "pid": 1, "moments": {text}}}' for text in moments]
+    for rank, text in enumerate(texts, start=1):
         (tmp_path / f"start-0-rank-{rank}.json").write_text(text)
     assert list(read_records(tmp_path, 0)) == [0]
 

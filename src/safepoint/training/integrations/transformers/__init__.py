@@ -14,6 +14,7 @@
 import functools
 from types import ModuleType
 
+from safepoint.foundation.events.start_events import Phase
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.imports import after_import
 from safepoint.training.integrations.transformers.hub import hook_uploads
@@ -31,6 +32,7 @@ def install(context: RankContext) -> None:
         from safepoint.training.integrations.transformers.hook import hook_trainer
 
         hook_trainer(module, context)
+        context.record.passed(Phase.IMPORTS_DONE)
 
     after_import("huggingface_hub.hf_api", functools.partial(hook_uploads, outputs=context.outputs))
     after_import("transformers.training_args", hook_arguments)
