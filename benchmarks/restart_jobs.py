@@ -1,8 +1,9 @@
 """The part of `bench_restart.py` with whole jobs: how long starts and restarts take, and in which phases.
 
 The same script (`restart_program.py`) runs under `safepoint run`, and under `torchrun` with the Trainer's own resume.
-The products take turns. In each job, the last rank is killed with SIGKILL again and again, and the time runs until
-all ranks have finished their next first step. The script notes the phases by itself, for both products alike.
+The peer gets a store of its own for each restart, because it would hang otherwise. The products take turns. In each
+job, the last rank is killed with SIGKILL again and again, and the time runs until all ranks have finished their next
+first step. The script notes the phases by itself, for both products alike.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Shows a job as a row of a table, as a page, or as a JSON document."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from safepoint.cli.output import table
 from safepoint.errors import printable
@@ -145,7 +145,8 @@ def timed_starts(events: Sequence[JobEvent]) -> list[str]:
     for event in events:
         if event.name == "start_timed":
             restart, node, phases = (event.detail.get(name) for name in ("restart", "node", "phases"))
-            known = [one for one in phases if isinstance(one, dict)] if isinstance(phases, list) else []
+            listed = cast("list[Any]", phases) if isinstance(phases, list) else []
+            known = [cast("dict[str, Any]", one) for one in listed if isinstance(one, dict)]
             ends = [f"{one.get('phase')} {one.get('at_s')}" for one in known]
             what = f"restart {restart}" if restart else "first start"
             lines.append(f"{event.time}  {what}, node {node}: {', '.join(ends)}")

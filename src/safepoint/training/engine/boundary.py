@@ -135,6 +135,7 @@ class Boundary:
         if self._context.place.local_rank == 0:
             share_watched_folder(self._context.settings.record_folder, self._watched_folder())
         self._context.termination.enter_training(self._deadline.check)
+        self._context.record.set_expendable(self.snapshots.are_in_keeper)
 
     def _watched_folder(self) -> WatchedFolder:
         setup = self._setup
@@ -265,6 +266,7 @@ class Boundary:
             PeerError: a rank is gone.
         """
         step = self._loop.step
+        self._context.record.set_expendable(False)  # after the last step, the script may save what it likes
         self.agreement.vote_now(step)
         self.saves.finish()
         if 0 < step != self._context.outcome.saved_step:

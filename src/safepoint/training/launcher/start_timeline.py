@@ -56,12 +56,17 @@ class StartTimeline:
         self._begun_s, self._num_ranks, self._is_reported = at_s, 0, False
         self._own = [Moment(phase=Phase.NOTICED, at_s=at_s)]
 
-    def look(self) -> None:
-        """Report the start if all ranks have done their first step. Call this again and again while the ranks run."""
+    def look(self) -> bool:
+        """Report the start if all ranks have done their first step. Call this again and again while the ranks run.
+
+        Returns:
+            Whether the start is reported, by this call or an earlier one.
+        """
         if not self._is_reported and self._num_ranks:
             records = read_records(self._folder, self._restart)
             if len(records) == self._num_ranks and all(record.has_stepped for record in records.values()):
                 self._send(records)
+        return self._is_reported
 
     def ends(self) -> None:
         """Report the start as far as it came, unless it is reported. Call this when the ranks have ended."""

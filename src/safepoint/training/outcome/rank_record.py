@@ -37,6 +37,9 @@ class RankRecord:
         lost_peer: whether the rank ended because another rank was gone.
         ended_s: when the rank began to end, by the machine's monotonic clock; None while it runs or if it was killed.
         message: why the rank ended, one sentence.
+        is_expendable: whether a kill of this rank loses nothing that the rank could still save. It trains, its state
+            goes to the keeper (the process of the node that writes snapshots to disk), and it writes no checkpoint
+            itself at the moment.
         moments: when the rank passed the phases of its start, oldest first.
     """
 
@@ -47,7 +50,14 @@ class RankRecord:
     lost_peer: bool = False
     ended_s: float | None = None
     message: str = ""
+    is_expendable: bool = False
     moments: tuple[Moment, ...] = ()
+
+    @property
+    def can_be_killed(self) -> bool:
+        """Whether this rank has nothing to do if another rank has died: no state to save, no error to print."""
+        is_failing = self.exit_code is not None or (self.ended_s is not None and not self.lost_peer)
+        return self.is_expendable and not is_failing
 
 
 class RankRecordWriter:
@@ -80,6 +90,16 @@ class RankRecordWriter:
         moments = self._record.moments
         if not self._record.has_stepped and phase not in {moment.phase for moment in moments}:
             self._update(moments=(*moments, _now(phase)))
+
+    @property
+    def is_expendable(self) -> bool:
+        """The last value of `set_expendable`."""
+        return self._record.is_expendable
+
+    def set_expendable(self, is_expendable: bool) -> None:
+        """Record whether a kill of this rank loses nothing; see `RankRecord`."""
+        if self._record.is_expendable != is_expendable:
+            self._update(is_expendable=is_expendable)
 
     def ended(self, exit_code: int, message: str) -> None:
         """Record that Safepoint ends the rank with `exit_code`. Calls after the first change nothing."""
