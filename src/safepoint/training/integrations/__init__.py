@@ -12,4 +12,9 @@ def install_integrations(context: RankContext) -> None:
     unsaved_steps.install(context)
 
 
-__all__ = ["install_integrations"]
+def install_before_ranks() -> None:
+    """Install the hooks that must be in place when packages are imported before there is a rank."""
+    transformers.install_before_ranks()
+
+
+__all__ = ["install_before_ranks", "install_integrations"]

@@ -49,7 +49,10 @@ from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.launcher.start_timeline import StartTimeline
 from safepoint.training.outcome.rank_record import RankRecord, read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
+from safepoint.training.rank_processes.births import copied_from
 from safepoint.training.rank_processes.death_watch import DeathWatch, exit_code_of_child
+from safepoint.training.rank_processes.loaded_modules import read_loaded_modules
+from safepoint.training.rank_processes.template_process import TemplateProcess
 
 _log = logging.getLogger("safepoint")
 _STOP_KEY = "safepoint/stop"
@@ -83,6 +86,7 @@ def run_agent(
     reporter: LauncherReporter,
     orphans: Orphans,
     timeline: StartTimeline,
+    template: TemplateProcess | None,
 ) -> AgentOutcome:
     """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
     rendezvous = Rendezvous(plan, settings)
@@ -110,6 +114,7 @@ def run_agent(
         reporter=reporter,
         orphans=orphans,
         timeline=timeline,
+        template=template,
     )
     try:
         result: Any = agent.run()
@@ -136,8 +141,7 @@ def _config(plan: LaunchPlan, settings: RunSettings, *, is_on_one_machine: bool)
     if is_on_one_machine and Path("/sys/class/net/lo").exists():
         for library in ("GLOO", "NCCL", "TP"):  # these do not authenticate peers, so they listen on loopback only
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-    if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # set here, because torchrun's code sets it with a long warning
+    plan.set_default_threads()
     config, _, _ = config_from_args(parse_args([*options, plan.program[0]]))
     return config
 
@@ -155,6 +159,7 @@ class SafepointAgent(PatientAgent):
         reporter: reports failures and restarts.
         orphans: the processes that ranks leave behind.
         timeline: measures the starts of the ranks.
+        template: the process from which the ranks are copied, or None.
     """
 
     def __init__(
@@ -168,6 +173,7 @@ class SafepointAgent(PatientAgent):
         reporter: LauncherReporter,
         orphans: Orphans,
         timeline: StartTimeline,
+        template: TemplateProcess | None,
     ) -> None:
         super().__init__(
             spec=spec,
@@ -182,6 +188,8 @@ class SafepointAgent(PatientAgent):
         self._reporter = reporter
         self._orphans = orphans
         self._timeline = timeline
+        self._template = template
+        self._has_sent_modules = False
         self._restarts = -1
         """How often the ranks were restarted; -1 before they were started."""
         self._failure: Failed | None = None
@@ -207,7 +215,8 @@ class SafepointAgent(PatientAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._restarts += 1
-        pids = super()._start_workers(worker_group)
+        with copied_from(self._template):
+            pids = super()._start_workers(worker_group)
         self._timeline.ranks_born(self._restarts, len(pids))
         context: Any = self._pcontext
         close = context.close
@@ -226,10 +235,15 @@ class SafepointAgent(PatientAgent):
         if self._keeper is not None:
             self._keeper.ensure()
             own.add(self._keeper.pid)
+        if self._template is not None and self._template.pid is not None:
+            own.add(self._template.pid)
         self._orphans.reap(own)
         self._deaths.watch(own)
         group: Any = worker_group
-        is_idle = self._timeline.look() and group.group_world_size == 1
+        has_stepped = self._timeline.look()
+        if has_stepped and self._template is not None:
+            self._complete_template(self._template)
+        is_idle = has_stepped and group.group_world_size == 1
         self._deaths.wait(_LOOK_EVERY_S if is_idle else _EXCHANGE_EVERY_S)
         noticed_s = clock.monotonic_s()
         self._kill_survivors()
@@ -241,6 +255,15 @@ class SafepointAgent(PatientAgent):
             if self._is_final(codes, self._read_records()):
                 self._remaining_restarts = 0
         return result
+
+    def _complete_template(self, template: TemplateProcess) -> None:
+        """After the first step, let the template import what the ranks have loaded; replace it if it has died."""
+        if not template.ensure():
+            self._has_sent_modules = False
+        if not self._has_sent_modules:
+            self._has_sent_modules = template.import_more(
+                read_loaded_modules(Path(self._settings.record_folder or ""))
+            )
 
     def _kill_survivors(self) -> None:
         """If a rank has died and all ranks will restart, kill the node's other ranks if they have nothing to save.

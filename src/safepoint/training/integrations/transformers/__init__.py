@@ -12,10 +12,11 @@
 """
 
 import functools
+from pathlib import Path
 from types import ModuleType
 
 from safepoint.foundation.events.start_events import Phase
-from safepoint.training.context.rank_context import RankContext
+from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.imports import after_import
 from safepoint.training.integrations.transformers.hub import hook_uploads
 
@@ -39,4 +40,20 @@ def install(context: RankContext) -> None:
     after_import("transformers.trainer", trainer_imported)
 
 
-__all__ = ["install"]
+def install_before_ranks() -> None:
+    """Hook uploads in a process from which ranks are copied.
+
+    Other modules take the function `upload_folder` from the hooked module when they are imported, which is before
+    `install` is called in the copy.
+    """
+    after_import("huggingface_hub.hf_api", functools.partial(hook_uploads, outputs=_OutputsOfRank()))
+
+
+class _OutputsOfRank:
+    """The output folders of the rank that this process will be."""
+
+    def contains(self, folder: Path) -> bool:
+        return current_context().outputs.contains(folder)
+
+
+__all__ = ["install", "install_before_ranks"]
