@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import safepoint
 from safepoint.training.rank_processes.preload_list import installed_folders, is_below, standard_folders
 
 _State = tuple[int, int, int]
@@ -34,7 +33,7 @@ class ModuleFiles:
 
 def module_of_project() -> str | None:
     """The name of a loaded module that is no part of Python, of an installed package or of Safepoint."""
-    own = os.path.realpath(Path(safepoint.__file__).parent)
+    own = os.path.realpath(Path(__file__).parents[2])  # the package of Safepoint
     folders = (*installed_folders(), *standard_folders(), own)
     for name, module in list(sys.modules.items()):
         path = _file_of(module)
