@@ -278,11 +278,14 @@ class SafepointAgent(PatientAgent):
         if not ended or self._remaining_restarts <= 0:
             return
         records = self._read_records()
-        cause = records.get(first_failure(ended, records) or 0)
-        if cause is not None and cause.lost_peer:
+        cause = first_failure(ended, records) or 0
+        if cause in records and records[cause].lost_peer:
             return  # the rank that failed first may be one of those that run, and print why it fails
+        was_killed = ended[cause] < 0
         running = {rank for rank, code in codes.items() if code is None}
-        are_expendable = all(rank in records and records[rank].can_be_killed for rank in running)
+        are_expendable = all(
+            rank in records and records[rank].can_be_killed(after_kill=was_killed) for rank in running
+        )
         if are_expendable and not self._is_final(ended, records):
             self._killed = frozenset(running)
             self._relay.kill_ranks()

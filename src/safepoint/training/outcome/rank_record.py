@@ -53,11 +53,14 @@ class RankRecord:
     is_expendable: bool = False
     moments: tuple[Moment, ...] = ()
 
-    @property
-    def can_be_killed(self) -> bool:
-        """Whether this rank has nothing to do if another rank has died: no state to save, no error to print."""
-        is_failing = self.exit_code is not None or (self.ended_s is not None and not self.lost_peer)
-        return self.is_expendable and not is_failing
+    def can_be_killed(self, *, after_kill: bool) -> bool:
+        """Whether this rank has nothing to do if another rank has died: no state to save, no error to print.
+
+        Args:
+            after_kill: whether a signal has killed the other rank. Then the error of this rank is a consequence.
+        """
+        is_cause_of_its_own = self.ended_s is not None and not self.lost_peer and not after_kill
+        return self.is_expendable and self.exit_code is None and not is_cause_of_its_own
 
 
 class RankRecordWriter:

@@ -51,7 +51,7 @@ def be_born(
             os.dup2(stream, target)
         if os.read(descriptors[-1], 1) == b"":
             os._exit(0)  # the launcher has given up this start, or is gone
-        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0] if not _close_all() else 3)
+        _close_others()
         _restore(birth)
         variables = {name: text for name, text in birth.environments[number].items() if name not in changes}
         _replace_environment(variables | {name: text for name, text in changes.items() if text is not None})
@@ -71,17 +71,12 @@ def be_born(
     os._exit(code)
 
 
-def _close_all() -> bool:
-    """Close every descriptor but those of the standard streams. Return whether the open ones could be listed."""
-    try:
-        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
-        return False
-    for number in numbers:
+def _close_others() -> None:
+    """Close every descriptor but those of the standard streams."""
+    for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(number)
-    return True
 
 
 def _restore(birth: Birth) -> None:

@@ -115,10 +115,11 @@ def copied_from(template: TemplateProcess | None) -> Generator[None]:
     library: Any = local_elastic_agent
     start_processes = library.start_processes
 
-    def start_copies(*, start_method: str = "", entrypoint: Any, **arguments: Any) -> Any:
-        if entrypoint != sys.executable:
-            return start_processes(start_method=start_method, entrypoint=entrypoint, **arguments)
-        context = _CopiedRanks(template, entrypoint=entrypoint, **arguments)
+    def start_copies(*positional: Any, **arguments: Any) -> Any:
+        if positional or arguments.get("entrypoint") != sys.executable:
+            return start_processes(*positional, **arguments)
+        arguments.pop("start_method", None)  # it has no effect on programs
+        context = _CopiedRanks(template, **arguments)
         try:
             context.start()
         except Exception:

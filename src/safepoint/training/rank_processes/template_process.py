@@ -31,8 +31,9 @@ from safepoint.training.rank_processes.messages import (
 from safepoint.training.rank_processes.template import OWN_VARIABLES, VARIABLE
 
 _log = logging.getLogger("safepoint")
-_ANSWER_S = 10.0
-"""Seconds that a template may take to copy itself. A copy takes some hundredths of a second."""
+_ANSWER_S = 30.0
+"""Seconds that a template may take to copy itself. A copy takes some hundredths of a second, but the template may be
+importing what it was asked for, which the ranks would have to import otherwise."""
 _IMPORT_S = 600.0
 """Seconds that the imports of a template may take, as on a slow network file system."""
 _LOOK_S = 0.05
