@@ -67,8 +67,6 @@ def main() -> None:
         "pickled": pickle.dumps(Thing(1)).hex(),
         "hash": hash("text"),
         "set": list({"a", "b", "c", "d"}),
-        "torch_seed": torch.initial_seed(),
-        "torch_number": float(torch.rand(1)),
         "torch_threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
         "product": float((torch.ones(300, 300) @ torch.ones(300, 300)).sum()),
         "inverse": float(np.linalg.inv(np.eye(64) + 1).sum()),
@@ -79,7 +77,7 @@ def main() -> None:
         "stdin": os.fstat(0).st_rdev,
         "yaml": yaml.__name__,
     }
-    random_numbers = [random.random(), float(np.random.rand())]
+    random_numbers = [random.random(), float(np.random.rand()), torch.initial_seed(), float(torch.rand(1))]
     (out / f"probe-{rank}-{number}.json").write_text(json.dumps({"found": found, "random": random_numbers}))
     print(f"rank {rank} start {number} has ended", flush=True)
     if number == 1 and rank == "1" and len(sys.argv) > 2:

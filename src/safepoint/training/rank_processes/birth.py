@@ -119,7 +119,10 @@ def _restore_threads() -> None:
 
 
 def _draw_random_numbers() -> None:
-    """Seed NumPy as in a new process; Python seeds its own generator at a fork, and torch begins with a constant."""
+    """Seed the generators of NumPy and torch, which all copies share; Python seeds its own generator at a fork."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # those of GPUs do not exist yet
