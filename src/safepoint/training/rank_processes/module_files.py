@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 
@@ -31,13 +32,17 @@ class ModuleFiles:
         return None
 
 
-def module_of_project() -> str | None:
-    """The name of a loaded module that is no part of Python, of an installed package or of Safepoint."""
+def module_of_project(besides: Collection[str]) -> str | None:
+    """The name of a loaded module that is no part of Python, of an installed package or of Safepoint.
+
+    Args:
+        besides: modules that do not count, because every rank loads them before the program begins.
+    """
     own = os.path.realpath(Path(__file__).parents[2])  # the package of Safepoint
     folders = (*installed_folders(), *standard_folders(), own)
     for name, module in list(sys.modules.items()):
         path = _file_of(module)
-        if path is not None and not is_below(path, folders):
+        if path is not None and name not in besides and not is_below(path, folders):
             return name
     return None
 

@@ -151,7 +151,7 @@ class Template:
         Raises:
             UnfitError: no process may be copied from this one.
         """
-        own = module_of_project()
+        own = module_of_project(self._base)
         if own is not None:
             raise UnfitError(own, "is code of the project, and an installed package imports it")
         names = self._environment.keys() | os.environ.keys()
