@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import Job, is_alive, no_orphans, read_events, safepoint, tiny
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
 
@@ -53,6 +54,30 @@ def _has_sigterm(pid: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
     return any(mask >> (signal.SIGTERM - 1) & 1 for mask in pending)
+
+
+def test_a_rank_of_another_node_has_died(tmp_path: Path) -> None:
+    """Both nodes restart their ranks, over the store that they have, and resume; with copied ranks too."""
+    output, port = tmp_path / "run", str(free_port())
+    first, second = (
+        safepoint(
+            output,
+            *("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port),
+            *("--preload", "--save-steps", "1"),
+            program=tiny(output, *STEPS),
+            log=tmp_path / f"node-{rank}.log",
+        )
+        for rank in (0, 1)
+    )
+    with no_orphans(first, second):
+        for count in (1, 2):
+            first.wait_for_event("attempt_started", count=count)
+            first.wait_for_event("saved", count=len(first.events("saved")) + 1)
+            os.kill(first.rank_pids()[1], signal.SIGKILL)
+        assert [job.wait(200) for job in (first, second)] == [0, 0], first.text + second.text
+    assert {event["restart"] for event in read_events(output, "start_timed")} == {0, 1, 2}
+    assert read_events(output, "finished")
+    assert "import everything by themselves" not in first.text + second.text
 
 
 def test_an_error_of_both_ranks_is_printed_by_both(tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ class SafepointAgent(PatientAgent):
 
         context.close = close_within_grace
         self._killed = frozenset()
+        self._has_sent_modules = False  # a start that resumes may load more modules than the first one
         self._relay.set_ranks(list(pids.values()))
         return pids
 
@@ -260,10 +261,9 @@ class SafepointAgent(PatientAgent):
         """After the first step, let the template import what the ranks have loaded; replace it if it has died."""
         if not template.ensure():
             self._has_sent_modules = False
-        if not self._has_sent_modules:
-            self._has_sent_modules = template.import_more(
-                read_loaded_modules(Path(self._settings.record_folder or ""))
-            )
+        if not self._has_sent_modules and template.becomes_ready():
+            template.import_more(read_loaded_modules(Path(self._settings.record_folder or "")))
+            self._has_sent_modules = True
 
     def _kill_survivors(self) -> None:
         """If a rank has died and all ranks will restart, kill the node's other ranks if they have nothing to save.

@@ -173,6 +173,7 @@ class Template:
             UnfitError: an import has made this process unfit.
         """
         own, folders = own_names(self._folder), installed_folders()
+        num_before = len(sys.modules)
         with audited() as check:
             for name in names:
                 package = name.partition(".")[0]
@@ -186,7 +187,8 @@ class Template:
                         importlib.import_module(name)
                     check()
                     self._fitness.check(package)
-        self._settle()
+        if len(sys.modules) > num_before:
+            self._settle()
 
     def _answer(self, birth: Birth, descriptors: Sequence[int], fault: UnfitError | None) -> None:
         try:

@@ -137,25 +137,16 @@ class TemplateProcess:
             return None
         return None
 
-    def import_more(self, modules: Sequence[str]) -> bool:
-        """Let the template import more modules, while the ranks train.
-
-        Returns:
-            Whether nothing is left to do: the template has received the request, or no template will be used.
-        """
-        if self._has_given_up:
-            return True
-        if self._channel is None or not modules or not self._becomes_ready():
-            return False
+    def import_more(self, modules: Sequence[str]) -> None:
+        """Let the template import more modules, while the ranks train. There must be one that is ready."""
+        assert self._channel is not None
         try:
             self._channel.send(Import(modules=tuple(modules)))
         except ChannelError as error:
             self._fail(str(error))
-            return False
-        return True
 
-    def _becomes_ready(self) -> bool:
-        """Whether the template has imported what it was started for; without waiting for that."""
+    def becomes_ready(self) -> bool:
+        """Whether a template has imported what it was started for; without waiting for that."""
         if not self._is_ready and self._channel is not None and self._channel.has_data(0):
             try:
                 self._take_ready(self._receive(_ANSWER_S))

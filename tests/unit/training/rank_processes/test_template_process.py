@@ -112,9 +112,10 @@ def test_more_imports_wait_for_a_template_that_is_ready(template: Callable[..., 
         "time.sleep(0.2); send(kind='Ready', num_modules=1, took_s=1.0); print(receive()['modules']); time.sleep(600)"
     )
     one = template(code)
-    assert one.import_more(["json"]) is False, "there is none"
+    assert one.becomes_ready() is False, "there is none"
     one.start()
-    while not one.import_more(["json"]):
+    while not one.becomes_ready():
         assert one.pid is not None
+    one.import_more(["json"])
     assert one.ensure() is True
     one.end()
