@@ -36,7 +36,8 @@ class Reporter:
         self.warns_for_node = False
         """Whether to report this rank's warnings even if the rank is not the first.
 
-        With several output folders, this is True on the owner of each folder (see `Folders`).
+        If the run has several output folders, one rank per folder owns the folder (see `Folders`). There this is
+        True.
         """
 
     def write_to(self, stream: Path) -> None:

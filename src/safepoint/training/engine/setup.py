@@ -45,7 +45,7 @@ class TrainingSetup:
         output: the folder for checkpoints.
         location: the object store to which the checkpoints are uploaded, or None.
         start: where the training starts, and whether all ranks share the folder.
-        libraries: see `ManifestFacts`.
+        libraries: name → version of the libraries that are imported.
     """
 
     context: RankContext

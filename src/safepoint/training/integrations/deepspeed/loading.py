@@ -64,9 +64,9 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
 
 @contextlib.contextmanager
 def with_checked_tag(engine: Any, folder: Path, name: str = "latest") -> Generator[None]:
-    """While the block runs, pass the engine the name of the folder to load, which the file `name` contains.
+    """While the block runs, pass the engine the name of the folder to load. The file `name` contains this name.
 
-    The engine then does not read the file itself: its content could change after this function has checked it.
+    The engine then does not read the file, whose content could change after this function has checked it.
 
     Args:
         engine: a DeepSpeedEngine that loads `folder` without a tag.

@@ -1,8 +1,8 @@
 """The position of a Lightning Trainer in its data.
 
 Lightning itself restores the position of a loader only if the loader keeps its own state. Lightning reads any other
-loader from its start, even in the middle of an epoch. So each loader is wrapped in a `TrackedLoader`, whose
-`TrackedData` restores the position of any loader.
+loader from its start, even if the run resumes in the middle of an epoch. So each loader is wrapped in a
+`TrackedLoader`, whose `TrackedData` restores the position of any loader.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class TrackedLoader:
         """The position after the last batch that was trained on.
 
         Args:
-            is_ahead: whether a further batch has been fetched.
+            is_ahead: whether Lightning has fetched one more batch than it has trained on.
         """
         if not is_ahead:
             return self.data.position()
