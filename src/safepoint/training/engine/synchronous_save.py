@@ -194,8 +194,8 @@ class SynchronousSave:
             parts = self._peers.gather(self._write_part(working, write))
             if all(part.error is None for part in parts):
                 return parts
-            # Frameworks may hide the error of a full disk in another error, so `is_full` measures the room after any
-            # error.
+            # Frameworks may hide the error of a full disk behind another error. So the free space is measured after
+            # any error.
             was_full = any(part.is_full and part.node == self._folders.index for part in parts)
 
             def try_again(has_failed: bool = was_full) -> bool:

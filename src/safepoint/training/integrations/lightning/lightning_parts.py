@@ -150,8 +150,7 @@ def _check_counts(state: Any, *, are_counts: bool = False) -> None:
 
 
 def _other_path(state: Any, callback: ModelCheckpoint) -> object:
-    """Return a path that the state of a ModelCheckpoint names and that is not one of its files; None if there is
-    none."""
+    """Return a path in the state of a ModelCheckpoint that is not one of its files; None if all are its files."""
     if not isinstance(state, dict):
         return None
     known = cast("dict[str, Any]", state)

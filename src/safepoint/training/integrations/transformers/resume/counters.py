@@ -125,7 +125,7 @@ class TrainerCounters:
         )
 
     def since(self, begin: "TrainerCounters") -> "TrainerCounters":
-        """A copy without the numbers that have not changed since `begin`, which are settings of the script."""
+        """A copy with only the numbers that have changed since `begin`. Other numbers are settings of the script."""
         return replace(self, numbers=changed(self.numbers, begin.numbers))
 
     def restore(self, trainer: Any) -> None:

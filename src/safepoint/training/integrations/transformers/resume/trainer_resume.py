@@ -144,7 +144,7 @@ class TrainerResume:
             self._state = self._state.without_batches()
 
     def override(self, overrides: Overrides) -> None:
-        """Override how the Trainer starts."""
+        """Override the methods with which the Trainer starts."""
         trainer = self._trainer
         overrides.override(trainer, "_load_rng_state", self._load_rng)
         overrides.override(trainer, "_run_epoch", self._run_epoch)
@@ -229,7 +229,8 @@ class TrainerResume:
         return kept
 
     def deferred_work_done(self) -> None:
-        """Copy the random number states after the deferred work. The first step starts with these states."""
+        """Copy the random number states after the deferred work of `restore`. The first step starts with these
+        states."""
         if self._state is not None:
             self._is_deferred_work_done = True
             self._rng_to_restore = capture_rng()

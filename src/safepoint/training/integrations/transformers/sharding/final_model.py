@@ -40,7 +40,7 @@ def plan_final_model(
         folder: where the first rank writes small files.
         peers: all ranks.
         save: writes a state dict and its accompanying files into the folder; only called on the first rank.
-        step: see `Streams`.
+        step: the step of the checkpoint that has the same weights; None if there is no such checkpoint.
 
     Returns:
         The files that are still to be written; None if all are written.

@@ -40,7 +40,7 @@ def check_supported(trainer: Any, *, world_size: int) -> None:
         world_size: the number of ranks that were started.
 
     Raises:
-        UsageError: with the reason.
+        UsageError: the checkpoints could not be resumed; the message says why.
     """
     if trainer.args.world_size != world_size:
         raise UsageError(
