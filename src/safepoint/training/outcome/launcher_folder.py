@@ -1,7 +1,7 @@
 """The launcher's temporary folder, through which launcher and ranks exchange records and events.
 
-The launcher removes its folder. If the launcher was killed, its keeper (the process of each node that writes
-snapshots to disk) removes the folder. If the keeper was killed too, the next launcher of the same user on this
+The launcher removes its folder when it ends. If the launcher was killed, its keeper (the process of each node that
+writes snapshots to disk) removes the folder. If the keeper was killed too, the next launcher of the same user on this
 machine removes the folder.
 """
 
@@ -24,7 +24,7 @@ _LOCK = "lock"
 _STREAM = "stream"
 _STOP_SIGNAL = "stop-signal"
 SMALL_FILES_BYTES = 16 << 20
-"""The room that ranks need there for the small files of a save. With less, saves are synchronous."""
+"""The room that ranks need in this folder for the small files of a save. With less, saves are synchronous."""
 
 
 @contextlib.contextmanager

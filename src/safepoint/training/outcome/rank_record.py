@@ -3,8 +3,9 @@
 The exit code alone does not show whether Safepoint or the program itself ended with 75, or whether a killed rank had
 committed a checkpoint before. Without a launcher no file is written.
 
-The folder is usually in /dev/shm, which every user of the machine can fill. So each record takes the same
-room at least, and a record that cannot be written to a new file replaces an earlier one of the same rank in place.
+The folder is usually in /dev/shm, which every user of the machine can fill. So each record has at least the same
+size, `_SIZE_BYTES`. If a record cannot be written to a new file, it overwrites the file of an earlier record of the
+same rank.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from safepoint.foundation.files import write_atomic, write_in_room
 
 _SIZE_BYTES = 4096
 _MAX_MESSAGE = 500
-"""With its escapes, a message of this length fits into `_SIZE_BYTES`."""
+"""A message of this many characters fits into `_SIZE_BYTES`, even if all characters are escaped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

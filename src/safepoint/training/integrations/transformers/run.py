@@ -249,8 +249,7 @@ class TrainerRun(TrainerCallback):
         self._boundary.agreement.step_begins(self._step)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Vote between two micro-batches. Give up the step if the ranks agree that it would end after the
-        deadline."""
+        """Vote between two micro-batches. Give up the step if all ranks agree that it would end too late."""
         agreement, rollback = self._boundary.agreement, self._last_step
         agreement.micro_step_ends()
         left = agreement.micro_steps_left(self._trainer.current_gradient_accumulation_steps)

@@ -125,8 +125,7 @@ class TrainerLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """How many checkpoints the script keeps (`save_total_limit`; None for all), and the steps that are never
-        deleted.
+        """How many checkpoints the script keeps (`save_total_limit`; None for all), and which steps it never deletes.
 
         The set contains the step of the best checkpoint. It is empty if there is no best checkpoint.
         """

@@ -136,8 +136,8 @@ class TrackedData:
         """Continue from `position`.
 
         Args:
-            position: of a checkpoint.
-            rng: the random number states that belong to it; None keeps the current ones.
+            position: the position in a checkpoint.
+            rng: the random number states that belong to the position; None keeps the current states.
 
         Raises:
             ConflictError: the position is within an epoch, and the loader now has more or fewer generators than when

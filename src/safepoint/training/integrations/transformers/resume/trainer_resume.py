@@ -229,8 +229,7 @@ class TrainerResume:
         return kept
 
     def deferred_work_done(self) -> None:
-        """Copy the random number states after the deferred work of `restore`. The first step starts with these
-        states."""
+        """Copy the random number states after the deferred work. The first step starts with this copy."""
         if self._state is not None:
             self._is_deferred_work_done = True
             self._rng_to_restore = capture_rng()
