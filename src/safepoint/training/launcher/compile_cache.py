@@ -28,8 +28,7 @@ from safepoint.foundation.shared_folders.temporary import may_be_replaced
 _VARIABLE, _VARIABLE_OF_QUACK = "TORCHINDUCTOR_CACHE_DIR", "QUACK_CACHE_DIR"
 _TEMPORARY = "TMPDIR"
 _MAX_LENGTH = 70
-"""The longest path of the temporary folder. Libraries make sockets there, and a socket's path has at most 107
-characters."""
+"""The longest path of the temporary folder. Libraries make sockets there, whose paths have at most 107 characters."""
 _log = logging.getLogger("safepoint")
 
 

@@ -1,5 +1,5 @@
-"""What the first rank of a node reports to its launcher about the output folder, whose free space the launcher
-watches."""
+"""What the first rank of a node reports about the output folder. The launcher watches the free space of this
+folder."""
 
 import contextlib
 import json

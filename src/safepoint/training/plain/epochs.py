@@ -1,4 +1,4 @@
-"""`safepoint.epochs`, which a script that uses Accelerate calls instead of `range`, to count its epochs.
+"""`safepoint.epochs`, which a script that uses Accelerate calls instead of `range` in its loop over epochs.
 
 The loop iterates over its own DataLoader. This module replaces the loader's `__iter__`. In each epoch, the first pass
 over the loader returns the batches of a session (`safepoint.session`), which leaves out the batches that were trained

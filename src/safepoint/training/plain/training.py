@@ -185,7 +185,7 @@ class Training:
                     f"{point.path} has a position in epoch {position.epoch}, and its manifest says epoch "
                     f"{manifest.epoch:g}; training was not started"
                 )
-            # Compute the position before anything is loaded, because this may raise an error.
+            # Compute the position before anything is loaded, because this computation may raise an error.
             position = rescale_position(
                 position,
                 manifest,
@@ -219,7 +219,7 @@ class Training:
             self._context.outcome.check_not_interrupted()
 
     def _finish(self) -> None:
-        """After the end of the loop: save its last step, if that is not saved yet, and the finished model."""
+        """Save the last step, if it is not saved yet, and the finished model; called when the loop has ended."""
         self._boundary.save_last_step()
         self._report_progress(is_last=True)
         self._boundary.report_end()

@@ -94,8 +94,7 @@ class DataProgress:
 
     @property
     def epochs_done(self) -> float:
-        """Epochs done; if the number of batches in an epoch is known, including the finished part of the running
-        epoch."""
+        """Epochs done, including the finished part of the running epoch if `num_batches` is known."""
         return self.epoch + (self.batches / self.num_batches if self.num_batches else 0.0)
 
 

@@ -128,8 +128,7 @@ class AcceleratedParts(Parts):
             ) from error
 
     def _check_step(self, folder: Path, before: int) -> None:
-        """Refuse an invalid number of micro-batches: Accelerate loads any value, and the next micro-batch would
-        fail."""
+        """Refuse an invalid number of micro-batches, which Accelerate would load. The next micro-batch would fail."""
         step: Any = self._accelerator.step
         if type(step) is not int or not 0 <= step <= _MOST_MICRO_BATCHES:
             self._accelerator.step = before

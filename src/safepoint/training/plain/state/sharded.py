@@ -43,7 +43,8 @@ class ShardedParts:
         self._module = module
         self._optimizers = optimizers
         self.left_out: Collection[str] = ()
-        """See `base_entries`; empty without adapters."""
+        """The names of the entries that belong to the base model of adapters, and are not saved; empty without
+        adapters."""
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._module, self._optimizers)
