@@ -1,5 +1,7 @@
-"""What the first rank of a node reports about the output folder. The launcher watches the free space of this
-folder."""
+"""What the first rank of a node reports to its launcher about the output folder.
+
+The launcher watches how much room is left in this folder.
+"""
 
 import contextlib
 import json

@@ -184,8 +184,7 @@ class Key:
 
 
 def _machine_of(host: str) -> str:
-    """The part of an address that its machine cannot change: an IPv4 address, or the first half of an IPv6
-    address."""
+    """The part of an address that its machine cannot choose: an IPv4 address, or the first half of an IPv6 one."""
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv4Address):
         return host

@@ -149,8 +149,8 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
 def _is_from_rank() -> bool:
     """Whether the running `torch.load` reads a tensor of an object that another rank has sent.
 
-    Such a tensor has the old format, which `load_data` refuses. A checkpoint cannot make use of this exception: its
-    pickles may not name the function of torch that reads such a tensor.
+    Such a tensor has the old format, which `load_data` refuses. A checkpoint cannot exploit this: its pickles may not
+    name the function of torch that reads such a tensor.
     """
     frame = inspect.currentframe()
     replacement = frame.f_back if frame is not None else None
@@ -327,7 +327,7 @@ class _Metadata(BoundedUnpickler):
         for place in cast("dict[Any, Any]", places).values() if isinstance(places, dict) else ():
             _check_path(self._path, getattr(place, "relative_path", None))
             if getattr(place, "transform_descriptors", None):
-                # A few bytes could become so many that they fill the memory.
+                # A few compressed bytes could expand until they fill the memory.
                 raise CheckpointError(
                     f"{os.fspath(self._path)} was not loaded: it names compressed parts", hint=_DELETE_IT
                 )
