@@ -44,7 +44,7 @@ class Seal:
         """Return the values of the messages of one exchange. A message from an earlier exchange is refused.
 
         Args:
-            messages: in the order of the ranks that sent them, from rank 0.
+            messages: the messages, in the order of the ranks that sent them, from rank 0.
 
         Raises:
             SealError: a message was not sent by its rank in this exchange; no message was unpickled.
@@ -57,7 +57,7 @@ class Seal:
         return [pickle.loads(body) for body in bodies]
 
     def derive(self, purpose: bytes) -> bytes:
-        """Derive from the ranks' key a secret for another purpose, the same on all ranks."""
+        """Derive a secret for another purpose from the ranks' key. The secret is the same on all ranks."""
         return hmac.digest(self._key, purpose, "sha256")
 
     def _mac(self, body: bytes, sender: int) -> bytes:

@@ -117,7 +117,7 @@ class Vote:
         )
 
     def collect(self) -> Decision:
-        """Wait for the vote in progress and return its outcome; if no vote is in progress, an empty decision.
+        """Wait for the vote in progress and return its outcome, or an empty decision if no vote is in progress.
 
         Raises:
             PeerError: a rank has ended, does not answer, or is at another point of the loop.

@@ -20,7 +20,7 @@ from safepoint.snapshot.protocol.messages import KeeperPlan, Leave
 _log = logging.getLogger("safepoint")
 _START_S = 20.0
 _keeper_process: KeeperProcess | None = None
-"""The keeper that this process started. The module keeps this object, because the keeper ends when it is deleted."""
+"""The keeper that this process started. The module keeps this object, because its deletion would end the keeper."""
 
 
 class KeeperConnection:

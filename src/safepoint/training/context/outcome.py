@@ -139,7 +139,7 @@ class Outcome:
         return self.interrupted
 
     def training_ended(self, step: int) -> None:
-        """Report the end of the training. If its last step is not saved, `unsaved_end` makes the exit code 13."""
+        """Report the end of the training. If its last step is not saved, set `unsaved_end`, for exit code 13."""
         if 0 < step != self.saved_step:
             self.unsaved_end = (
                 f"the training ended at step {step}, which could not be saved; fix the cause given in the warning "

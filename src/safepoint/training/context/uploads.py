@@ -124,7 +124,7 @@ class Uploads:
     Args:
         settings: what to do when uploads fail, and the grace period.
         reporter: reports uploads that did not finish.
-        termination: how much time is left.
+        termination: says how much time is left.
     """
 
     def __init__(self, settings: RunSettings, reporter: Reporter, termination: Termination) -> None:

@@ -248,14 +248,14 @@ class Boundary:
             snapshots.take(Trigger.PERIODIC, self._loop.write, is_requested=False)
 
     def ends(self) -> None:
-        """Record that the boundary is done. The next step is timed from now."""
+        """Record that the boundary is done. The time of the next step begins now."""
         self.agreement.boundary_ends()
         self._context.progress.boundary_ends()
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def save_last_step(self) -> None:
-        """Save the last step, wait until it is durable, and leave if the ranks agree to stop.
+        """Save the last step, wait until it is durable, and end if the ranks agree to stop.
 
         After this call, signals no longer lead to a save.
 

@@ -147,7 +147,7 @@ class FinalModelSave:
         )
 
     def _wait_for_checkpoint(self, remote: RemoteFolder) -> None:
-        """Wait until the newest checkpoint is in the store, because it is more important than the final model."""
+        """Wait until the newest checkpoint, which is more important than the final model, is in the store."""
         newest = max((manifest.step for _, manifest in self._setup.output.manifests()), default=None)
         uploader = self._setup.context.uploads.uploader
         if newest is None or uploader is None:

@@ -38,7 +38,7 @@ class TrainingLoop(Protocol):
 
     @property
     def has_callbacks(self) -> bool:
-        """Whether callbacks may add files to a checkpoint. If so, old checkpoints are deleted only after that."""
+        """Whether callbacks may add files to a checkpoint. If so, old checkpoints are deleted after the callbacks."""
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:

@@ -229,7 +229,7 @@ class SynchronousSave:
         found = occupied(self._setup.output.root / checkpoint_name(newest.step))
         if not self._folders.is_shared:
             return found
-        # Files with a second name are not in `found`.
+        # `found` does not count files that have a second name (hard links).
         num_inodes = max(found.num_inodes, len(newest.files))
         return Occupied(num_bytes=max(found.num_bytes, newest.size_bytes), num_inodes=num_inodes)
 

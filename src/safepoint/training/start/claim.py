@@ -80,8 +80,8 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
     """
     if place.local_rank != 0:
         return ""
-    # If several nodes share the folder, the keeper of node 0 commits their checkpoints (makes them valid). It holds the
-    # lock of the folder even after the ranks have ended.
+    # If several nodes share the folder, the keeper of node 0 commits their checkpoints (makes them valid). This
+    # keeper holds the lock of the folder even after the ranks have ended.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 

@@ -1,8 +1,8 @@
-"""Loads the universal layout through DeepSpeed, and then corrects what DeepSpeed leaves out or sets wrongly.
+"""Loads DeepSpeed's universal layout, and then corrects what DeepSpeed leaves out or sets wrongly.
 
-From this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 DeepSpeed gives every group of
-the optimizer the settings of the first group. All weights then also share one step counter, which each group
-increments.
+In the universal layout, each weight is whole, in a file of its own, so that any number of ranks can load it. From
+this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 DeepSpeed gives every group of the
+optimizer the settings of the first group. All weights then also share one step counter, which each group increments.
 """
 
 import contextlib

@@ -2,10 +2,10 @@
 
 Moments are the tensors that the optimizer keeps for each weight, such as `exp_avg`.
 
-Stages 1 and 2 concatenate the weights of a group of the optimizer, and split the result into equal parts, one for
-each rank. Stage 3 splits each single weight into such parts. The layout is that of DeepSpeed 0.19. Files are mapped
-into memory, so that only the requested parts are read. Pickles in the files are read as data: no function or class
-that a pickle names is called.
+Stages 1 and 2 of ZeRO concatenate the weights of a group of the optimizer, and split the result into equal parts, one
+for each rank. Stage 3 splits each single weight into such parts. The layout is that of DeepSpeed 0.19. Files are
+mapped into memory, so that only the requested parts are read. Pickles in the files are read as data: no function or
+class that a pickle names is called.
 """
 
 import math

@@ -22,7 +22,7 @@ class TrackedLoader:
     Args:
         loader: the loader, as Lightning has prepared it.
         trainer: the Lightning Trainer, which counts the epochs.
-        report: see `skip_batches`.
+        report: called with messages about skipped batches; see `skip_batches`.
     """
 
     def __init__(self, loader: Any, trainer: Any, report: Callable[[str], None]) -> None:
@@ -83,7 +83,7 @@ class LightningData:
 
     Args:
         trainer: a `lightning.pytorch.Trainer`.
-        report: see `skip_batches`.
+        report: called with messages about skipped batches; see `skip_batches`.
     """
 
     def __init__(self, trainer: Any, report: Callable[[str], None]) -> None:

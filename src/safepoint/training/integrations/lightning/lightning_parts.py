@@ -107,7 +107,7 @@ class LightningParts(Parts):
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(self._without_other_paths))
 
     def _without_other_paths(self, checkpoint: dict[str, Any]) -> None:
-        """Leave out the state of a ModelCheckpoint that names a file which this ModelCheckpoint cannot have written.
+        """Leave out the state of a ModelCheckpoint if it names a file that this callback cannot have written.
 
         ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
         one of these files, by default without restricting what its pickle may call. Someone else may have written the
@@ -200,8 +200,8 @@ class DirectCheckpointIO(CheckpointIO):
         Args:
             path: the path of the file.
             map_location: ignored; Lightning copies what it needs to the device.
-            weights_only: the script's argument to Lightning. Loading objects other than tensors and plain values can
-                run code; only False allows them.
+            weights_only: the script's argument to Lightning. Only False allows objects other than tensors and plain
+                values: to load such an object can run code.
 
         Raises:
             UsageError: the file is damaged, or it contains objects that `weights_only` does not allow.

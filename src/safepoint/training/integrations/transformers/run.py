@@ -240,7 +240,8 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy, or restore, the random number states at the start of the epoch, before its sampler draws numbers."""
+        """Copy or restore the random number states, before the epoch's sampler draws; see
+        `TrainerResume.begin_epoch`."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ _TRACKERS: dict[str, Callable[[Any], bool]] = {
     "TrackioCallback": lambda one: False,
     "SwanLabCallback": lambda one: False,
 }
-"""The class of each callback of transformers that overrides `on_save` → whether an object of it reads checkpoints."""
+"""The class of each callback of transformers that overrides `on_save` → whether an instance reads checkpoints."""
 _TRACKERS_MODULE = "transformers.integrations.integration_utils"
 
 

@@ -45,7 +45,7 @@ class TrackedData:
 
     Args:
         loader: a DataLoader, or anything that can be iterated once for each epoch.
-        report: see `skip_batches`.
+        report: called with messages about skipped batches; see `skip_batches`.
     """
 
     def __init__(self, loader: Iterable[Any] | None, report: Callable[[str], None]) -> None:

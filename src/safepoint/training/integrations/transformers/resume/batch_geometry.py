@@ -147,10 +147,11 @@ def adapt(
     """Adapt gradient accumulation so that each step uses as many samples as the steps of the checkpoint.
 
     Args:
-        trainer: this function changes its `args.gradient_accumulation_steps`.
+        trainer: the Trainer. This function changes its `args.gradient_accumulation_steps`.
         manifest: the manifest of the checkpoint to resume from.
         now: the geometry from the script's arguments.
-        requested_before: the accumulation that the script requested when it wrote the checkpoint; 0 if unknown.
+        requested_before: the accumulation that the script requested in the run that wrote the checkpoint; 0 if
+            unknown.
         allow_change: accept another global batch instead of an error.
 
     Returns:

@@ -94,7 +94,8 @@ class TrainerCounters:
     """What a trainer has counted.
 
     Args:
-        numbers: see `accumulators`; for TRL's trainers, without the attributes in `_FIGURES` and `_CYCLE`.
+        numbers: what `accumulators` has found, by name; for TRL's trainers, without the attributes in `_FIGURES` and
+            `_CYCLE`.
         figures: for TRL's trainers, the attributes in `_FIGURES`, by name; valid for any number of ranks.
         cycle: for TRL's trainers, the attributes in `_CYCLE`, by name; valid for this rank and its batch geometry
             only.

@@ -235,7 +235,8 @@ class TrainerResume:
             self._rng_to_restore = capture_rng()
 
     def begin_epoch(self) -> None:
-        """Copy, or restore, the random number states from which the epoch's sampler draws."""
+        """Copy the random number states from which the epoch's sampler draws. In a resumed epoch, restore them
+        instead."""
         if self._begins_in_epoch:
             self._begins_in_epoch = False
             restore_rng(self._epoch_rng)

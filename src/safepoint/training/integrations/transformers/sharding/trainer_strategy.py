@@ -19,7 +19,7 @@ _SHARDS = "pytorch_model_fsdp_0/"
 
 
 def strategy_of(trainer: Any) -> str:
-    """`single`, `ddp`, `fsdp` or `deepspeed`."""
+    """The Trainer's strategy: `single`, `ddp`, `fsdp` or `deepspeed`."""
     if trainer.is_deepspeed_enabled:
         return "deepspeed"
     if trainer.is_fsdp_enabled:
