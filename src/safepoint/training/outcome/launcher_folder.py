@@ -35,7 +35,7 @@ def launcher_folder() -> Generator[Path]:
         StorageError: there is no folder for temporary files.
     """
     # Ranks also write the small files of each save to this folder. On a disk, creating a file would have to wait
-    # while the keeper flushes the files of a checkpoint to that disk.
+    # while the keeper flushes the files of a checkpoint to that disk. So a folder in memory is preferred.
     parent = private_parent(prefers_memory=True)
     _remove_abandoned(parent)
     folder, lock = _make(parent)

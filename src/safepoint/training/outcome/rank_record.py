@@ -1,7 +1,7 @@
 """How a rank ended: a small file per rank in the launcher's folder, written by the rank and read by the launcher.
 
-The exit code alone does not show whether Safepoint or the program itself ended with 75, or whether a killed rank had
-committed a checkpoint before. Without a launcher no file is written.
+The exit code alone does not show whether Safepoint or the program itself ended the rank with 75, or whether a killed
+rank had committed a checkpoint before. Without a launcher no file is written.
 
 The folder is usually in /dev/shm, which every user of the machine can fill. So each record has at least the same
 size, `_SIZE_BYTES`. If a record cannot be written to a new file, it overwrites the file of an earlier record of the
@@ -52,7 +52,8 @@ class RankRecordWriter:
     """Writes the record of this rank.
 
     Args:
-        folder: the launcher's folder, or None without a launcher. Each start of the ranks has a subfolder there.
+        folder: the launcher's folder, or None without a launcher. For each start of the ranks, a rank has a file of
+            its own there.
         place: the position of this rank among the ranks.
     """
 

@@ -240,8 +240,7 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy or restore the random number states, before the epoch's sampler draws; see
-        `TrainerResume.begin_epoch`."""
+        """Copy or restore the random number states before the sampler draws; see `TrainerResume.begin_epoch`."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

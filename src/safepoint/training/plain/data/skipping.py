@@ -49,8 +49,8 @@ def without_first_indices(loader: Any, count: int, restore: Callable[[], None] |
     Args:
         loader: a torch DataLoader of map-style data.
         count: how many batches to leave out; for a loader without batches, how many samples.
-        restore: see `rng_restorer`. If given, the order is drawn when the loader requests an iterator from its
-            sampler, and not when the loader requests the first entry.
+        restore: a function that `rng_restorer` has returned, or None. If it is given, the order is drawn when the
+            loader requests an iterator from its sampler, and not when the loader requests the first entry.
     """
     name = _sampler_name(loader)
     skipping = _Skipping(vars(loader)[name], count, restore)

@@ -204,7 +204,8 @@ class NamedParts(Parts):
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole.items():
-            # A module copies the loaded tensors into its own. An optimizer or another part may keep them.
+            # A module copies the loaded tensors into its own. An optimizer or another part may keep them, so they are
+            # not mapped from the file.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             path = folder / f"{name}.pt"
             state = load_plain(path, is_copied=is_module)

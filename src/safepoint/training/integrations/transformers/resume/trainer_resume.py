@@ -235,7 +235,7 @@ class TrainerResume:
             self._rng_to_restore = capture_rng()
 
     def begin_epoch(self) -> None:
-        """Copy the random number states from which the epoch's sampler draws. In a resumed epoch, restore them
+        """Copy the random number states at the start of an epoch. If the run resumes in this epoch, restore them
         instead."""
         if self._begins_in_epoch:
             self._begins_in_epoch = False
