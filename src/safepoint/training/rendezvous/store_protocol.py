@@ -79,7 +79,7 @@ class KeyValues:
     def arrive(self, connection: "_Connection", key: bytes, num_expected: int) -> bool:
         """Count `connection` as arrived at the barrier `key`.
 
-        Unless this connection is the last to arrive, it then waits.
+        A connection that is not the last to arrive then waits.
 
         Returns:
             Whether all `num_expected` connections have arrived.

@@ -132,7 +132,7 @@ class StoreClaim:
         """Claim the location, and commit the checkpoints that all nodes have uploaded and no node has committed.
 
         Args:
-            is_first_start: see `FirstStart.is_now`.
+            is_first_start: whether `resume` or `from_scratch` applies to this start; see `FirstStart.is_now`.
 
         Raises:
             ConflictError: the settings would not resume from what the location holds, or another start has

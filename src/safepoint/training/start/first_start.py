@@ -15,7 +15,7 @@ from safepoint.training.collective.peers import Peers
 
 
 class FirstStart:
-    """Whether this start is the first one; all calls are collective.
+    """Finds out whether this start is the first one; all calls are collective.
 
     Args:
         peers: all ranks.

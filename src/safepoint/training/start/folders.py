@@ -95,7 +95,7 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
 
 
 def owners_of(seen: Sequence[Iterable[int]]) -> list[int | None]:
-    """The owner of each rank's folder: the lowest of the ranks that see the same folder.
+    """The owner of each rank's folder: the lowest rank that has created a probe folder there.
 
     Args:
         seen: for each rank, the ranks whose probe folders it sees.

@@ -112,7 +112,7 @@ class Transfer:
         self._sender = None if folders.is_shared else peers.sender_among(folders.owners)
 
     def carry_out(self, plan: TransferPlan, *, before_commit: Callable[[], None], target: Path | None = None) -> None:
-        """Complete the checkpoint in every folder, under its name.
+        """Complete the checkpoint in every folder, under the checkpoint's name.
 
         Args:
             plan: where the checkpoint's files come from.

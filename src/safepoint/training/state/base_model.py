@@ -40,7 +40,7 @@ def has_adapters(model: Any) -> bool:
 
 
 def frozen_buffers(module: torch.nn.Module) -> set[str]:
-    """The names of the module's own buffers that are quantized weights and never change; without its submodules."""
+    """The names of this module's own buffers (not of its submodules) with quantized weights, which never change."""
     names = {name for name, _ in module.named_buffers(recurse=False)}
     is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     return names & _QUANTIZED_BUFFERS if _CODES in names and not is_trained else set()

@@ -251,7 +251,7 @@ def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> An
     except MemoryError:
         raise
     except OSError as error:
-        if error.errno != errno.EINVAL:  # torch seeks to positions that a hostile file names
+        if error.errno != errno.EINVAL:  # EINVAL comes from a seek to a position that a hostile file names
             raise
         raise _refusal(where, "") from error
     except ArchiveError as error:
@@ -312,7 +312,7 @@ class _Metadata(BoundedUnpickler):
         self._path = getattr(file, "name", folder)
 
     def load_checked(self) -> Any:
-        """The metadata. All files that it names are in the checkpoint.
+        """Return the metadata, after a check that all files named there are in the checkpoint.
 
         Raises:
             CheckpointError: the metadata name a file elsewhere, or a class or function that is not allowed.

@@ -235,8 +235,7 @@ class TrainerResume:
             self._rng_to_restore = capture_rng()
 
     def begin_epoch(self) -> None:
-        """Copy the random number states at the start of an epoch. If the run resumes in this epoch, restore them
-        instead."""
+        """Copy the random number states when an epoch starts. If the run resumes in this epoch, restore them."""
         if self._begins_in_epoch:
             self._begins_in_epoch = False
             restore_rng(self._epoch_rng)
