@@ -96,7 +96,7 @@ class _AdapterState:
 
     Args:
         original: Accelerate's function.
-        is_peft_model: tells whether a model has adapters.
+        is_peft_model: returns whether a model has adapters.
     """
 
     def __init__(self, original: Callable[..., Any], is_peft_model: Callable[[Any], bool]) -> None:

@@ -164,7 +164,7 @@ class Boundary:
         return decision.stop or decision.save or decision.is_due or self.saves.requested is not None
 
     def save_if_due(self, *, is_periodic: bool) -> None:
-        """Save the state at this boundary if a save is due; otherwise take a snapshot if a snapshot is due.
+        """If a save is due, save the state at this boundary. If only a snapshot is due, take a snapshot.
 
         Args:
             is_periodic: whether the script or the settings schedule a save at this step.

@@ -92,7 +92,7 @@ class SaveClock:
         return True
 
     def saved(self, *, stall_s: float | None, writing_s: float | None) -> None:
-        """Record that a save was started or postponed, whatever its trigger. The next interval begins now.
+        """Record that a save was started or postponed, for any reason. The next interval begins now.
 
         Args:
             stall_s: seconds that the save has stalled training so far; None if it was postponed.

@@ -31,10 +31,10 @@ class NoAnswerError(RefusedError):
 
 class _Proof(IntEnum):
     SECRET = 0
-    """The node knows the job's secret."""
+    """The node has the job's secret."""
     TOKEN = 1
-    """The node does not know the secret. It chooses a random token and sends it with each connection. The first
-    connection under a node number fixes the token of that number."""
+    """The node does not have the secret. The node chooses a random token, and sends the token with each connection.
+    The first connection under a node number fixes the token of that number."""
 
 
 class Gate:
@@ -43,7 +43,7 @@ class Gate:
     Args:
         secret: the job's secret.
         num_nodes: the number of nodes. Nodes 1 to `num_nodes - 1` may be admitted.
-        is_open: whether to admit also a node that does not know the secret. If so, the first client that connects
+        is_open: whether to admit also a node that does not have the secret. If so, the first client that connects
             under a node number is admitted as this node.
         on_unproven: called with the number of a node that was admitted without the secret.
     """

@@ -33,7 +33,7 @@ def hook(module: ModuleType, context: RankContext) -> None:
     @functools.wraps(validate)
     def post_init(self: Any) -> None:
         if context.place.world_size > 1 and _is_for_cpus(self):
-            self.use_cpu = True  # otherwise Accelerate treats each rank as an independent process
+            self.use_cpu = True  # without this, Accelerate treats each rank as an independent process
         apply_settings(self, context)
         if self.output_dir:
             # Check the folder now, to fail with a clear message before the model is loaded.

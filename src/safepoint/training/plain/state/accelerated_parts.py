@@ -165,7 +165,7 @@ class AcceleratedParts(Parts):
         """Leave frozen base models out of the saved weights, by a hook of Accelerate."""
 
         def leave_out(models: list[Any], weights: list[dict[str, Any]], _: str) -> None:
-            if len(weights) == len(models):  # otherwise a hook of the script has saved a model itself
+            if len(weights) == len(models):  # if not, a hook of the script has saved a model itself
                 for number, keys in self._left_out.items():
                     weights[number] = without(weights[number], keys)
 

@@ -251,7 +251,7 @@ def _num_samples(trainer: Any) -> int | None:
 
 
 def _obstacle_of_generation(trainer: Any, saved: BatchGeometry, accumulation: int) -> str | None:
-    """Why another number of ranks changes the completions that a step sees; None when it does not."""
+    """Why another number of ranks changes the completions that a step uses; None when it does not."""
     if not getattr(trainer.args, "generation_batch_size", None):
         return None
     per_generation = getattr(trainer.args, "steps_per_generation", None) or accumulation
