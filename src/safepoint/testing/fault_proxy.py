@@ -353,9 +353,9 @@ def main(arguments: list[str]) -> int:
 def add_mixture(proxy: FaultProxy, error_rate: float) -> None:
     """Break requests in five ways that a client must survive, about equally often.
 
-    Each of the five faults has a fifth of `error_rate` as its probability. They are tried one after another for each
-    request. A small `error_rate` is therefore about the share of requests that break; at a rate of 1, only two thirds
-    break.
+    Each of the five faults has a fifth of `error_rate` as its probability. For each request, the faults are tried one
+    after another. A small `error_rate` is therefore about the share of requests that break; at a rate of 1, only two
+    thirds break.
     """
     kinds = (Kind.STATUS, Kind.RESET_BEFORE_BODY, Kind.RESET_AFTER_BODY, Kind.LOST_ANSWER, Kind.TRUNCATED)
     for kind in kinds:

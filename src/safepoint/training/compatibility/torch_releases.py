@@ -29,7 +29,7 @@ class PatientAgent(LocalElasticAgent):
 
     Args:
         shutdown_timeout: seconds between the signal and SIGKILL.
-        arguments: for `LocalElasticAgent`.
+        arguments: further arguments of `LocalElasticAgent`.
     """
 
     def __init__(self, *, shutdown_timeout: int, **arguments: Any) -> None:

@@ -1,7 +1,7 @@
 """A rank's uploads to the object store.
 
-This module starts the uploader, a process that sends committed checkpoints to the object store. It finds out which
-uploads are missing at the end, and whether the run has to stop because uploads fail.
+This module starts the uploader, a process that sends committed checkpoints to the object store. The module finds out
+which uploads are missing at the end, and whether the run has to stop because uploads fail.
 """
 
 import contextlib

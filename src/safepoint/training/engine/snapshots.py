@@ -342,8 +342,8 @@ class Snapshots:
         if outcome is None and keeper.is_alive:
             return None
         if outcome is None:
-            # Publish that this node has no part of the checkpoint. Otherwise the keepers of other nodes wait for the
-            # part.
+            # Publish that this node has no part of the checkpoint. If this is not published, the keepers of other
+            # nodes wait for the part.
             publish_no_part(self._pending_facts, "its keeper died")
             outcome = Outcome(step=self.pending, error="the keeper died while it was writing the snapshot")
             self._context.reporter.report(

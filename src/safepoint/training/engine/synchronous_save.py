@@ -184,7 +184,8 @@ class SynchronousSave:
         """Write the files of all ranks; a collective call.
 
         If there is no room, older checkpoints are deleted first, as far as the policies allow (see `thinning`). If
-        the disk was full while the files were written, room is made once more, and all files are written again.
+        the disk was full while the files were written, further checkpoints are deleted, and all files are written
+        again.
 
         Raises:
             SaveError: a folder cannot be changed; the same on every rank.

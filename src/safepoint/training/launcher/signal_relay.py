@@ -30,7 +30,7 @@ class SignalRelay:
 
     Args:
         settings: the grace period and its margin.
-        folder: the launcher's folder. It is removed when a signal ends the process.
+        folder: the launcher's folder. This folder is removed when a signal ends the process.
         is_alone: whether this is the only node of the job.
         reporter: reports signals, and the end of the process when a signal ends it.
         on_exit: receives the exit code before a signal ends the process.

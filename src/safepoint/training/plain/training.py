@@ -246,7 +246,8 @@ class Training:
     # ---- a step -----------------------------------------------------------------------------------------------
 
     def step(self, *, loss: Any = None, metrics: Mapping[str, Any] | None = None, must_save: bool = False) -> None:
-        """Report that the optimizer has stepped. This may save, and it ends the program when a stop was requested.
+        """Report that the optimizer has stepped. The call may save, and it ends the program when a stop was
+        requested.
 
         Args:
             loss: the loss of the step, for the progress report; a number or a tensor of one element.

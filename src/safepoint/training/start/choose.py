@@ -1,11 +1,11 @@
 """Chooses the checkpoint that a run resumes from, and completes it in every folder; all ranks decide together.
 
-The ranks first try the newest checkpoint that any folder or the object store holds. They read all its files, compare
-them with the manifest, and report damaged files. A file that a folder lacks is copied from another folder or from the
-store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older one is tried. If none
-is left, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist and none of them
-can be used, the run ends with exit code 14. To train from step 0 nevertheless, the user sets an option such as
-`--from-scratch` or, with an object store, names another location.
+The ranks first try the newest checkpoint that any folder or the object store holds. The ranks read all files of this
+checkpoint, compare them with the manifest, and report damaged files. A file that a folder lacks is copied from
+another folder or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next
+older one is tried. If none is left, the newest usable checkpoint of another program is taken (`foreign`). If
+checkpoints exist and none of them can be used, the run ends with exit code 14. To train from step 0 nevertheless, the
+user sets an option such as `--from-scratch` or, with an object store, names another location.
 """
 
 import uuid

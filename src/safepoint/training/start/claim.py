@@ -88,8 +88,8 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
     """Record in the folder to which object store the folder belongs, before any checkpoint in it is used.
 
-    This ends the uploads of the previous training in this process. It also deletes the final model that an earlier
-    training left in the folder.
+    The function also ends the uploads of the previous training in this process, and deletes the final model that an
+    earlier training left in the folder.
 
     Raises:
         ConflictError: the folder holds the checkpoints of another location.

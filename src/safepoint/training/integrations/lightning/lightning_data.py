@@ -50,7 +50,7 @@ class TrackedLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # Lightning makes the iterator before it restores anything. That does no harm, because this method is a
+        # Lightning makes the iterator before it restores anything. This is harmless, because this method is a
         # generator: it reads no batch before the first `next`.
         batches = self.data.next_epoch(int(self._trainer.current_epoch))
         is_endless = self.data.num_batches is None

@@ -176,7 +176,7 @@ def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
 class DirectCheckpointIO(CheckpointIO):
     """Writes and reads files with `torch.save` and `torch.load`, directly to and from a path.
 
-    Lightning's own plugin serializes into memory first. That takes twice the size of the state in memory, and
+    Lightning's own plugin serializes into memory first. Then twice the size of the state is needed in memory, and
     Safepoint could not intercept the tensors, which its keeper (the process that writes snapshots) has to write. See
     `lightning.pytorch.plugins.CheckpointIO`.
 

@@ -4,7 +4,7 @@ How a resume returns to the position:
 
 - A loader with its own state (`state_dict`: torchdata's StatefulDataLoader) receives the state that was saved.
 - For map-style data, the sampler draws the indices of the batches that were already trained on, and the resume drops
-  these indices. It reads no sample of these batches.
+  these indices. No sample of these batches is read.
 - For a stream, the resume reads these batches and drops them, and the log reports how long that takes.
 
 The order of an epoch is drawn from the random number states at the start of the epoch. A resume restores these

@@ -133,14 +133,14 @@ class RankState:
     """The contents of one rank's file. The names of the fields are the keys in the file.
 
     Args:
-        loss: see `LossTotals`.
+        loss: the totals of the loss so far.
         pending: the work that was due at the step, and that a resume does first.
         epoch_rng: random number states at the start of the running epoch; empty between two epochs.
         elapsed_s: seconds of training so far, over all attempts.
         loader: the data loader's own state; None if the loader keeps no state.
         generators: states of the generators of loader and samplers at the start of the running epoch; between two
             epochs, their current states.
-        counted: see `TrainerCounters`.
+        counted: what the trainer has counted so far.
         asked_accumulation: micro-batches per step that the script requests; the run may use another number. 0 in
             files of older releases.
         is_irregular: whether the run has steps of several sizes, so that the number of steps does not determine the
@@ -148,7 +148,7 @@ class RankState:
         rng: the current random number states. They are saved here because the Trainer's own file has the states of
             all devices that were visible to the rank, and does not say which device the rank used.
         fetched: the random number states for the batches that were read ahead; see `Fetches.state`.
-        generation: see `generation_settings`.
+        generation: the settings with which the model generates text; see `generation_settings`.
     """
 
     loss: LossTotals
