@@ -67,7 +67,7 @@ class Sender:
     def send(self, block: torch.Tensor, source: int) -> None:
         """Send a block from rank `source` to the other ranks of the group.
 
-        Every rank of the group calls this, with a block of the same size.
+        Every rank of the group calls this method, with a block of the same size.
 
         Args:
             block: a uint8 tensor of one dimension. Rank `source` sends the content of its block. The other ranks
@@ -175,7 +175,9 @@ class Peers:
             return self._seal.open_all([block.numpy().tobytes()])[0]
 
     def to_first(self, block: torch.Tensor, source: int) -> None:
-        """Send a block from rank `source` to the first rank. Only these two ranks call this, with blocks of one size.
+        """Send a block from rank `source` to the first rank.
+
+        Only these two ranks call this method, with blocks of one size.
 
         Args:
             block: a uint8 tensor of one dimension on the CPU. Rank `source` sends the content of its block. The first
@@ -194,7 +196,7 @@ class Peers:
                 dist.send(block, dst=0, group=self._group)
 
     def sender_among(self, ranks: Sequence[int]) -> Sender:
-        """A `Sender` for transfers between `ranks`. Every rank of the job calls this.
+        """A `Sender` for transfers between `ranks`. Every rank of the job calls this method.
 
         Raises:
             PeerError: the ranks could not form a group.

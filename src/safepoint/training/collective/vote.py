@@ -93,7 +93,7 @@ class Vote:
         self._running: Reduction | None = None
 
     def start(self, ballot: Ballot, *, step: int) -> None:
-        """Start a vote. Every rank calls this at the same point of the loop, when no vote is in progress.
+        """Start a vote. Every rank calls this method at the same point of the loop, when no vote is in progress.
 
         Args:
             ballot: what this rank requests.

@@ -71,8 +71,9 @@ class KeeperConnection:
         return self.client if self.is_connected else self._reach_or_start(0.0)
 
     def _reach_or_start(self, wait_s: float) -> KeeperClient | None:
-        """Connect to the running keeper. If no keeper runs, and no launcher starts one, the node's first rank starts
-        it. Return None if there is no keeper to connect to.
+        """Connect to the running keeper. Return None if there is no keeper to connect to.
+
+        If no keeper runs, and no launcher starts one, the node's first rank starts the keeper.
 
         Args:
             wait_s: how long to wait for a keeper that is starting.

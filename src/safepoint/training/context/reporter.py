@@ -49,7 +49,7 @@ class Reporter:
     def share_stream(self, stream: Path) -> None:
         """From now on, also write the launcher's events, and the signals that this rank receives, to `stream`.
 
-        Every rank calls this when the start has succeeded.
+        Every rank calls this method when the start has succeeded.
         """
         self._shared_stream = stream
         if self._place.local_rank == 0:

@@ -73,8 +73,10 @@ class Uploader:
         return self.status().get("error")
 
     def status(self) -> dict[str, Any]:
-        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more. Empty if there is
-        no status yet."""
+        """The last status that the uploader wrote; empty if there is no status yet.
+
+        Its entries are `time`, `state` (`idle` without work) and more.
+        """
         try:
             return read_object(self._status)
         except (OSError, ValueError):

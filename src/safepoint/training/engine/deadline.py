@@ -28,8 +28,9 @@ class Deadline:
         self._reported = ""
 
     def check(self) -> float | None:
-        """If the running step cannot be finished in time, request that the keeper (the process that writes snapshots
-        to disk) commits the newest snapshot instead.
+        """Request a commit of the newest snapshot if the running step cannot be finished in time.
+
+        The keeper, the process that writes snapshots to disk, then commits the snapshot and ends the ranks.
 
         Returns:
             Seconds until the next check; None for no further check.

@@ -119,7 +119,7 @@ class FinalModelSave:
         self._setup.context.reporter.report(missing)
 
     def _upload(self, streams: Streams, small: Path) -> None:
-        """Upload the bytes that the ranks hold, and the files in `small`; only the first rank calls this."""
+        """Upload the bytes that the ranks hold, and the files in `small`; only the first rank calls this method."""
         started_s, context, where = clock.monotonic_s(), self._setup.context, str(self._location.child(FINAL))
         leader = Leader(self._setup.peers, streams, patience_s=context.settings.peer_timeout_s)
 

@@ -66,7 +66,7 @@ class TrainingLoop(Protocol):
         ...
 
     def write_final(self, folder: Path) -> Streams | None:
-        """Write the finished model in the layout that the framework reads; all ranks call it.
+        """Write the finished model in the layout that the framework reads; all ranks call this method.
 
         Returns:
             None when everything is written; otherwise the large files that are still to be written. Either all ranks

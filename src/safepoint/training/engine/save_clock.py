@@ -79,7 +79,7 @@ class SaveClock:
         self._last_s = 0.0
 
     def is_due(self) -> bool:
-        """Whether to save now. Call it at every step: it returns True once for each checkpoint that is due."""
+        """Whether to save now; called at every step. The result is True once for each checkpoint that is due."""
         if self._fixed_s is None and not self._is_auto:
             return False
         now_s = clock.monotonic_s()

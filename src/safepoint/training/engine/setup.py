@@ -1,5 +1,6 @@
-"""The facts of one training that all modules of the engine use: its ranks, its loop, its folder, and the step and the
-attempt with which it has started.
+"""The facts of one training that all modules of the engine use.
+
+The facts are the ranks, the loop, the folder, and the step and the attempt with which the training has started.
 """
 
 import contextlib

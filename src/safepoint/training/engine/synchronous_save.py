@@ -139,7 +139,7 @@ class SynchronousSave:
         """Close the nodes' parts of this step's save: their upload no longer waits for files that callbacks add.
 
         When callbacks add files later, the manifest is extended then. This method does nothing if the keeper has
-        saved the step, or if the nodes share a folder. All ranks call it.
+        saved the step, or if the nodes share a folder. All ranks call this method.
         """
         is_saved_here = self._newest is not None and self._newest[1].step == step
         if is_saved_here and not self._folders.is_shared and self._setup.loop.has_callbacks:

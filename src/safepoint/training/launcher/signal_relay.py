@@ -64,7 +64,7 @@ class SignalRelay:
         """Whether ranks had to be killed."""
 
     def install(self) -> None:
-        """Handle SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on. Call it on the main thread."""
+        """Handle SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on. Call this method on the main thread."""
         for number in (*_STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(number, _handled_by_thread)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)

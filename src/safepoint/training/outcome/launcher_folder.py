@@ -114,7 +114,7 @@ def forwarded_mark(signal_name: str) -> str:
 
 
 def note_stop_signal(folder: Path, number: int) -> None:
-    """Record the signal that the launcher has received. The launcher calls this before it sends its ranks SIGTERM."""
+    """Record the signal that the launcher has received; called before the launcher sends its ranks SIGTERM."""
     with contextlib.suppress(OSError):
         (folder / _STOP_SIGNAL).write_text(str(number), encoding="utf-8")
 

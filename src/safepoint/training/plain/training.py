@@ -124,7 +124,7 @@ class Training:
             open_checked(self._location, verify_access=self._context.settings.verify_access)
 
     def begin(self) -> None:
-        """Load the checkpoint that `agree` has found. Call it immediately before the first step."""
+        """Load the checkpoint that `agree` has found; called immediately before the first step."""
         with self._released_on_error():
             try:
                 self._prepare()
@@ -246,8 +246,9 @@ class Training:
     # ---- a step -----------------------------------------------------------------------------------------------
 
     def step(self, *, loss: Any = None, metrics: Mapping[str, Any] | None = None, must_save: bool = False) -> None:
-        """Report that the optimizer has stepped. The call may save, and it ends the program when a stop was
-        requested.
+        """Report that the optimizer has stepped.
+
+        The call may save the state. It ends the program when a stop was requested.
 
         Args:
             loss: the loss of the step, for the progress report; a number or a tensor of one element.

@@ -221,8 +221,7 @@ def _location_of(folder: Path) -> Location:
 
 
 def _allowed_names() -> set[str]:
-    """The names of the classes and functions that the script has allowed with
-    `torch.serialization.add_safe_globals`."""
+    """The names of what the script has allowed with `torch.serialization.add_safe_globals`."""
     serialization: Any = torch.serialization
     given: list[Any] = serialization.get_safe_globals()
     # An entry is a class, or a pair of a class and the name that stands for it in a file.

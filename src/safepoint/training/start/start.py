@@ -179,7 +179,7 @@ def _report_other_run(
 def _begin_attempt(
     output: OutputFolder, claim: StoreClaim | None, point: ResumePoint | None, to_upload: Collection[str]
 ) -> Attempt:
-    """Number the attempt, record it in the folder, and claim the store for it. Only the first rank calls this."""
+    """Number the attempt, record it in the folder, and claim the store for it. Called on the first rank."""
     run_id = point.manifest.run_id if point else uuid.uuid4().hex
     after = point.manifest.attempt if point else 0
     if claim is not None:

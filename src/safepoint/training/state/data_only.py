@@ -343,8 +343,10 @@ class _Metadata(BoundedUnpickler):
 
 
 def _parts_of(key: Any) -> tuple[Any, ...] | None:
-    """The values that are hashed for a key of `.metadata`: the name of a tensor, and where a part of the tensor
-    begins. None if the key is not of the type that DCP writes."""
+    """Return the values that are hashed for a key of `.metadata`; None if the key is not of the type that DCP writes.
+
+    These values are the name of a tensor, and where a part of the tensor begins.
+    """
     return (key.fqn, key.offset, key.index) if type(key) is metadata.MetadataIndex else None
 
 

@@ -89,7 +89,7 @@ def with_checked_tag(engine: Any, folder: Path, name: str = "latest") -> Generat
 
 
 def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
-    """Load the universal layout; all ranks call it.
+    """Load the universal layout; all ranks call this function.
 
     Args:
         engine: an engine that `check_engine` has accepted.

@@ -391,6 +391,6 @@ def _packed(states: dict[str, Any]) -> bytes:
 
 
 def _unpacked(packed: bytes) -> dict[str, Any]:
-    """The states that `_packed` has packed in this run; never call it with bytes from a checkpoint."""
+    """The states that `_packed` has packed in this run. Bytes from a checkpoint must not be unpacked in this way."""
     states: dict[str, Any] = pickle.loads(packed)  # sent by a worker that this process has started
     return {**states, "cpu": torch.as_tensor(states["cpu"])}

@@ -51,12 +51,12 @@ class ShardedParts:
         return {"model": without(model, self.left_out), "optimizer": optimizer}
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shards; all ranks call it, each with a separate folder."""
+        """Write this rank's shards; all ranks call this method, each with a separate folder."""
         # DCP makes the folder between its collective calls, so all ranks receive the error if a rank cannot make it.
         _dcp.save(self._state(), checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:
-        """Load the shards of a checkpoint that any number of ranks wrote; all ranks call it.
+        """Load the shards of a checkpoint that any number of ranks wrote; all ranks call this method.
 
         Raises:
             ConflictError: the checkpoint belongs to another module, or to other optimizers.

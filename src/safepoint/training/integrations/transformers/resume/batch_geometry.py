@@ -110,7 +110,7 @@ class BatchGeometry:
     def position(self, samples_seen: int, *, epoch: float, before: "BatchGeometry") -> tuple[int, int]:
         """The position of a checkpoint: whole epochs, and micro-batches per rank to skip in the running epoch.
 
-        Call it only for a data set with a length.
+        Call this method only for a data set with a length.
 
         Args:
             samples_seen: this field of the checkpoint's manifest.

@@ -158,7 +158,7 @@ class TrainerResume:
     # ---- when the loop starts -------------------------------------------------------------------------------
 
     def restore(self) -> DeferredWork:
-        """Restore what the Trainer has not loaded. Call it immediately before the loop starts.
+        """Restore what the Trainer has not loaded; called immediately before the loop starts.
 
         Returns:
             The work that was still due after the checkpoint's step, such as an evaluation. The caller does this work,

@@ -31,7 +31,7 @@ class UnplannableError(Exception):
 def plan_final_model(
     model: Any, folder: Path, peers: Peers, save: Callable[[dict[str, torch.Tensor]], None], *, step: int | None
 ) -> Streams | None:
-    """Plan the model's files; all ranks call it.
+    """Plan the model's files; all ranks call this function.
 
     If the model has adapters, only the adapters are saved. They are small, so the first rank gathers and writes them.
 
