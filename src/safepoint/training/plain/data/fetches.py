@@ -9,10 +9,10 @@ collator that masks tokens, or in an augmentation. An exact resume has to draw t
   resume restores the copy that was made for this batch, fetches the batch, and only then restores the states that the
   checkpoint has for the end of the step.
 - Each worker of a loader has random number states of its own. These states are saved for map-style data, if the
-  loader has no state of its own. A persistent worker sends its states with each batch. Any other worker sends them
-  only after it has drawn a number. A resume starts the new workers with these states. The workers read batches in
-  turn. So a resume begins at a batch whose number is a multiple of the number of workers, and each worker reads the
-  same batches as before. At most one batch of each worker is read again.
+  loader itself keeps no state. A persistent worker sends its states with each batch. Any other worker sends them only
+  after it has drawn a number. A resume starts the new workers with these states. The workers read batches in turn. So
+  a resume begins at a batch whose number is a multiple of the number of workers, and each worker reads the same
+  batches as before. At most one batch of each worker is read again.
 
 This module saves only the states of the global generators of Python, numpy and torch. `TrackedData`, and the
 `DataPosition` of the Trainer, save the states of the generators of the loader and its samplers
@@ -46,7 +46,7 @@ class _Resume:
     Args:
         start: the number of the first fetch of the pass.
         first: the number of the first fetch whose batch has not been trained on.
-        first_new: the number of the first fetch that had not been made at the end of the checkpoint's step.
+        first_new: the number of the first fetch that the original run made after the checkpoint's step.
             `restore_step` is called before this fetch.
         skips: whether the sampler leaves out the indices of the fetches before `start`.
         draws_extra_seed: see `Fetches.resume`.
@@ -152,7 +152,7 @@ class Fetches:
             count: batches of the epoch that were trained on.
             saved: what `state` has returned.
             restore_step: sets the random number states that the checkpoint has for the end of its step. The function
-                is called before the first fetch that had not been made at the end of this step, or by `finish`.
+                is called before the first fetch that the original run made after this step, or by `finish`.
             skips: whether to leave out, by their indices, the batches that were trained on. If neither `skips` nor
                 `is_read` is true, the loader's own state leaves them out.
             is_read: whether the caller reads these batches and drops them.
@@ -219,7 +219,7 @@ class Fetches:
         return iterator
 
     def _followed_workers(self, states: list[dict[str, Any] | None]) -> contextlib.AbstractContextManager[None]:
-        """Make workers that start in the block begin with `states`, and send their own states with the batches."""
+        """While the block runs, new workers begin with `states`. They send their states with their batches."""
         base = self._base
         if not self._num_workers:
             return contextlib.nullcontext()

@@ -77,7 +77,7 @@ def restore_callbacks(trainer: Any) -> None:
 
 
 def _is_alike(value: Any, own: Any) -> bool:
-    """Whether a saved value can take the place of a callback's own. None stands for a value that is not known yet."""
+    """Whether a saved value can replace a callback's own value. None stands for a value that is not known yet."""
     if own is None or value is None:
         return True
     numbers = (bool, int, float)

@@ -60,7 +60,7 @@ class KeptModels:
             folder: a verified checkpoint, or None.
 
         Raises:
-            ConflictError: a model or a tensor in the checkpoint does not fit the one of this run.
+            ConflictError: a model or a tensor in the checkpoint does not fit that of this run.
         """
         self._before = {id(module): _fingerprint(module) for _, module in self._models()}
         if folder is None or splits_weights(self._trainer):
