@@ -216,7 +216,7 @@ class Boundary:
     def _wait_for_stop(self, step: int) -> None:
         """Wait until the checkpoint of `step` is durable, and then for a stop request or the end of the hold.
 
-        See `safepoint.training.outcome.hold`.
+        A hold is a wait of the ranks after a requested save; see `safepoint.training.outcome.hold`.
         """
         context, output = self._context, self._setup.output
         self.saves.finish()
