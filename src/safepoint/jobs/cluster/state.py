@@ -356,10 +356,11 @@ def node_of(pod: Object) -> int:
 
 
 def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:
-    """Those of `pods`, which have the label of the job `name`, that also have the name of a pod of this job.
+    """Those of `pods` whose names show that they belong to the job `name`.
 
-    Everyone who may change the metadata of pods can give any pod the labels of a job. No one can change the name of a
-    pod, which JobSet and the job controller derive from that of the job: `NAME-node-0-INDEX-abcde`.
+    All of `pods` have the label of this job. But everyone who may change the metadata of pods can add this label to
+    any pod. No one can change the name of a pod. JobSet and the job controller derive this name from that of the job:
+    `NAME-node-0-INDEX-abcde`.
     """
     return [pod for pod in pods if _is_own(name, pod)]
 
@@ -367,8 +368,8 @@ def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:
 def _is_own(name: str, pod: Object) -> bool:
     labels = texts(pod, "metadata", "labels")
     part = re.escape(labels.get(_PART_LABEL, _NODE))
-    # The job controller writes the index into the name of each pod of an indexed job. Initializers may have none, and
-    # clusters before Kubernetes 1.28 have no label with the index.
+    # The job controller writes the index into the name of each pod of an indexed job. The names of initializers' pods
+    # may have no index. Before Kubernetes 1.28, pods have no label with the index.
     index = f"-{node_of(pod)}" if _INDEX_LABEL in labels else "(-[0-9]+)?"
     pattern = rf"{re.escape(name)}-{part}-[0-9]+{index}-[a-z0-9]{{5}}"
     return re.fullmatch(pattern, name_of(pod)) is not None

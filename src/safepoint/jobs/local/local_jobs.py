@@ -168,7 +168,8 @@ class LocalJobs:
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
-            keys_of(spec.data_connection)  # raises an error without keys; if there is a location, check_output does
+            # Raises an error if there are no keys. For a job with an output location, `check_output` does this.
+            keys_of(spec.data_connection)
         check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:

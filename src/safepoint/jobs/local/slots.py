@@ -73,8 +73,9 @@ class Admission:
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
     """The slots of this machine.
 
-    Each number comes from the first of these that sets it: the variable SAFEPOINT_CPU_SLOTS or SAFEPOINT_GPU_SLOTS,
-    `[local]` of the user's settings, the number of cores or devices of the machine (see `devices`).
+    Each number comes from the variable SAFEPOINT_CPU_SLOTS or SAFEPOINT_GPU_SLOTS. If the variable is not set, it
+    comes from the table `[local]` of the user's settings. Without that setting, it is the number of cores or devices
+    of the machine (see `devices`).
 
     Raises:
         UsageError: a variable is not a number, or the settings cannot be read.
@@ -87,9 +88,9 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them.
 
-    If that variable is set, and this is not a process of a job: the variable's devices, limited to the number of GPU
-    slots, if that number is configured. In all other cases: devices numbered from 0, as many as there are configured
-    GPU slots or, without that setting, devices in the machine.
+    If that variable is set, and this is not a process of a job, the devices are those in the variable. In all other
+    cases, they are numbered from 0, up to the number of devices in the machine. If a number of GPU slots is
+    configured, it sets the number of devices: in the first case as a limit, in the second case exactly.
 
     Raises:
         UsageError: as for `count_slots`.

@@ -65,7 +65,8 @@ class Supervisor:
         self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
 
     def leave(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal, for example at a shutdown: the job saves, and the next `safepoint` command resumes it."""
+        """Handle a signal to exit, for example at a shutdown: the job saves and stops, and the next `safepoint`
+        command resumes it."""
         self.was_asked_to_leave = True
 
     def run(self) -> None:
@@ -343,7 +344,8 @@ def supervise(name: str) -> int:
         with History() as history:
             has_to_exit = _supervise(name, history)
             lock.release()
-            # A command that found the lock held relies on this process to carry out its request.
+            # Check for requests again: a command that stored a request while this process held the lock has started
+            # no other supervisor.
             job = history.find(name)
             if job is None or has_to_exit or not job.needs_supervisor:
                 return ExitCode.NOT_FOUND if job is None else 0

@@ -34,7 +34,7 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of the variables in a TrainJob or another object: those that may be used on this machine.
+    """The variables of a TrainJob or another object that may be used on this machine.
 
     Another person may have written the object. Variables that only select a region or an account are safe. The other
     variables of the stores are left out: they could make this machine send a file, or send the user's credentials to

@@ -238,9 +238,8 @@ def source_of(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
     if kind in _REPEATABLE:
         return ascii(value)
     if kind is int:
-        return (
-            str(value) if abs(value) < 1 << 64 else hex(value)
-        )  # Python limits the digits of decimal integers, not of hexadecimal ones
+        # Large integers are written in hexadecimal, because Python limits the number of decimal digits in a source.
+        return str(value) if abs(value) < 1 << 64 else hex(value)
     if kind is float:
         return repr(value) if math.isfinite(value) else f"float('{value!r}')"
     if kind is complex:

@@ -73,8 +73,8 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
 def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[str, Object] | None = None) -> None:
     """Delete what was created for a job.
 
-    The config map is deleted last, and stays if another object may exist: a later `repair` looks for other objects
-    only if a config map has no owner.
+    The config map is deleted last. If another object may still exist, the config map stays, because a later `repair`
+    looks for other objects only if a config map has no owner.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.

@@ -123,8 +123,12 @@ def find_secret_keys(api: ClusterApi, connection: str | None) -> tuple[str, ...]
 
 
 def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object, str, str]:
-    """A pod and its container, both empty if only `request` names an image; the image; and where the image comes
-    from."""
+    """Find an image for the helper, and the pod that the image was made for.
+
+    Returns:
+        The specification of a pod of a job or a runtime, its container that trains, the image, and where the image
+        comes from. If no job and no runtime can be used, the specification and the container are empty.
+    """
     try:
         found = _of_jobs(api, request.claims) or _of_runtimes(api)
     except AccessDeniedError:
@@ -145,8 +149,8 @@ def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object,
 
 
 def _of_jobs(api: ClusterApi, claims: Iterable[str]) -> tuple[Runtime, str, str] | None:
-    """The runtime and the image of the newest job that uses one of the claims, and the words `job <name>`; None if
-    no such job can be used.
+    """Find the newest job that uses one of the claims. Return its runtime, its image, and the text `job <name>`; None
+    if no such job can be used.
 
     The runtime and the image come from the job's JobSet or, if the JobSet cannot be used, from the job's runtime.
     """

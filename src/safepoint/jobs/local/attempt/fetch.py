@@ -2,8 +2,8 @@
 
 The command is `python -m safepoint.jobs.local.attempt.fetch REQUEST`; `fetch_inputs` writes the request. Files from
 S3 are written to a working folder, made durable, and renamed to a folder whose name is the digest of what the bucket
-has. So another job that needs the same files does not fetch them again, and a folder with this name is complete.
-The client of the Hugging Face Hub has a cache of its own, from which the files are used.
+has. So a folder with this name is complete, and another job that needs the same files uses this folder. The client of
+the Hugging Face Hub has a cache of its own, from which the files are used.
 """
 
 import hashlib
@@ -144,7 +144,8 @@ def _from_hub(one: Input) -> Path:
         revision = None
         if not is_offline:
             # If the server cannot be reached, `snapshot_download` returns what an interrupted download has left in
-            # the cache. So the names of the files come from the server, and are compared with what is there.
+            # the cache. So the names of the files are requested from the server, and compared with the files in the
+            # cache.
             info = hub.HfApi().repo_info(repository, repo_type=one.kind)
             revision, names = info.sha, [item.rfilename for item in info.siblings or ()]
             wanted = list(hub.utils.filter_repo_objects(names, ignore_patterns=ignore))
