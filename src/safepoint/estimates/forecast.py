@@ -96,8 +96,8 @@ def forecast(free: int, demand: Demand, trend: Trend | None = None) -> Forecast:
 
     Args:
         free: what is free now.
-        demand: of the saves.
-        trend: of other programs; None if it is not known.
+        demand: the demand of the saves.
+        trend: the trend of other programs; None if it is not known.
     """
     of_saves = _forecast(free, demand, 0.0)
     if trend is None or not trend.per_s:
@@ -171,7 +171,7 @@ class Alarm:
         """What to report after a new forecast.
 
         Args:
-            now_s: by the monotonic clock.
+            now_s: the current time, by the monotonic clock.
             found: the forecast.
         """
         level = _level(found)

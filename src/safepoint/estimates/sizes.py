@@ -54,8 +54,8 @@ class StateTensor(NamedTuple):
     """A tensor of an optimizer's state.
 
     Args:
-        name: of the state, such as `exp_avg`.
-        sizes: of its dimensions.
+        name: the name of the state, such as `exp_avg`.
+        sizes: the sizes of its dimensions.
         item_bytes: bytes of an element.
     """
 
@@ -237,9 +237,9 @@ class TrainingMemory(NamedTuple):
     """Bytes of one rank during training, without activations.
 
     Args:
-        weights_bytes: of all weights that the rank holds.
-        gradients_bytes: of the gradients of the trained weights.
-        optimizer_bytes: of the optimizer's states and, under ZeRO, of the weights in full precision.
+        weights_bytes: the bytes of all weights that the rank holds.
+        gradients_bytes: the bytes of the gradients of the trained weights.
+        optimizer_bytes: the bytes of the optimizer's states and, under ZeRO, of the weights in full precision.
     """
 
     weights_bytes: int
@@ -269,7 +269,7 @@ def training_memory(
 
     Args:
         strategy: how ranks share the model.
-        frozen_bytes: of weights that are not trained.
+        frozen_bytes: the bytes of weights that are not trained.
         trained: the sizes of the trained weights.
         item_bytes: bytes of an element of a trained weight.
         optimizer: the optimizer.

@@ -225,7 +225,7 @@ def delete_entries(root: Path, *below: str, pattern: str) -> int:
         root: where `below` begins. Its own path may contain links.
         below: names of folders from `root` down to the folder; a link is refused. If one is missing, nothing is
             deleted.
-        pattern: of the entries' names, as for `fnmatch`.
+        pattern: a pattern for the names of the entries, as for `fnmatch`.
 
     Returns:
         The number of entries that were deleted.

@@ -85,7 +85,7 @@ class SpaceRecord:
 
     Args:
         place: `output folder`, `local folder` or `temporary folder`.
-        path: of the folder.
+        path: the path of the folder.
         limit: what ends its room: `disk`, `inodes`, `eviction` or `size_limit`.
         free_bytes: how much may still be written.
         needed_bytes: how much has to be free for the next save.
@@ -130,8 +130,8 @@ class Progress:
         eval_metrics: metrics of evaluations, by name; None for a value that is not finite.
         step_s: seconds of a step in this attempt; None until two were measured.
         pause_s: seconds that evaluations and saves add to each step.
-        samples_per_step: of all ranks together; 0 when unknown.
-        world_size: ranks.
+        samples_per_step: samples that all ranks together process in a step; 0 when unknown.
+        world_size: the number of ranks.
         run_id: the run, the same over all attempts.
         attempt: which start of the run this is, from 1.
         restart: how often the ranks of this attempt were restarted.

@@ -41,7 +41,7 @@ class OpenFile:
     Args:
         descriptor: the open file. It is read at given offsets, on several threads; its position is not used.
         size_bytes: the size when the file was opened.
-        name: of the file, for messages.
+        name: the name of the file, for messages.
     """
 
     descriptor: int
@@ -75,7 +75,7 @@ class StoredObject:
     """An object in a store.
 
     Args:
-        key: relative to the store's location, with `/`.
+        key: the key of the object, relative to the store's location, with `/`.
         size_bytes: the size of the object.
         version: a string that identifies what was written. In a folder and in Google's stores, the version changes
             with every write. In other stores, the version is the ETag, which may stay the same when the same content
@@ -162,7 +162,7 @@ class Store(Protocol):
         """Read `length` bytes from `start` on; without `length`, all bytes from `start` to the end.
 
         Args:
-            key: of the object.
+            key: the key of the object.
             start: the first byte.
             length: the number of bytes.
             most_bytes: without `length`, the most bytes that are read. What the server says about the size of the
@@ -215,7 +215,7 @@ class Store(Protocol):
         parts, so a stream of more than 300 GB has parts of more than 32 MiB; then one part at a time is in memory.
 
         Args:
-            key: of the object.
+            key: the key of the object.
             source: a regular file that does not change meanwhile, by its path or open; or a stream. A path is opened
                 once, and may not be a link.
             fence: called immediately before the object becomes visible. An exception that `fence` raises stops the

@@ -127,7 +127,7 @@ class FileEntry:
     """One file of a checkpoint.
 
     Args:
-        path: relative to the checkpoint's folder, with `/`; without `..` and control characters.
+        path: the path in the checkpoint's folder, with `/`; without `..` and control characters.
         size_bytes: its size.
         digest: `xxh3-128:<32 hex digits>`.
         parts: the digest of each part of 64 MiB; empty for a file of at most one part.
@@ -346,7 +346,7 @@ class NodePart:
         node: the node's number, from 0.
         num_nodes: how many parts make the checkpoint.
         paths: the files that the node holds, sorted.
-        manifest: of the whole checkpoint.
+        manifest: the manifest of the whole checkpoint.
         is_open: whether callbacks may still add files. Added files change the manifest. A run can resume from an open
             part; the uploader waits until the part is closed, or until the training ends.
     """

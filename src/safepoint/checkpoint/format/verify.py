@@ -204,7 +204,7 @@ def compare_listing(
     """Compare names, kinds and sizes with a manifest.
 
     Args:
-        entries: of the manifest.
+        entries: the entries of the manifest.
         found: path → size in bytes; None for a link or a special file.
         extra: whether a file that the manifest does not name is a fault.
     """
@@ -231,7 +231,7 @@ def compare_content(
 
     Args:
         folder: the folder of the checkpoint or part.
-        entries: of the manifest.
+        entries: the entries of the manifest.
         progress: called with bytes read so far and bytes in all.
     """
     counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))

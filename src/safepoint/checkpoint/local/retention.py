@@ -65,7 +65,7 @@ class Candidate:
         """Make a candidate from a checkpoint's manifest.
 
         Args:
-            manifest: of the checkpoint.
+            manifest: the manifest of the checkpoint.
             policies: if they are given, only the metrics that they use are kept, to save memory: there can be any
                 number of manifests, and each can have any number of metrics.
         """
@@ -321,7 +321,7 @@ def delete_one(
 
     Args:
         folder: the checkpoints.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
         report: receives the events.
         deadline_s: when to give up on a store.
 

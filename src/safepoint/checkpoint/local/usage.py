@@ -75,8 +75,8 @@ def growth_of(usage: Usage, policies: Sequence[Policy], interval_s: float | None
     """How the number of checkpoints will grow under these policies.
 
     Args:
-        usage: of the folder.
-        policies: of the run.
+        usage: the usage of the folder.
+        policies: the retention policies of the run.
         interval_s: between two saves; None if it is not known.
     """
     if not any(policy.is_limit for policy in policies):
@@ -103,7 +103,7 @@ class UsageReader:
     Args:
         output: the folder.
         run_id: the run.
-        policies: of the run; metrics that they do not use are not kept in memory.
+        policies: the retention policies of the run; metrics that they do not use are not kept in memory.
     """
 
     def __init__(self, output: OutputFolder, run_id: str, policies: Sequence[Policy]) -> None:

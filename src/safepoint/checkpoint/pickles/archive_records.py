@@ -78,9 +78,9 @@ def check_directory(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: i
     """Like `check_records`, for an archive that is open already.
 
     Args:
-        file: of the archive; its position is changed.
+        file: the file that contains the archive; the position in the file is changed.
         archive: the opened archive.
-        size_bytes: of the file.
+        size_bytes: the size of the file.
 
     Raises:
         ArchiveError: see `check_records`.

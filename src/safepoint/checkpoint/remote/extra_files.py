@@ -99,7 +99,7 @@ class ExtraFiles:
 
         Args:
             reason: why.
-            names: of the files; None for all that are not uploaded yet.
+            names: the names of the files; None for all that are not uploaded yet.
         """
         if names is None:
             chosen, _ = self._choose()

@@ -135,8 +135,8 @@ class NodeMarks:
 
     Args:
         store: the store that holds the marks.
-        name: of the checkpoint.
-        manifest: of the whole checkpoint.
+        name: the name of the checkpoint.
+        manifest: the manifest of the whole checkpoint.
         deadline_s: when to give up on the store.
     """
 

@@ -303,7 +303,7 @@ class RemoteFolder:
         """Add files to the mark of `name`: the list of the files that Safepoint has begun to write or delete.
 
         Args:
-            name: of a checkpoint or model.
+            name: the name of a checkpoint or model.
             files: path → size in bytes of the files that are going to be written.
             existing: the paths of files that Safepoint has written before, and may delete.
             deadline_s: when to give up.
@@ -338,7 +338,7 @@ class RemoteFolder:
         """Abort the unfinished uploads of files that a mark or a manifest lists. Uploads of other tools stay.
 
         Args:
-            names: of checkpoints and models; None for all.
+            names: the names of checkpoints and models; None for all.
             only: called with the path of each file; uploads of the files for which it returns True are aborted.
             begun_before_s: see `Store.sweep`.
             deadline_s: when to give up.
@@ -424,7 +424,7 @@ class RemoteFolder:
         """Delete the leftovers that the mark of `name` lists (see `Mark`), and then the mark. Other files stay.
 
         Args:
-            name: of a checkpoint or model.
+            name: the name of a checkpoint or model.
             own: paths of files to delete in any case, because Safepoint has written them.
             but: paths of files to keep: those of the committed checkpoint. If `but` is empty, the mark is deleted
                 only when no file is left below `name`.

@@ -73,7 +73,7 @@ class StoreDestination:
         uploads only the missing files.
 
         Args:
-            manifest: of the checkpoint that is going to be committed, if it is known.
+            manifest: the manifest of the checkpoint that is going to be committed, if it is known.
             files: path → size of the files that are going to be put; None: those of `manifest`.
 
         Returns:

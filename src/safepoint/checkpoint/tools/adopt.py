@@ -51,7 +51,7 @@ def adopt(
     """Adopt checkpoints, oldest first.
 
     Args:
-        inventory: of their location.
+        inventory: the inventory of the checkpoints' location.
         items: foreign checkpoints, newest first.
         accumulation: see `examine`.
         dry_run: only examine the checkpoints.

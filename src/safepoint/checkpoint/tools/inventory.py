@@ -304,7 +304,7 @@ class Inventory:
         A foreign checkpoint is checked as far as its format allows.
 
         Args:
-            item: of this inventory.
+            item: a checkpoint or a model of this inventory.
             progress: receives the bytes read so far, and the bytes in all.
         """
         if item.kind is Kind.FOREIGN:

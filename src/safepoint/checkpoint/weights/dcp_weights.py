@@ -66,7 +66,7 @@ def dcp_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Stor
 
     Args:
         folder: the folder that contains `.metadata`.
-        budget: of the checkpoint.
+        budget: the budget of the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is damaged, holds no weights or several models, or costs more than `budget`

@@ -50,9 +50,9 @@ class StoredWeight:
         """Make a weight, and check that its runs contain each of its bytes once.
 
         Args:
-            name: of the weight.
+            name: the name of the weight.
             dtype: torch's name of the type, without `torch.`.
-            sizes: of its dimensions.
+            sizes: the sizes of its dimensions.
             runs: in any order.
 
         Raises:

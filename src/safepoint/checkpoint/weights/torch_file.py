@@ -159,7 +159,7 @@ def read_inert(
         known: (module, name) of a function or class → the object that is used and called in its place.
         storage: returns the object for a persistent id.
         check_name: see `CheckName`.
-        budget: of the checkpoint, which the instructions count against.
+        budget: the budget of the checkpoint; reading the instructions uses it up.
 
     Raises:
         CheckpointError: `data` is not a valid pickle, or has more instructions than `budget` allows.
@@ -228,11 +228,11 @@ def read_torch_file(
     """The content of an archive, with a `StoredTensor` for each tensor and an `Inert` for each other object.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         begin: where in the file the archive begins.
-        length: of the archive; None for the rest of the file.
+        length: the length of the archive; None for the rest of the file.
         check_name: see `CheckName`.
-        budget: of the checkpoint, which the archive and the instructions of its pickle count against.
+        budget: the budget of the checkpoint, which the archive and the instructions of its pickle count against.
 
     Raises:
         CheckpointError: the file is damaged, has the format that torch used before zip archives, or costs more than
@@ -362,7 +362,7 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int], 
         tensor: the part.
         offsets: where the part begins in the weight, in each dimension.
         sizes: the sizes of the weight's dimensions.
-        budget: of the checkpoint, which the runs count against.
+        budget: the budget of the checkpoint, which the runs count against.
 
     Raises:
         CheckpointError: the part would need more than `_MOST_RUNS` runs, or more than `budget` allows.

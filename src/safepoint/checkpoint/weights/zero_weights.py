@@ -69,7 +69,7 @@ def zero_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Sto
 
     Args:
         folder: see `zero_folder`.
-        budget: of the checkpoint.
+        budget: the budget of the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is damaged, lacks a rank's file, was made with model parallelism, or costs
@@ -114,7 +114,7 @@ class _Flats:
 
     Args:
         tensors: in the order of the sequence.
-        budget: of the checkpoint, which tensors and runs count against.
+        budget: the budget of the checkpoint, which tensors and runs count against.
     """
 
     def __init__(self, tensors: Iterable[StoredTensor], budget: Budget) -> None:

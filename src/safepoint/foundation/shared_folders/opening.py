@@ -50,7 +50,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
     Args:
         path: the file.
-        flags: of `os.open`, without `O_TRUNC`.
+        flags: the flags for `os.open`, without `O_TRUNC`.
 
     Raises:
         OSError: the file cannot be opened, is not a regular file, or has a second name and cannot be copied.

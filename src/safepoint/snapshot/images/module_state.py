@@ -117,7 +117,7 @@ class OptimizerState:
         values = [value for one in state.values() for value in one.values()]
         if not all(type(value) in _PLAIN for value in values):
             return
-        # References are kept, so that no new object gets the id of one of them.
+        # Keep references to the objects: while an object is referenced, no new object gets its id.
         self._objects = list(_objects_of(self.optimizer))
         self._ids = list(map(id, self._objects))
         self._outline = _outline_of(self.optimizer)

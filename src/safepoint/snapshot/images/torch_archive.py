@@ -28,9 +28,9 @@ class Archive:
     """An archive without compression, whose checksums are filled in when the file is written.
 
     Args:
-        begin: its first byte in the file.
-        directory: where its central directory begins, in the file.
-        num_entries: of the directory.
+        begin: where the archive begins in the file.
+        directory: where the central directory of the archive begins in the file.
+        num_entries: the number of entries in the central directory.
     """
 
     begin: int
@@ -43,7 +43,7 @@ class StorageRecords:
 
     Args:
         prefix: the name of the archive's top folder.
-        sizes: of the storages, in bytes.
+        sizes: the sizes of the storages, in bytes.
     """
 
     def __init__(self, prefix: str, sizes: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
     """A whole archive.
 
     Args:
-        size_bytes: of the file.
+        size_bytes: the size of the file.
         literals: (offset, content) of the bytes after the records of the storages.
         archive: see `Archive`.
     """
@@ -161,7 +161,7 @@ class Record(NamedTuple):
 
     Args:
         data: where its data begins.
-        size: of the data, in bytes.
+        size: the size of the data, in bytes.
         end: where the record ends, behind the descriptor that follows the data.
         checksums: the two offsets at which its CRC-32 is stored, 4 bytes each.
     """

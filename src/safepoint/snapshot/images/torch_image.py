@@ -289,8 +289,8 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether the caller guarantees that `value`, or a value of the outermost dictionary, holds the same
-                tensors as in the last call if it is the same object.
+            trusts: whether the caller guarantees the following. If `value` is the same object as in the last call, it
+                holds the same tensors as then. If `value` is a dictionary, this also applies to each value in it.
 
         Raises:
             UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.

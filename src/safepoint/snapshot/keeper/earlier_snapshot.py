@@ -27,7 +27,7 @@ class EarlierSnapshotLinks:
     """Finds the newest snapshot of the earlier ranks (those before the restart), and makes the links to its files.
 
     Args:
-        state: of the keeper.
+        state: the state of the keeper.
         scratch: where the folder of links is made; None for the system's temporary folder.
     """
 
@@ -90,7 +90,7 @@ def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
 
     Args:
         source: the file.
-        folder: in which the file is made.
+        folder: the folder in which the file is made.
         saved: the file's entry in the manifest of the checkpoint that the snapshot has become; None if there is none.
 
     Returns:

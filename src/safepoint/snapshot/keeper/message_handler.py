@@ -29,7 +29,7 @@ class MessageHandler:
     `KeeperState.changed`.
 
     Args:
-        state: of the keeper.
+        state: the state of the keeper.
         earlier: finds the newest snapshot of earlier ranks.
     """
 

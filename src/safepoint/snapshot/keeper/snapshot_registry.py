@@ -49,7 +49,7 @@ class Snapshot:
     facts: CheckpointFacts | None = None
     progress: Progress = Progress.WAITING
     is_intact: bool = True
-    """False once a rank has begun to overwrite its part in memory, or will not stage it."""
+    """False if a rank has begun to overwrite its part in memory, or if a rank will not stage its part."""
     num_ranks: int = 1
     number: int = 0
     """The number in `BeginSnapshot`. If the ranks begin the snapshot of this step again, the new number is higher."""
@@ -187,8 +187,8 @@ class SnapshotRegistry:
         """Register that a rank will not stage its part. Other ranks may still begin their parts.
 
         Args:
-            step: of the snapshot.
-            number: of the snapshot; None for the snapshot of this step that is registered now.
+            step: the step of the snapshot.
+            number: the number of the snapshot; None for the snapshot of this step that is registered now.
         """
         snapshot = self._snapshots.get(step)
         if number is not None:

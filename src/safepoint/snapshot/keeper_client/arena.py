@@ -1,6 +1,7 @@
 """The memory into which snapshots are staged (copied from the tensors).
 
-It consists of blocks: pieces of shared memory, which are allocated once and reused. A block holds the images (the
+This memory, the *arena*, consists of blocks: pieces of shared memory, which are allocated once and reused. A block
+    holds the images (the
 future bytes) of one or several files.
 """
 
@@ -60,7 +61,7 @@ class Arena:
         return _MAX_SLOTS if _MAX_SLOTS * snapshot_bytes <= _SMALL_STATE_BYTES else 1
 
     def prepare(self, sizes: Sequence[int], *, still_to_come: int = 0, device: int | None = None) -> None:
-        """Allocate blocks for images of about these sizes, and touch their pages on a thread, so that they exist.
+        """Allocate blocks for images of about these sizes. A thread then allocates the pages of the blocks.
 
         Args:
             sizes: the size of each image, in bytes.
@@ -122,7 +123,8 @@ class Arena:
         return block
 
     def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
-        """Whether `take` would return blocks for images of these sizes, or raise. If False, it would return None."""
+        """False if `take` would return None for images of these sizes. True if `take` would return blocks, or raise
+        an error."""
         if self.most_bytes is not None and _needed_bytes(sizes) > self.most_bytes:
             return True  # `take` raises an error: a wait would not free enough memory
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))

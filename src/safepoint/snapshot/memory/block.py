@@ -54,7 +54,7 @@ class Block:
 
     Args:
         number: identifies the block among those of its rank.
-        descriptor: of the memory; the block closes it.
+        descriptor: the file descriptor of the memory. The block closes this descriptor.
         capacity_bytes: how much is mapped, a multiple of the page size.
 
     Raises:

@@ -84,7 +84,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
     Args:
         kind: the field's type.
-        value: as JSON has it.
+        value: the value in the JSON document.
         where: the field's place in the message, for errors.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

@@ -23,7 +23,7 @@ class Owner(NamedTuple):
     """The optimizer that alone changes a storage.
 
     Args:
-        number: of the optimizer, among those of the guard.
+        number: the number of the optimizer among those of the guard.
         tensors: the optimizer's tensors in the storage; each may have a version counter of its own.
     """
 

@@ -251,7 +251,7 @@ class Stager:
             self._help(work)
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_pending(work, optimizer))
-        # Verified now, because the step that follows changes the versions.
+        # Compare the versions now, because the step that follows changes them.
         self._verify(work, list(work.versions) if optimizer is None else [optimizer])
         self.waited_s += clock.monotonic_s() - began_s
 

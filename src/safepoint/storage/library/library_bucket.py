@@ -60,7 +60,7 @@ def make_client(
     Args:
         location: `gs` or `az`.
         options: how to reach it.
-        timeout_s: of each request.
+        timeout_s: the time limit of each request, in seconds.
         keys: the files with keys.
         is_repeating: whether obstore repeats failed requests itself.
     """

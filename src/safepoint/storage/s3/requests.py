@@ -85,7 +85,7 @@ class PartOnServer:
     """A part that the server has.
 
     Args:
-        number: from 1.
+        number: the number of the part, from 1.
         etag: the ETag that the server reports; on most servers, the MD5 of the part.
         size_bytes: its size.
     """
@@ -404,7 +404,7 @@ class Request:
 
     Args:
         method: `GET`, `PUT`, …
-        key: of the object; empty for the bucket.
+        key: the key of the object; empty for the bucket.
         query: names and values, not encoded.
         headers: further headers; names in lower case.
         body: what is sent.
