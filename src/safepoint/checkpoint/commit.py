@@ -145,7 +145,8 @@ class FolderDestination:
     def publish(self) -> None:
         """See `Destination`. If another program has put a checkpoint at `target`, it is moved aside, not deleted."""
         if lacks_record(self.target) and os.listdir(self.target):
-            for reason in set_aside(self.target.parent, [self.target]).left.values():  # it would be deleted below
+            # Raise an error if the checkpoint cannot be moved, because the code below would delete it.
+            for reason in set_aside(self.target.parent, [self.target]).left.values():
                 raise SaveError(
                     f"{self.target} exists, Safepoint did not write it, and it cannot be moved aside: {reason}",
                     hint="move it away",

@@ -1,6 +1,6 @@
 """Translates errors of servers and libraries into messages that say what to do.
 
-Of a request, messages show only the method and the address, so they contain no credentials.
+Messages show only the method and the address of a request, so they contain no credentials.
 """
 
 import re

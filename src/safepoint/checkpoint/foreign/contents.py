@@ -132,7 +132,8 @@ def check_dcp(folder: ReadablePath, names: AllowedNames, budget: Budget) -> DcpF
     for index, info in cast("dict[Any, Any]", storage).items():
         name, key = info.get("relative_path"), index.get("fqn")
         (begin, length), offsets = numbers_of([info.get("offset"), info.get("length")]), index.get("offset", None)
-        if type(name) is not str or type(key) is not str:  # not printed: nested tuples, for example, take long
+        # The message does not quote these values: to print nested tuples, for example, can take very long.
+        if type(name) is not str or type(key) is not str:
             raise CheckpointError("it has names that are no strings")
         fault = path_fault(name)
         if fault or "/" in name:

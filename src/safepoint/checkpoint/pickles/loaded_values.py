@@ -70,7 +70,8 @@ def _empty_bytes() -> bytes:
 
 
 _STAND_INS: dict[str, Any] = {
-    "builtins.bytes": _empty_bytes,  # so pickle writes `b""`, which torch refuses; other bytes are `_codecs.encode`
+    # pickle writes `b""` as a call of `bytes`, which torch refuses. It writes all other bytes with `_codecs.encode`.
+    "builtins.bytes": _empty_bytes,
     "numpy.dtype": _SavedType,
     "numpy.ndarray": _SavedArray,
     **{f"numpy.{core}.multiarray._reconstruct": _reconstruct for core in ("core", "_core")},

@@ -177,8 +177,8 @@ class _States:
             return ""
         is_scalar = name in _SCALARS and here.numel() == 1
         if type(here) is not torch.Tensor and type(here) is not torch.nn.Parameter:
-            # Such as torchao's quantized tensors: the script has allowed their class, and the methods of the class
-            # check sizes.
+            # The script has allowed the class of this tensor, such as torchao's quantized tensors. The methods of the
+            # class check sizes.
             fits, is_whole = here.shape == there.shape, True
         elif is_scalar or (here.numel() == there.numel() and not self._loads_itself):
             fits, is_whole = True, _is_whole(here)

@@ -120,8 +120,8 @@ class CheckedUnpickler(restricted.Unpickler):
         elif code in {pickle.REDUCE[0], pickle.NEWOBJ[0]}:
             self._check_call(stack[-2], stack[-1])
         elif code == pickle.BUILD[0] and isinstance(stack[-2], torch.Tensor | enum.Enum):
-            # The state of a tensor may enlarge the tensor's storage. The member of an enum is shared by the whole
-            # process.
+            # Refused, because the state of a tensor may enlarge the tensor's storage, and because a change of a
+            # member of an enum would affect the whole process.
             raise pickle.UnpicklingError(
                 f"the pickle sets the state of a {type(stack[-2]).__name__}, which is not allowed"
             )

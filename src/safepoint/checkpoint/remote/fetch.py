@@ -144,7 +144,7 @@ def fetch(
 
     Args:
         store: the store with the checkpoint.
-        name: such as `checkpoint-20`.
+        name: the name of the checkpoint, such as `checkpoint-20`.
         parts: the parts to fetch; see `share`.
         folder: a folder for which this node, or another node that shares it, has called `create_files`.
         progress: receives the number of bytes that were fetched and checked since its last call; one call at a time.
@@ -182,7 +182,7 @@ def check(
 
     Args:
         store: the store with the checkpoint.
-        name: such as `checkpoint-20`; empty for the store's own location.
+        name: the name of the checkpoint, such as `checkpoint-20`; empty for the store's own location.
         parts: the parts to read.
         read: the ranges of the checkpoint that the caller has read or is going to read; a range that was read with
             other bytes is a fault.

@@ -110,7 +110,7 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
     the marks.
 
     Args:
-        remote: claimed by this attempt.
+        remote: the location in the store, which this attempt has claimed for itself.
 
     Returns:
         The names of the checkpoints that were committed.
@@ -250,7 +250,7 @@ class NodeUploaders:
             self.awaited[name] = manifest
 
     def renew_mark(self, name: str, record: Record, deadline_s: float | None) -> None:
-        """Renew, every 15 seconds, the mark which says that this node uploads its files; cheap to call often."""
+        """Renew the mark which says that this node uploads its files, if the last renewal is more than 15 s old."""
         now_s = clock.monotonic_s()
         if isinstance(record, NodePart) and self.exist and now_s - self._renewed_s > _RENEW_EVERY_S:
             self._renewed_s = now_s

@@ -40,7 +40,7 @@ class StoreDestination:
 
     Args:
         remote: the location.
-        name: such as `checkpoint-20` or `final`.
+        name: the name of the checkpoint or model, such as `checkpoint-20` or `final`.
         sent: the files that earlier writers of the name have uploaded; `put` adds each file that it uploads. None:
             there were no earlier writers.
         deadline_s: when to give up, by the monotonic clock.

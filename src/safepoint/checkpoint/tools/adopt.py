@@ -128,7 +128,8 @@ def _adopt_held(
 
 
 def _commit(destination: Destination, manifest: Manifest) -> tuple[Fault, ...]:
-    """Commit a checkpoint. Returns why it cannot be committed; the next one is adopted nevertheless."""
+    """Commit a checkpoint. Return why it cannot be committed, so that the caller can continue with the next
+    checkpoint."""
     try:
         commit(destination, manifest)
     except (SaveError, OSError) as error:  # such as a folder that may not be written

@@ -137,7 +137,7 @@ class Inventory:
     """The checkpoints at one location.
 
     Args:
-        store: at the location.
+        store: the store at the location.
     """
 
     def __init__(self, store: Store) -> None:

@@ -45,7 +45,8 @@ class Place(NamedTuple):
 
 
 def check_apart(places: Iterable[Place]) -> None:
-    """Check that no two archives overlap; torch writes none that do. So reading all archives reads no byte twice.
+    """Check that no two archives overlap, so that reading all archives reads no byte twice. The archives that torch
+    writes never overlap.
 
     Raises:
         CheckpointError: two places overlap.

@@ -53,7 +53,7 @@ class StoredWeight:
             name: the name of the weight.
             dtype: torch's name of the type, without `torch.`.
             sizes: the sizes of its dimensions.
-            runs: in any order.
+            runs: the runs, in any order.
 
         Raises:
             CheckpointError: the name is invalid, safetensors has no such type, or bytes are missing or stored twice.

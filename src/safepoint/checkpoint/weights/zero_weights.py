@@ -26,7 +26,8 @@ _OTHER_RANKS = re.compile(r".*_mp_rank_(?!00_)\d+_.*\.pt|.*mp_rank_(?!00_)\d+_mo
 
 
 def zero_folder(folder: _Path) -> _Path | None:
-    """The folder with the partitions: the one that the file `latest` names, or `folder`. None if neither has any."""
+    """The folder with the partitions: the folder that the file `latest` names, or `folder` itself. None if neither
+    has partitions."""
     latest = folder / "latest"
     named = [folder]
     if latest.is_file():
@@ -113,7 +114,7 @@ class _Flats:
     """Flat tensors, as one sequence of elements.
 
     Args:
-        tensors: in the order of the sequence.
+        tensors: the tensors, in the order of the sequence.
         budget: the budget of the checkpoint, which tensors and runs count against.
     """
 

@@ -1,7 +1,7 @@
 """Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
 
 This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
-In an upload in parts, however, obstore repeats the requests. An interrupted upload of a large file starts from its
+In an upload in parts, however, obstore repeats the requests. After an interruption, an upload starts again at the
 first byte.
 
 The server may be hostile. Objects are read as streams, and no more bytes are kept than were requested. A listing has

@@ -62,7 +62,7 @@ class UploadId:
     """A multipart upload that was begun.
 
     Args:
-        key: within the bucket.
+        key: the key within the bucket.
         upload_id: the server's name for the upload.
         initiated: when the upload was begun, RFC 3339 by the server's clock; empty if it is not known.
     """
