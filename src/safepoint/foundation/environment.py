@@ -58,7 +58,7 @@ class Place:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Place":
-        """Read torchrun's variables, RANK, WORLD_SIZE and so on; a single process when unset."""
+        """Read torchrun's variables: RANK, WORLD_SIZE and so on. Without them, this process is the only rank."""
         environ = os.environ if environ is None else environ
 
         def number(name: str, default: int) -> int:
@@ -348,9 +348,10 @@ def _has_open_names(folder: Path) -> bool:
 
 
 def _stranger_of(folder: Path) -> int | None:
-    """The user whose group or access control list new files in `folder` get, unless it is this user or root.
+    """The user who has decided which group or access control list new files in `folder` get.
 
-    A folder passes its group on if it has the set-group-ID bit, and its default access control list in any case.
+    None if that is this user or root, or if the folder passes nothing on. A folder with the set-group-ID bit passes
+    its group on to new files. Every folder passes its default access control list on, also to new folders in it.
     """
     for one in (folder, *folder.parents):
         found = os.stat(one)

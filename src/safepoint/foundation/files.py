@@ -394,7 +394,7 @@ class FolderLock:
         else:
             raise BlockingIOError(errno.EAGAIN, "replaced again and again by another process", str(path))
         _let_only_writers_read(file)
-        with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
+        with contextlib.suppress(OSError):  # on a full disk, the lock is held although `owner` cannot be written
             # The file is overwritten, then set to the new length. If it were emptied first, a full disk might have no
             # block left for the new content.
             os.ftruncate(file.fileno(), os.pwrite(file.fileno(), json.dumps(owner).encode(), 0))

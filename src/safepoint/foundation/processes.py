@@ -20,7 +20,7 @@ _OWNER_OF_NAMESPACE = 0xB701
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel: the namespace that contains all others."""
 JOB_VARIABLE = "SAFEPOINT_JOB_DIR"
-"""Holds the job's folder in all its processes."""
+"""The environment variable with the job's folder. It is set in all processes of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class ProcessId:
 
     def send_to_group(self, number: int) -> None:
         """Send the signal `number` to the process group that this process leads or, if it has ended, has led."""
-        if identify(self.pid) in {None, self}:  # and no other process has the pid now
+        if identify(self.pid) in {None, self}:  # do nothing if another process has this pid now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
@@ -96,7 +96,7 @@ def user_of(pid: int) -> int | None:
 
 
 def is_this_user(user: int) -> bool:
-    """Whether the user that the kernel reports for a socket is certainly this one.
+    """Whether `user`, as the kernel reports the user of a socket, is certainly the user of this process.
 
     In a user namespace, the kernel reports one number for all users who have no number there. If this process has
     that number, its user cannot be distinguished from these users, unless its network namespace belongs to its user

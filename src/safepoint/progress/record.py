@@ -90,9 +90,9 @@ class SpaceRecord:
         free_bytes: how much may still be written.
         needed_bytes: how much has to be free for the next save.
         free_inodes: how many files may still be created; None if there is no limit.
-        needed_inodes: how many have to be free for the next save.
-        saves_left: how many saves still fit; None if there is no end, or it is not known.
-        remaining_s: seconds until a save does not fit; None if there is no end, or it is not known.
+        needed_inodes: how many files must be possible to create for the next save.
+        saves_left: how many saves still fit; None if the number is unlimited or not known.
+        remaining_s: seconds until a save does not fit; None if all saves fit, or if the time is not known.
         num_deletable: how many checkpoints may be deleted when a save does not fit.
         is_low: whether the launcher has warned.
     """
@@ -128,7 +128,7 @@ class Progress:
         loss: the last reported loss; None before the first, and for a value that is not finite.
         train_metrics: other metrics of the training, by name; None for a value that is not finite.
         eval_metrics: metrics of evaluations, by name; None for a value that is not finite.
-        step_s: seconds of a step in this attempt; None until two were measured.
+        step_s: seconds of a step in this attempt; None until two steps were measured.
         pause_s: seconds that evaluations and saves add to each step.
         samples_per_step: samples that all ranks together process in a step; 0 when unknown.
         world_size: the number of ranks.

@@ -100,9 +100,9 @@ class PeriodicCheckpointConfig:
 class TransformersTrainer(types.CustomTrainer):
     """A training that saves when it is preempted, and resumes later.
 
-    Its code uses a trainer of Hugging Face or TRL, or `safepoint.session`.
+    The code of the training uses a trainer of Hugging Face or TRL, or `safepoint.session`.
 
-    A subclass of Kubeflow's `CustomTrainer`.
+    This class is a subclass of Kubeflow's `CustomTrainer`.
 
     Args:
         func: the training: a function that imports and defines everything it needs inside it, the path of a script,

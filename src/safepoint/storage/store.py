@@ -66,7 +66,8 @@ def opened(path: Path, *, below: Path | None = None) -> Generator[OpenFile]:
 
 
 def opened_source(source: "Path | OpenFile | Content") -> "contextlib.AbstractContextManager[OpenFile | Content]":
-    """The source of an upload; a path is opened."""
+    """A context that returns the source of an upload. If `source` is a path, the context opens the file, and closes
+    it at the end."""
     return opened(source) if isinstance(source, Path) else contextlib.nullcontext(source)
 
 

@@ -43,7 +43,7 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
 
 
 def possible_parents() -> set[Path]:
-    """The folders in which launchers with this environment may have created theirs.
+    """The folders in which launchers with this environment may have created their temporary folders.
 
     Without TMPDIR, a launcher chooses by the free memory at its start.
     """
@@ -56,8 +56,8 @@ def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
 
     Args:
         folder: the folder; it or a folder above it may be the one that others may write to.
-        by_everyone: whether only folders count to which everyone may write. The user may have chosen a folder that
-            belongs to another user, or to which a group may write.
+        by_everyone: ignore folders that belong to another user, or to which only a group may write, because the user
+            may have chosen such a folder on purpose.
     """
     others = stat.S_IWOTH if by_everyone else stat.S_IWOTH | stat.S_IWGRP
     owners = None if by_everyone else {os.geteuid(), 0}

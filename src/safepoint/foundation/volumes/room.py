@@ -65,7 +65,7 @@ def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | No
     On a network file system whose server does not answer, the call does not return: use it with `bounded`.
 
     Args:
-        folder: exists.
+        folder: an existing folder.
         environ: the environment of a pod; the process's own when None.
 
     Raises:

@@ -55,7 +55,8 @@ class LocalBackend(RuntimeBackend):
         return [local_runtime()]
 
     def get_runtime(self, name: str) -> types.Runtime:
-        """The runtime of this machine; for the name of another runtime for PyTorch too, with a warning.
+        """Return the runtime of this machine. If `name` is the name of another runtime for PyTorch, also log a
+        warning.
 
         Raises:
             RuntimeError: `name` is not the name of a runtime for PyTorch.
