@@ -127,7 +127,7 @@ class FolderDestination:
                 f"a later release of Safepoint wrote {self.target}; this release does not replace it",
                 hint="move it away, or use that release",
             )
-        no_links.make_folders(self.source)  # one node's part may have no files
+        no_links.make_folders(self.source)  # create the folder, because one node's part may have no files
         present = list_files(self.source)
         if record is not None:
             faults = compare_listing(record.files, present, extra=True)

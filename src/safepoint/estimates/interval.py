@@ -157,7 +157,7 @@ def blocking_optimum_s(stall_s: float, between_s: float) -> float:
     delay = stall_s / between_s
     share = min(math.sqrt(2 * delay), 1.0)
     for _ in range(40):
-        ended = -math.expm1(-share - delay)  # expm1: for cheap saves, 1 - e^x would lose all its digits
+        ended = -math.expm1(-share - delay)  # `expm1`, because for cheap saves 1 - e^x would lose all its digits
         step = (share - ended) / ended
         share -= step
         if abs(step) <= 1e-14 * share:

@@ -91,7 +91,7 @@ def is_launched(place: Place) -> bool:
 
 def host_name() -> str:
     """The name of this node, for messages only."""
-    return os.uname().nodename  # as socket.gethostname, without importing it
+    return os.uname().nodename  # the same as `socket.gethostname()`, without an import
 
 
 def current_folder() -> str:
@@ -119,7 +119,7 @@ def home_folder() -> str:
     home = os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
     try:
         found = os.lstat(home)
-    except OSError:  # it does not exist yet
+    except OSError:  # the folder does not exist yet
         return home
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:
         raise UsageError(
@@ -156,7 +156,7 @@ def temporary_folder() -> str:
     Raises:
         StorageError: there is none that can be written.
     """
-    import tempfile  # here, because every command imports this module, and few call this function
+    import tempfile  # not at the top, because every command imports this module, and few call this function
 
     try:
         return tempfile.gettempdir()
@@ -384,7 +384,7 @@ def file_system_of(folder: Path) -> str:
 
 def user_name(uid: int) -> str:
     """The name of a user; the number of a user without a name."""
-    import pwd  # here, because few commands need it
+    import pwd  # not at the top, because few commands need it
 
     try:
         return pwd.getpwuid(uid).pw_name

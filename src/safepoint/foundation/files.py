@@ -186,7 +186,8 @@ def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool
     for path in trash.glob("*.????????????????????????????????"):
         target = folder / path.stem
         if is_name(path.stem) and not os.path.lexists(target):
-            with contextlib.suppress(OSError):  # such as an immutable folder; it must not end a start
+            # A folder that cannot be moved, such as an immutable one, must not end a start.
+            with contextlib.suppress(OSError):
                 no_links.rename(path, target)
                 fsync_folder(folder)
 

@@ -57,7 +57,7 @@ class ProcessId:
 
 def identify(pid: int) -> ProcessId | None:
     """The identity of a process; None when there is no such process."""
-    ticks = _start_ticks(pid, also_ended=True)  # a child may have ended already and not been reaped
+    ticks = _start_ticks(pid, also_ended=True)  # include a child that has ended but was not reaped
     return None if ticks is None else ProcessId(pid=pid, start_ticks=ticks, boot=boot_id())
 
 
@@ -141,14 +141,14 @@ def find_lock(status: os.stat_result) -> tuple[bool, bool]:
         is_listed = place in (_PROC / "locks").read_text(encoding="utf-8").split()
     for entry in os.listdir(_PROC):
         if entry.isdecimal() and user_of(int(entry)) == os.getuid():
-            with contextlib.suppress(OSError):  # it has ended, or hides its open files
+            with contextlib.suppress(OSError):  # the process has ended, or hides its open files
                 if any(_holds_lock(file, place) for file in (_PROC / entry / "fdinfo").iterdir()):
                     return True, True
     return is_listed, False
 
 
 def _holds_lock(file: Path, place: str) -> bool:
-    with contextlib.suppress(OSError):  # it was closed meanwhile
+    with contextlib.suppress(OSError):  # the process has closed the file meanwhile
         lines = file.read_text(errors="replace").splitlines()
         return any(place in line.split() for line in lines if line.startswith("lock:"))
     return False

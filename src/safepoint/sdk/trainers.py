@@ -250,7 +250,8 @@ class TransformersTrainer(types.CustomTrainer):
             raise ValueError(f"periodic_checkpoint_config is the class {name}: use {name}()")  # noqa: TRY004  as above
         if not all(hasattr(config, name) for name in names):
             raise ValueError(f"periodic_checkpoint_config must be a PeriodicCheckpointConfig, not {config!r}")
-        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)  # another class may not have checked its fields
+        # Check them, because an object of another class may not have checked its fields.
+        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)
         if self.save_every is not None and config.save_strategy != "no":
             raise ValueError(
                 f"save_every {self.save_every!r} contradicts save_strategy {config.save_strategy!r} of "

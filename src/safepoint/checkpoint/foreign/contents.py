@@ -168,7 +168,8 @@ def _check_parts(described: dict[str, Any], places: Collection[tuple[str, tuple[
                 raise CheckpointError(f"it does not say where {key} is")
             continue
         num_elements = 0
-        budget.spend(Cost.CHUNKS, len(entry.get("chunks")))  # for each entry: many entries may share one list
+        # Counted for each entry, because many entries may share one list.
+        budget.spend(Cost.CHUNKS, len(entry.get("chunks")))
         for chunk in entry.get("chunks"):
             num_elements += math.prod(numbers_of(chunk.get("sizes")))
             if (key, numbers_of(chunk.get("offsets"))) not in places:

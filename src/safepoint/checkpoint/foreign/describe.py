@@ -46,7 +46,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
     except ObjectNotFoundError as error:
         raise CheckpointError(f"{found.name} changed while it was read: {error.message}") from error
     except StorageError as error:
-        if not store.location.is_folder:  # an error of the store, not of this checkpoint
+        if not store.location.is_folder:  # this is an error of the store, not of this checkpoint
             raise
         raise CheckpointError(f"{found.name} cannot be read: {error.message}") from error
     except (ValueError, OverflowError) as error:

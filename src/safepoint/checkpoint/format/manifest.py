@@ -156,7 +156,7 @@ class FileEntry:
             raise ValueError(f"the digest of {self.path!r} does not match the digests of its parts")
 
 
-@functools.lru_cache(maxsize=1024)  # each save checks the same few paths while training waits
+@functools.lru_cache(maxsize=1024)  # cached, because each save checks the same few paths while training waits
 def path_fault(path: str) -> str | None:
     """Why `path` must not be used inside a checkpoint; None if it may be used."""
     parts = path.split("/")
@@ -451,7 +451,8 @@ def is_of_newer_release(data: bytes) -> bool:
         record = parse_json_object(data)
         version = record.get("version")
         is_later = isinstance(version, str) or (isinstance(version, int | float) and version > VERSION)
-        return record.get("format") in (FORMAT, _PART_FORMAT) and is_later  # not in a set, because a list has no hash
+        # Compared with a tuple, not a set, because a format that is a list has no hash.
+        return record.get("format") in (FORMAT, _PART_FORMAT) and is_later
     return False
 
 
@@ -480,7 +481,8 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
         ManifestError: `data` is something else.
     """
     is_large = MAX_BYTES < len(data) <= MAX_MANIFEST_BYTES
-    if is_large and has_more_values(data, len(data) // _LEAST_BYTES):  # each value takes a lot of memory
+    # Count the values first, because each value takes a lot of memory.
+    if is_large and has_more_values(data, len(data) // _LEAST_BYTES):
         raise ManifestError(f"it has more JSON values than Safepoint writes into {len(data)} bytes")
     try:
         return parse_object(data, max_bytes=MAX_MANIFEST_BYTES)

@@ -95,7 +95,8 @@ def read_manifest_of_any(folder: Path) -> Manifest:
     try:
         return read_manifest(folder)
     except ManifestError:
-        if not os.path.isfile(folder / PART_NAME):  # `Path.is_file` raises if the folder is unreadable
+        # Not `Path.is_file`, which raises an error if the folder is unreadable.
+        if not os.path.isfile(folder / PART_NAME):
             raise
         return read_part(folder).manifest
 

@@ -297,7 +297,7 @@ def prune(
         ConflictError: another attempt has claimed the store.
         StorageError: the store cannot be used.
     """
-    from safepoint.checkpoint.format.catalog import checkpoint_name  # here, because it imports manifests
+    from safepoint.checkpoint.format.catalog import checkpoint_name  # not at the top, because it imports manifests
     from safepoint.foundation.events.run_events import Pruned, PruneFailed
 
     try:
@@ -328,7 +328,7 @@ def delete_one(
     Returns:
         Whether it is deleted. Also False while a process reads or uploads it.
     """
-    from safepoint.checkpoint.format.catalog import checkpoint_name  # here, because it imports manifests
+    from safepoint.checkpoint.format.catalog import checkpoint_name  # not at the top, because it imports manifests
     from safepoint.foundation.events.run_events import PruneFailed
 
     name = checkpoint_name(step)

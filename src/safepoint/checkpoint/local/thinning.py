@@ -115,7 +115,7 @@ def _deletable(
     output: OutputFolder, policies: Sequence[Policy], protected: Collection[int], run_id: str
 ) -> Iterator[tuple[int, Occupied]]:
     """The steps that may be deleted, oldest first, each with what its deletion frees."""
-    with contextlib.suppress(OSError):  # the folder cannot be read; the prune after the save reports it
+    with contextlib.suppress(OSError):  # if the folder cannot be read, the pruning after the save reports it
         for step in output.superseded(under_pressure(policies), protected=protected, run_id=run_id):
             if not output.is_in_use(checkpoint_name(step)):
                 yield step, occupied(output.root / checkpoint_name(step))

@@ -55,7 +55,8 @@ def check_records(file: BinaryIO) -> None:
     place = file.tell()
     try:
         file.seek(0, io.SEEK_END)
-        size_bytes = file.tell() - place  # `seek` of DCP's file objects returns the position in another file
+        # Not the result of `seek`: DCP's file objects return the position in another file.
+        size_bytes = file.tell() - place
 
         def read_range(start: int, count: int) -> bytes:
             file.seek(place + start)
@@ -87,7 +88,7 @@ def check_directory(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: i
     """
     _check_place(file, archive, size_bytes)
     records = archive.infolist()
-    names = {record.filename.lower() for record in records}  # as torch's reader ignores case
+    names = {record.filename.lower() for record in records}  # in lower case, because torch's reader ignores the case
     if len(names) != len(records):
         raise ArchiveError("two of its records have the same name")
     if len({name.partition("/")[0] for name in names}) > 1:  # torch reads the first folder, and others the last one

@@ -43,7 +43,8 @@ class _SavedType:
         self.dtype = np.dtype(text)
 
     def __setstate__(self, state: Any) -> None:
-        self.dtype = self.dtype.newbyteorder(state[1])  # the rest says nothing more about a type of numbers
+        # For a type of numbers, only the byte order in the state matters.
+        self.dtype = self.dtype.newbyteorder(state[1])
 
 
 class _SavedArray:

@@ -152,7 +152,8 @@ class _States:
 
     def check(self) -> None:
         """Raise CheckpointError if a tensor does not fit its parameter."""
-        if isinstance(self._optimizer, torch.optim.LBFGS):  # it has vectors of all parameters, and no kernels
+        # LBFGS has vectors of all parameters, and no kernels of its own.
+        if isinstance(self._optimizer, torch.optim.LBFGS):
             return
         number = 0
         for group_index, group in enumerate(self._optimizer.param_groups):
@@ -173,7 +174,8 @@ class _States:
     def _fault(self, name: Any, tensor: Any, parameter: torch.Tensor, place: tuple[int, int]) -> str:
         """Why a tensor does not fit; empty if it fits."""
         here, there = _local(tensor), _local(parameter)
-        if not there.numel():  # this rank has no part of the parameter, or DeepSpeed has moved it to a disk
+        # This rank has no part of the parameter, or DeepSpeed has moved the parameter to a disk.
+        if not there.numel():
             return ""
         is_scalar = name in _SCALARS and here.numel() == 1
         if type(here) is not torch.Tensor and type(here) is not torch.nn.Parameter:
@@ -187,7 +189,7 @@ class _States:
             is_tensor = isinstance(created, torch.Tensor)
             fits = is_tensor and created.shape == here.shape and created.dtype == here.dtype
             if not fits and not self._has_kernels and name not in _ELEMENTWISE:
-                return ""  # a state of the script's own optimizer, whose operations check sizes
+                return ""  # the optimizer is of the script, and its operations check sizes
             is_whole = _is_whole(here)
         if not fits:
             return f"has the shape {tuple(here.shape)} and the type {here.dtype}, which do not fit the parameter"
@@ -210,7 +212,7 @@ def _create(optimizer: Any, parameter: torch.Tensor, place: tuple[int, int]) -> 
     own = {
         name: list(cast("list[Any]", one)) if type(one) is list else _copied(one) for name, one in attributes.items()
     }
-    own.pop("step", None)  # schedulers put a wrapper there
+    own.pop("step", None)  # remove the wrapper of `step` that a scheduler may have installed
     copy = object.__new__(cast("Any", type(optimizer)))
     copy.__dict__.update(own)
     with torch.no_grad():
@@ -222,7 +224,7 @@ def _create(optimizer: Any, parameter: torch.Tensor, place: tuple[int, int]) -> 
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     random: Any = torch.random
     with random.fork_rng(devices=devices):
-        if hasattr(copy, "init_state"):  # bitsandbytes
+        if hasattr(copy, "init_state"):  # only optimizers of bitsandbytes have this method
             if hasattr(copy, "page_mng"):
                 copy.page_mng = SimpleNamespace(paged_tensors=[])
             copy.init_state(group, fresh, *place)

@@ -140,7 +140,8 @@ class CheckedUnpickler(restricted.Unpickler):
             raise pickle.UnpicklingError(
                 f"the pickle encodes a text, but not with one of {', '.join(sorted(_ENCODINGS))}"
             )
-        if function is _REBUILD_FROM_TYPE and len(values) > 2:  # this function calls its first value with its third
+        # This function calls its first argument with its third one.
+        if function is _REBUILD_FROM_TYPE and len(values) > 2:
             self._check_call(values[0], values[2])
         if id(function) in _COLLECTIONS:
             for value in values:
@@ -148,7 +149,7 @@ class CheckedUnpickler(restricted.Unpickler):
 
     def _check_items(self, kind: Any, items: Any) -> None:
         """Check what a set or a dictionary is made of."""
-        if isinstance(items, dict | set):  # its keys were checked when the pickle made it
+        if isinstance(items, dict | set):  # the keys of `items` were checked when the pickle made it
             return
         if not isinstance(items, list | tuple):
             raise pickle.UnpicklingError(f"the pickle makes a {kind.__name__} of something other than a list")

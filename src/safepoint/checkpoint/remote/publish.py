@@ -245,7 +245,7 @@ class NodeUploaders:
 
     def note(self, name: str, manifest: Manifest, published: Published) -> None:
         """Record the result of an upload."""
-        self.awaited.pop(name, None)  # the entry may be of an earlier save of this step, with another manifest
+        self.awaited.pop(name, None)  # an entry of an earlier save of this step may have another manifest
         if published is Published.IN_PART:
             self.awaited[name] = manifest
 

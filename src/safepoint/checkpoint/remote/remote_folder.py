@@ -349,7 +349,7 @@ class RemoteFolder:
         marked = self.unfinished(deadline_s=deadline_s) if names is None else names
         listed: dict[str, Mapping[str, int]] = {}
         for name in marked:
-            listed[name] = {}  # stays empty if the store refuses the mark
+            listed[name] = {}  # this entry stays empty if the store refuses the mark
             with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{UNFINISHED}/{name}"):
                 listed[name] = self.marked_files(name, deadline_s=deadline_s)
 

@@ -211,7 +211,8 @@ class StoreDestination:
             if self._remote.bytes_of_manifest(self._name, deadline_s=self._deadline_s) != data:
                 raise
         self._remote.note_commit(self._manifest.step)
-        with contextlib.suppress(StorageError):  # it is committed; the next start deletes the marks
+        # Ignore errors: the checkpoint is committed, and the next start deletes the marks.
+        with contextlib.suppress(StorageError):
             self._remote.forget(self._name, self._deadline_s)
 
     def discard(self) -> None:

@@ -195,7 +195,8 @@ class _Process:
             clock.sleep(0.1)
 
     def _finish(self, *, newest_only: bool, deadline_s: float | None) -> None:
-        if self._uploader.with_final and newest_only:  # the final model was requested, and there is no time for it
+        # The final model was to be uploaded, but there is no time for it.
+        if self._uploader.with_final and newest_only:
             self._left_out_final = True
         self._uploader.takes_open = True
         self._uploader.newest_only = newest_only
@@ -206,7 +207,8 @@ class _Process:
             end.daemon = True
             end.start()
         if not self._finishing.is_set():
-            self._uploader.last_progress_s = clock.monotonic_s()  # the time that `patience_s` limits begins now
+            # The time that `patience_s` limits is counted from now on.
+            self._uploader.last_progress_s = clock.monotonic_s()
         self._finishing.set()
         self._priority.restore()
         self._wake.set()

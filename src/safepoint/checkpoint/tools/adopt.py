@@ -132,7 +132,7 @@ def _commit(destination: Destination, manifest: Manifest) -> tuple[Fault, ...]:
     checkpoint."""
     try:
         commit(destination, manifest)
-    except (SaveError, OSError) as error:  # such as a folder that may not be written
+    except (SaveError, OSError) as error:  # for example, this user may not write to the folder
         return (Fault(file=".", reason=str(error)),)
     return ()
 

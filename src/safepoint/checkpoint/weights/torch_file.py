@@ -167,7 +167,7 @@ def read_inert(
     if len(data) > MAX_PICKLE_BYTES:
         raise CheckpointError(f"a pickle has more than {MAX_PICKLE_BYTES} bytes")
     unpickler = _Unpickler(data, known or {}, storage, check_name)
-    most = min(len(data), unpickler.max_instructions)  # an instruction has at least one byte
+    most = min(len(data), unpickler.max_instructions)  # a pickle cannot have more instructions than bytes
     if budget is not None:
         budget.spend(Cost.STEPS, most)
     try:
@@ -296,7 +296,8 @@ def _read(
     def rebuild(
         stored: _Storage, offset: int, sizes: Any, strides: Any, grad: Any = None, hooks: Any = None, sign: Any = None
     ) -> StoredTensor:
-        if sign:  # torch changes the values when it loads them, and a range of bytes does not say so
+        # Torch changes such values when it loads them; a copied range of bytes would contain the unchanged values.
+        if sign:
             raise CheckpointError("a tensor is stored negated or conjugated; load it with torch")
         if type(stored) is not _Storage or type(stored.dtype) is not str:
             raise CheckpointError("a tensor has no storage")

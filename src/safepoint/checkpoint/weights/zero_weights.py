@@ -92,7 +92,7 @@ def zero_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Sto
         if name in weights and alias not in weights:
             known = weights[name]
             budget.spend(Cost.WEIGHTS)
-            budget.spend(Cost.RUNS, len(known.runs))  # the export reads these runs once more
+            budget.spend(Cost.RUNS, len(known.runs))  # count the runs again, because the export reads them once more
             weights[alias] = StoredWeight(known.shape._replace(name=alias), known.runs)
     for weight in _others(model[0], stage, budget):
         weights.setdefault(weight.shape.name, weight)
@@ -153,7 +153,7 @@ class _Flats:
 def _shapes(model: Mapping[str, Any], budget: Budget) -> Iterator[Mapping[str, tuple[int, ...]]]:
     """The names and sizes of the trained weights, for each group of the optimizer."""
     for group in model["param_shapes"]:
-        budget.spend(Cost.WEIGHTS, len(group))  # one group may be listed many times
+        budget.spend(Cost.WEIGHTS, len(group))  # counted for each entry, because one group may be listed many times
         yield {name: numbers_of(sizes) for name, sizes in group.items()}
 
 

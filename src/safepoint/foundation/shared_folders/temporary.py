@@ -31,7 +31,8 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
     Raises:
         StorageError: there is no folder for temporary files.
     """
-    usual = Path(temporary_folder())  # torch elastic and the libraries of most scripts need one in any case
+    # An error is right here: torch elastic and most scripts also need a folder for temporary files.
+    usual = Path(temporary_folder())
     candidates = [usual, *([_IN_MEMORY] if _has_room() else [])]
     if prefers_memory and "TMPDIR" not in os.environ:
         candidates.reverse()
@@ -82,7 +83,7 @@ def _has_room() -> bool:
 
 @functools.cache
 def _warn_of_others(folder: Path) -> None:
-    if is_seeing_all():  # the processes of a container trust each other
+    if is_seeing_all():  # do not warn in a container, whose processes trust each other
         _log.warning(
             "other users can replace the temporary folders of this run, because they may write to %s, to a folder "
             "above it, and to /dev/shm; set TMPDIR to a folder to which only you may write",

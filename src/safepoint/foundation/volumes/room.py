@@ -110,9 +110,9 @@ def _file_system(folder: Path) -> _FileSystem | None:
 def _evicted_at(mount: Mount, disk: _FileSystem) -> float | None:
     """The share of the disk that must stay free; None if the pod is not evicted because of this disk."""
     if mount.kind == "tmpfs":
-        return None  # memory: a pod that uses too much is killed, and statvfs states the limit
+        return None  # the volume is in memory: the pod is killed, not evicted, and statvfs states the limit
     if mount.kind == "overlay":
-        return _IMAGES_SHARE  # the container's own layer is beside the images
+        return _IMAGES_SHARE  # the container's own layer is on the disk of the images
     if _EMPTY_DIR not in mount.root:
         return None  # a claim is not on the node's disk
     try:

@@ -309,7 +309,7 @@ class ClusterApi:
             self._path(kind), query, read_s=timeout_s + _LATE_S, most_line_bytes=_MOST_EVENT_BYTES
         ) as lines:
             for line in lines:
-                if clock.monotonic_s() > until_s:  # the server should have ended the watch
+                if clock.monotonic_s() > until_s:  # end the watch, because the server has not ended it
                     return
                 event = document(line)
                 what, item = str(at(event, "type")), at(event, "object")

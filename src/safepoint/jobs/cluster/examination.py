@@ -222,7 +222,7 @@ def _queues(api: ClusterApi) -> Iterator[Finding]:
     try:
         names = sorted(map(name_of, api.objects("localqueues")))
     except AccessDeniedError:
-        return  # `_rights` has reported it
+        return  # `_rights` has reported that the right is missing
     yield Finding(
         check="queues",
         status=Status.OK,

@@ -109,7 +109,7 @@ place, expected = sys.argv[1:3]
 digest = hashlib.sha256()
 contents = {}
 for name in sorted(os.listdir(place)):
-    if not name.startswith(".."):  # names of the kubelet
+    if not name.startswith(".."):  # names that the kubelet uses itself
         with open(os.path.join(place, name), "rb") as file:
             data = contents[name] = file.read()
         digest.update(f"{name} {len(data)} ".encode() + data)
@@ -193,7 +193,7 @@ def digest_of_files(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-@functools.cache  # it takes 60 ms, most of the processor time of a submit
+@functools.cache  # cached, because this takes 60 ms, most of the processor time of a submit
 def build_archive() -> bytes:
     """The archive of this release, made once in a process."""
     buffer = io.BytesIO()

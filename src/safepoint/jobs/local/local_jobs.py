@@ -140,7 +140,7 @@ class LocalJobs:
         while True:
             if name is not None:
                 found = [self.job(name)]
-                name = found[0].name  # the given first letters may match another job later
+                name = found[0].name  # use the full name: the first letters may match another job later
             else:
                 found = [job for job in self.jobs() if job.state.is_active or job.name in before]
                 before = {job.name for job in found if job.state.is_active}
@@ -317,7 +317,7 @@ class LocalJobs:
         name = self._history.name_of(name)
         try:
             job = self.job(name)
-        except StorageError:  # the entry cannot be read, so the job cannot be saved before it ends
+        except StorageError:  # the entry of the job cannot be read, so the job cannot be saved before it ends
             if with_checkpoints:
                 raise
             self._history.forget(name)
@@ -326,7 +326,7 @@ class LocalJobs:
         if with_checkpoints:
             return self._delete_all(job, timeout_s)
         if not self._remove(name):
-            with contextlib.suppress(NotFoundError):  # raised when the supervisor has deleted the job
+            with contextlib.suppress(NotFoundError):  # the supervisor has deleted the job
                 self._until(name, lambda _: False, "deleted", timeout_s)
         return 0
 

@@ -98,7 +98,8 @@ def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     environ = os.environ if environ is None else environ
     count = _number("SAFEPOINT_GPU_SLOTS", Configuration.of_user(environ).local.gpu_slots, environ)
     mask = environ.get(VISIBLE)
-    if mask is None or JOB_VARIABLE in environ:  # in a process of a job, the variable has only that job's devices
+    # A process of a job cannot use the variable: it has only that job's devices.
+    if mask is None or JOB_VARIABLE in environ:
         return tuple(map(str, range(_num_devices() if count is None else count)))
     own = itertools.takewhile(lambda name: name not in {"", "-1"}, (name.strip() for name in mask.split(",")))
     return tuple(own)[:count]
@@ -199,7 +200,7 @@ def _preempt(asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobR
         chosen.append(job)
     if not room.holds(need):
         return Admission(waits_for=_describe(need, capacity))
-    for job in list(chosen):  # jobs that were chosen later may make an earlier one unnecessary
+    for job in list(chosen):  # leave out each job that the jobs chosen after it have made unnecessary
         if (room - needs(job, capacity)).holds(need):
             room -= needs(job, capacity)
             chosen.remove(job)

@@ -128,7 +128,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # the file is not TOML, or not UTF-8
         # Neither the parser's message nor its error is shown: both may quote an access key.
         position = _POSITION.search(str(error))
         where = position[0] if position else "position unknown"

@@ -213,7 +213,7 @@ def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
             loaded.add(instruction.argval)
         elif instruction.opname in {"LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}:
             used.add(instruction.argval)
-    used |= loaded - own  # without the names that the body of a class has defined
+    used |= loaded - own  # leave out the names that the body of a class has defined
     if not is_function and code.co_name == "<module>":
         defined |= own
     for constant in code.co_consts:
@@ -234,7 +234,7 @@ def source_of(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
     Raises:
         UsageError: the value is not plain.
     """
-    kind = cast("type[Any]", type(value))  # not isinstance: numpy's float64 is a subclass of float
+    kind = cast("type[Any]", type(value))  # `isinstance` would accept numpy's float64, which is a subclass of float
     if kind in _REPEATABLE:
         return ascii(value)
     if kind is int:

@@ -23,7 +23,7 @@ def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
     if spec.settings.output_dir is not None:
         return absolute_location(spec.settings.output_dir, spec.working_dir)
     reported = (progress.location or progress.output_dir) if progress is not None else ""
-    with contextlib.suppress(ValueError):  # the record was altered
+    with contextlib.suppress(ValueError):  # the location in the record is invalid: the record was altered
         return absolute_location(reported, spec.working_dir) if reported else None
     return None
 

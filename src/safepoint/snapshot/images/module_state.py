@@ -47,7 +47,7 @@ class ModuleState:
         self._tables, self._entries = [], []
         for module in self.module.modules():
             if _has_custom_state(module):
-                self._counts = [-1]  # no list of lengths equals this one, so `_holds` returns False
+                self._counts = [-1]  # no list of lengths equals [-1], so `_holds` returns False
                 return
             tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
             # If a hook or a state_dict method is added later, one of these containers becomes longer, and the last

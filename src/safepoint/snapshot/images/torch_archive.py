@@ -189,7 +189,8 @@ def records_of(archive: Archive, view: Callable[[int, int], memoryview]) -> Iter
         header = _LOCAL.unpack(view(start, _LOCAL.size))
         data = start + _LOCAL.size + header[9] + header[10]
         end = data + size + (24 if size >= _WIDE else 16)
-        yield Record(data, size, end, (data + size + 4, entry + 16))  # the first is behind the descriptor's signature
+        # The checksum in the descriptor follows its signature of 4 bytes.
+        yield Record(data, size, end, (data + size + 4, entry + 16))
         entry = extra + extra_bytes + comment_bytes
 
 

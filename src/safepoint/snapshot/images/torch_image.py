@@ -258,7 +258,8 @@ def _outline(value: Any, found: list[Any]) -> bool:
         return all(type(key) in _SCALARS for key in keys) and all(_outline(item, found) for item in value.values())
     if kind in {list, tuple}:
         found.extend((kind, len(value)))
-        if all(type(item) in _SCALARS for item in value):  # fast for the many numbers of an optimizer's parameters
+        # This check is fast for the many numbers of an optimizer's parameters.
+        if all(type(item) in _SCALARS for item in value):
             found.extend(value)
             return True
         return all(_outline(item, found) for item in value)

@@ -49,7 +49,7 @@ class EarlierSnapshotLinks:
         self._state.changed.wait_for(lambda: self._state.is_done(earlier))
         newest = earlier.registry.newest_complete
         if newest is None or newest.facts is None or newest.facts.num_nodes > 1:
-            return None  # this node has only the files of its own ranks in memory
+            return None  # the memory of this node has only the files of this node's ranks
         is_durable = newest.progress == Progress.DURABLE
         try:
             sources = sorted(merge(earlier.sources(newest)), key=attrgetter("path"))

@@ -73,7 +73,7 @@ class Rank:
             try:
                 self.channel.send(encode(message))
             except OSError:
-                return  # the thread that receives from this rank notices that it has ended
+                return  # the thread that receives from this rank handles the end of the rank
 
     def send_outcome(self, outcome: Outcome) -> None:
         """Send how a save ended, with the number of the rank's request."""
@@ -192,11 +192,11 @@ class KeeperState:
         with self.changed:
             while (group := self.current) is None or hello.restart > group.restart or group.is_over:
                 self.forget_earlier()
-                if self.current is group:  # otherwise the thread of another rank was faster
+                if self.current is group:  # if False, the thread of another rank has replaced `current` already
                     self.earlier, self.current = group, RankGroup(hello.restart, hello.num_ranks)
                     group = self.current
                     break
-            if hello.rank in group.ranks:  # it connects again, and sends its blocks again
+            if hello.rank in group.ranks:  # the rank connects again, and will send its blocks again
                 group.registry.remove_rank(hello.rank)
             rank = group.ranks[hello.rank] = Rank(hello.rank, channel)
             return group, rank

@@ -126,7 +126,7 @@ class Arena:
         """False if `take` would return None for images of these sizes. True if `take` would return blocks, or raise
         an error."""
         if self.most_bytes is not None and _needed_bytes(sizes) > self.most_bytes:
-            return True  # `take` raises an error: a wait would not free enough memory
+            return True  # `take` would raise an error, because a wait cannot free enough memory
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
         return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, more_slots)
 
@@ -191,7 +191,8 @@ class Arena:
     def _give_back(self, block: Block) -> None:
         self._blocks.remove(block)
         self._keeper.overwrite([block])
-        self._keeper.send(ReturnBlock(number=block.number))  # unmapped in this process with the last reference
+        # This process unmaps the block when the last reference to it is gone.
+        self._keeper.send(ReturnBlock(number=block.number))
 
     def close(self) -> None:
         """Release all blocks. The keeper keeps those that it still needs."""

@@ -170,6 +170,6 @@ class Snapshotter:
         self.arena.close()
 
 
-@functools.lru_cache(maxsize=1024)  # each save stages the same few files while training waits
+@functools.lru_cache(maxsize=1024)  # cached, because each save stages the same few files while training waits
 def _staged_file(path: str, block: int, offset: int, size_bytes: int, archives: tuple[Archive, ...]) -> StagedFile:
     return StagedFile(path=path, block=block, offset=offset, size_bytes=size_bytes, archives=archives)

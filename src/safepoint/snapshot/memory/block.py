@@ -70,7 +70,7 @@ class Block:
             os.close(descriptor)
             raise OSError(ctypes.get_errno(), f"{capacity_bytes} bytes of shared memory cannot be mapped")
         self.address: int = address
-        self._length_bytes = -1  # not known: another process may have changed the length
+        self._length_bytes = -1  # the length is not known, because another process may have changed it
         self.pinned_bytes = 0
         """How many bytes from the start are locked in memory (pinned), so that a device may write to them."""
         self._unpin: Callable[[], None] | None = None

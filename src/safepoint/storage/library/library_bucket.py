@@ -228,7 +228,8 @@ class LibraryBucket:
             done += len(block)
             md5.update(block)
             with self._translating(what):
-                writer.write(bytes(block))  # copied, because obstore reads the bytes after `write` has returned
+                # Copy the block, because obstore reads the bytes after `write` has returned.
+                writer.write(bytes(block))
             if progress is not None:
                 progress(len(block))
 
@@ -323,7 +324,7 @@ class LibraryBucket:
 
 def _content_of(file: OpenFile) -> Content:
     def write_to(sink: Sink) -> None:
-        done, end = 0, file.size_bytes + 1  # one byte more than the size shows that the file has grown
+        done, end = 0, file.size_bytes + 1  # read one byte more than the size, to find out whether the file has grown
         while block := os.pread(file.descriptor, min(_READ_BYTES, end - done), done):
             done += len(block)
             sink(memoryview(block))

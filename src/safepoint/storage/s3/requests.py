@@ -115,7 +115,8 @@ class S3Requests:
         self._root = f"{endpoint.path.rstrip('/')}/{bucket}" if options.endpoint else ""
         self._tls = options.tls_context() if self._is_tls else None
         self._proxy = urlsplit(proxy_of(endpoint.geturl()) or "")
-        self._idle: list[http.client.HTTPConnection] = []  # used by several threads: append and pop are atomic
+        # Several threads use this list; `append` and `pop` are atomic.
+        self._idle: list[http.client.HTTPConnection] = []
         weakref.finalize(self, _close_all, self._idle)
 
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:

@@ -130,7 +130,7 @@ class Successions:
         document = document_of(old, content)
         try:
             written = read_plan(create(self._api, "trainjobs", document))
-        except AlreadyExistsError:  # the answer to an earlier try was lost
+        except AlreadyExistsError:  # an earlier try, whose reply was lost, has created the TrainJob
             written = read_plan(self._api.get("trainjobs", name_of(document)))
         if written is None:
             raise ConflictError(

@@ -126,7 +126,7 @@ def _created(api: ClusterApi, name: str, request: HelperRequest, document: Objec
         yield job
     finally:
         is_over.set()
-        with contextlib.suppress(SafepointError):  # otherwise the cluster deletes the Job after its deadline
+        with contextlib.suppress(SafepointError):  # if this fails, the cluster deletes the Job after its deadline
             api.delete("jobs", name)
 
 
@@ -218,7 +218,7 @@ def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory:
     for _ in range(_TIMES_BROKEN):
         try:
             for frame in _frames(api, name_of(pod), said):
-                if frame.number != num_read:  # this frame was read before the connection broke
+                if frame.number != num_read:  # skip frames that were read before the connection broke
                     continue
                 num_read += 1
                 num_characters += len(frame.text)

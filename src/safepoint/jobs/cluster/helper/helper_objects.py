@@ -252,7 +252,8 @@ def _volumes(name: str, request: HelperRequest, basis: PodBasis) -> tuple[list[O
     if request.pieces:
         maps = [{"configMap": {"name": _map_name(name, number + 1)}} for number in range(len(request.pieces))]
         add(_volume_name("pieces"), PIECES, {"projected": {"sources": maps}}, is_read_only=True)
-    add(_volume_name("tmp"), "/tmp", {"emptyDir": {}}, is_read_only=False)  # the pod copies its program there
+    # The pod copies Safepoint's files to this folder.
+    add(_volume_name("tmp"), "/tmp", {"emptyDir": {}}, is_read_only=False)
     return volumes, mounts
 
 

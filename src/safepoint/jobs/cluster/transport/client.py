@@ -263,7 +263,7 @@ class Client:
         try:
             found = Work(task).result(_EXCHANGE_S, unless=self._streams.closing)
         except Exception as error:
-            if self._streams.is_closed:  # while the task ran
+            if self._streams.is_closed:  # `close` was called while the task ran
                 raise self._closed() from error
             raise
         if self._streams.is_closed:  # see `_opened`: the answer may have been cut off

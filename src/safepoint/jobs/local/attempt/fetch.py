@@ -59,7 +59,7 @@ def _from_store(one: Input, folder: Path, working: Path) -> Path:
     location = parse_location(one.source)
     store = open_store(location)
     found = _listing(store, one)
-    if not found and location.path:  # the location may be that of one object
+    if not found and location.path:  # the location may name a single object
         store = open_store(location.parent)
         found = [item for item in store.list() if item.key == location.name]
     if not found:
@@ -89,7 +89,7 @@ def _from_store(one: Input, folder: Path, working: Path) -> Path:
         raise StorageError("its objects were changed while they were fetched", hint="resume the job")
     for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
         files.fsync_folder(path)
-    if not target.exists():  # otherwise another job has just fetched the same files
+    if not target.exists():  # if it exists, another job has just fetched the same files
         files.replace_folder(working, target, trash=folder)
     return target
 
@@ -135,7 +135,7 @@ def _from_hub(one: Input) -> Path:
         raise UnsupportedError(
             f"{error.name} is not installed where the job trains", hint="pip install huggingface_hub"
         ) from error
-    hub: Any = huggingface_hub  # it declares its types only in part
+    hub: Any = huggingface_hub  # Any, because the package declares its types only in part
     repository, ignore = one.source.removeprefix(HUB).strip("/"), list(one.ignore) or None
     is_offline = bool(constants.HF_HUB_OFFLINE)
     wanted: list[str] = []

@@ -74,7 +74,7 @@ def _fetch(
     write_atomic(request, json.dumps(document).encode(), durable=False)
     failure.unlink(missing_ok=True)
     command = [spec.python, "-P", "-m", "safepoint.jobs.local.attempt.fetch", str(request)]
-    delete_tree(working)  # this supervisor's predecessor may have been killed
+    delete_tree(working)  # an earlier supervisor may have left this folder when it was killed
     try:
         code = run_step(command, folder, one.log, _environment(one, folder, environ), may_continue)
     finally:

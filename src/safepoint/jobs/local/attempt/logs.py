@@ -63,7 +63,7 @@ def read_logs(
     """
     tails: dict[Path, _Tail] = {}
     while True:
-        over = is_over is None or is_over()  # checked first, so that all lines before the end are read
+        over = is_over is None or is_over()  # call `is_over` first, so that all lines before the end are read below
         for path in sorted((folder / FOLDER).glob("*.log"), key=_order):
             if path not in tails and _is_selected(path, ranks, nodes, step):
                 tails[path] = _Tail(path)

@@ -224,7 +224,7 @@ def commit_snapshot(
         facts.output,
         parse_policies(facts.keep, facts.limit),
         report,
-        protected={*facts.protected, manifest.step},  # what was just saved stays, whatever else is in the folder
+        protected={*facts.protected, manifest.step},  # the new checkpoint stays in any case
         run_id=manifest.run_id,
     )
     return manifest
