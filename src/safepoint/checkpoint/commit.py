@@ -4,8 +4,8 @@ Every save, copy, fetch, export and final model ends in `commit`. Until then, th
 a store under a name without a manifest, so that no reader uses them as a checkpoint. The commit is:
 
 - in a folder: one rename (`FolderDestination`);
-- in a folder on each of several nodes: one rename on each node, after all nodes have prepared their parts (the files
-  of the checkpoint that the node's own folder holds);
+- in a folder on each of several nodes: one rename on each node, after all nodes have prepared their parts. (The part
+  of a node is the files of the checkpoint that the node's own folder holds.)
 - in an object store: one conditional write of the manifest (`checkpoint.remote.store_destination`).
 
 A model that is exported outside of a run's location has no manifest. In a store, it counts as complete when its last

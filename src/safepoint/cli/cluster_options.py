@@ -64,8 +64,9 @@ def open_jobs(
 ) -> Generator[JobPlace[Any]]:
     """The jobs of the place that `on` names.
 
-    If `on` is None, the jobs are those of this machine, with two exceptions: if there is a default place, a
-    `namespace` selects its jobs, and a `name` selects the place that has this job.
+    If `on` is None, the jobs are those of this machine. If the settings have a default place, there are two
+    exceptions. With `namespace`, the jobs are those of the default place. With `name`, the jobs are those of the
+    place that has this job.
 
     Args:
         on: the place, as the option `--on` names it.

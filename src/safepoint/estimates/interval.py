@@ -177,7 +177,8 @@ def productive_share(interval_s: float, times: SaveTimes, interruptions: Interru
         ValueError: `interval_s` is not above 0.
 
     The formula is in the docstring of this module. With `snapshot_every_s`, work goes on at the rate s / (s + stall
-    of a snapshot), and an interruption of the ranks only keeps the work up to the newest of these snapshots.
+    of a snapshot). In this case, an interruption that ends only ranks keeps the work up to the newest of these
+    snapshots.
     """
     if not interval_s > 0:
         raise ValueError(f"interval_s is {interval_s!r}, and must be above 0")

@@ -171,9 +171,9 @@ def temporary_folder() -> str:
 def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
     """Whether `path`, or a folder above it, belongs to another user and lies in a folder that everyone may write to.
 
-    The rule is that of the kernel's `protected_symlinks`: in a folder with the sticky bit that everyone may write to,
-    such as /tmp, a file or folder is accepted only if it belongs to this user, to root, or to the owner of that
-    folder.
+    The rule is that of the kernel's `protected_symlinks`. It concerns folders with the sticky bit that everyone may
+    write to, such as /tmp. In such a folder, a file or folder is accepted only if it belongs to this user, to root,
+    or to the owner of that folder.
 
     Args:
         path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.

@@ -133,8 +133,8 @@ def _place_of(status: os.stat_result) -> str:
 def find_lock(status: os.stat_result) -> tuple[bool, bool]:
     """Whether any process of this machine holds a lock on a file, and whether one of this user's processes does.
 
-    The pids in the kernel's list of locks are not used: a process may pass its lock on together with the open file,
-    and end, and another process may get its pid. So the open files of this user's processes are searched.
+    The pids in the kernel's list of locks are not used. A process may pass its lock on together with the open file,
+    and end. Another process may then get its pid. So the open files of this user's processes are searched.
     """
     place, is_listed = _place_of(status), False
     with contextlib.suppress(OSError):

@@ -66,8 +66,8 @@ class Candidate:
 
         Args:
             manifest: the manifest of the checkpoint.
-            policies: if they are given, only the metrics that they use are kept, to save memory: there can be any
-                number of manifests, and each can have any number of metrics.
+            policies: if given, the candidate keeps only the metrics that these policies use. This saves memory,
+                because there can be any number of manifests, and each can have any number of metrics.
         """
         try:
             created_s = clock.parse_utc(manifest.created)

@@ -48,8 +48,9 @@ def check_records(file: BinaryIO) -> None:
     The position does not change.
 
     Raises:
-        ArchiveError: the archive is damaged; a record is compressed or encrypted, two records have the same name, the
-            records together have more bytes than the file, or zip readers could find two different directories.
+        ArchiveError: the archive is damaged, or two zip readers could find different directories in it. Also if a
+            record is compressed or encrypted, if two records have the same name, or if the records together have more
+            bytes than the file.
         OSError: the file cannot be read.
     """
     place = file.tell()

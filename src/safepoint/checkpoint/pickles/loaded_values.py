@@ -3,7 +3,7 @@
 `weights_only=True` restricts which functions a pickle calls, but not the arguments of the calls. These dangers
 remain:
 
-- numpy's arrays and types take a state from the pickle, and do not check it: if a type is larger than its state says,
+- numpy's arrays and types take a state from the pickle, and do not check it. If a type is larger than its state says,
   numpy reads and writes outside of the array. So stand-ins take the place of numpy's functions while a pickle is
   read, and `finish` makes the arrays afterwards.
 - A container may contain itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a

@@ -1,7 +1,7 @@
 """Checks the optimizer states that are loaded from a checkpoint which an attacker may have written.
 
 An optimizer keeps the tensors that it loads. Its fused kernels assume, without a check, that the memory of each
-tensor is as large as that of the parameter: with a smaller or an expanded tensor, a step reads and writes other
+tensor is as large as that of the parameter. With a smaller or an expanded tensor, a step would read and write other
 memory of the process. So while `checked_optimizers` runs, a loaded state is compared with the parameters, and with
 the state that the optimizer itself creates.
 

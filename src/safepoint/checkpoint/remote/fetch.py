@@ -1,8 +1,13 @@
 """Fetches a checkpoint from a store into a working folder: parallel ranged reads, each checked when it is complete.
 
-Promises: if a part of a file (a piece with a digest of its own) has a wrong digest, only this part is fetched again;
-nothing is written outside the working folder; the used memory does not grow with the size of the checkpoint; the
-disk's free space is checked before the first byte is fetched. The caller commits.
+Promises:
+
+- If a part of a file (a piece with a digest of its own) has a wrong digest, only this part is fetched again.
+- Nothing is written outside the working folder.
+- The used memory does not grow with the size of the checkpoint.
+- The disk's free space is checked before the first byte is fetched.
+
+The caller commits.
 """
 
 import contextlib

@@ -160,9 +160,9 @@ class _NewFolder(FolderDestination):
     """The working folder of an export.
 
     Safepoint fills and, after an error, empties the folder through an open descriptor, not through its path. So a
-    user who may write to the folder above cannot lead the export into another folder, neither with a link nor by
-    giving another folder the name of the working folder. Until the commit, only the user who runs the export may
-    enter the working folder.
+    user who may write to the folder above cannot lead the export into another folder, even if this user replaces the
+    working folder by a link or by another folder. Until the commit, only the user who runs the export may enter the
+    working folder.
 
     Args:
         place: the working folder.

@@ -31,7 +31,7 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
     Raises:
         StorageError: there is no folder for temporary files.
     """
-    # An error is right here: torch elastic and most scripts also need a folder for temporary files.
+    # This fails if there is no temporary folder, because torch elastic and most scripts need one too.
     usual = Path(temporary_folder())
     candidates = [usual, *([_IN_MEMORY] if _has_room() else [])]
     if prefers_memory and "TMPDIR" not in os.environ:

@@ -1,7 +1,10 @@
 """How many bytes and inodes a folder has room for, before a save fails or Kubernetes evicts the pod.
 
-Three limits count: the free space of the file system; in a pod, the threshold at which the kubelet evicts pods of a
-node whose disk is nearly full; and the size limit of an emptyDir volume, which no file system enforces.
+Three limits count:
+
+- the free space of the file system;
+- in a pod, the threshold at which the kubelet evicts pods of a node whose disk is nearly full;
+- the size limit of an emptyDir volume, which no file system enforces.
 
 The thresholds are the kubelet's defaults: 10 % of the node's file system (`nodefs.available`), 15 % of the file
 system of the images (`imagefs.available`), and 5 % of the inodes

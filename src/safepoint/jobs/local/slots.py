@@ -7,8 +7,8 @@ and no earlier job goes first. An earlier job goes first if it can start now, or
 been preempted for it. Slots that other jobs are about to free are kept for an earlier job that needs them. Without
 this rule, the jobs that were preempted for a large job would restart, and the large job would never start.
 
-A job that does not fit preempts jobs of lower priority, but only as many as necessary: those of the lowest priority
-first, and among jobs of the same priority the youngest first.
+A job that does not fit preempts jobs of lower priority, but only as many as necessary. Jobs of the lowest priority
+are preempted first. Among jobs of the same priority, the youngest are preempted first.
 """
 
 import itertools

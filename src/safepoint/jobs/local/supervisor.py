@@ -144,7 +144,7 @@ class Supervisor:
             message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is saved"
             self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
             return False
-        if job.wanted is RequestedAction.PREEMPT:  # nothing has to be done, because the job has no processes
+        if job.wanted is RequestedAction.PREEMPT:  # preempted at once, because the job has no processes
             self._history.become(self._name, JobState.PREEMPTED, actor=self._actor, wanted=RequestedAction.RUN)
             job = self._job
         if job.state is JobState.RESTARTING:
@@ -319,7 +319,8 @@ class Supervisor:
         if job.wanted is RequestedAction.RUN and self.was_asked_to_leave:
             return RequestedAction.PREEMPT
         if job.wanted is RequestedAction.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
-            # A signal to this process has stopped the job; the next supervisor resumes it.
+            # The launchers were stopped to change the number of nodes, or by an earlier request to suspend the job. The
+            # job resumes afterwards.
             return RequestedAction.SUSPEND
         return job.wanted
 

@@ -133,8 +133,8 @@ class LocalBackend(RuntimeBackend):
     ) -> Iterator[str]:
         """The output of a step.
 
-        For the step `node-N`, it is that of the node's launcher and ranks; for `rank-N`, that of one rank; for
-        `dataset-initializer` and `model-initializer`, that of the fetch before the ranks start.
+        The step `node-N` has the output of the node's launcher and ranks, and `rank-N` that of one rank.
+        `dataset-initializer` and `model-initializer` have the output of the fetch before the ranks start.
         """
         with as_kubeflow_raises(), LocalJobs() as jobs:
             jobs.job(name)

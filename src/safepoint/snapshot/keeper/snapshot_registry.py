@@ -1,10 +1,10 @@
 """Which snapshots there are, which one is written next, and which memory may be overwritten.
 
-This module uses no sockets, files or threads. The files of a snapshot lie in *blocks* of shared memory. Each rank
-allocates blocks, and lends them to the keeper: the keeper (the process of each node that writes snapshots to disk)
-receives the descriptors of the blocks, and can read them. A snapshot is *complete* when every rank has staged its
-part, that is, has copied all its files into memory. The newest complete snapshot stays in memory until it is durable,
-or until its write has failed.
+This module uses no sockets, files or threads. The files of a snapshot lie in *blocks* of shared memory. The keeper is
+the process of each node that writes snapshots to disk. Each rank allocates blocks and *lends* them to the keeper: it
+sends their descriptors to the keeper, so that the keeper can read the blocks. A snapshot is *complete* when every
+rank has staged its part, that is, has copied all its files into memory. The newest complete snapshot stays in memory
+until it is durable, or until its write has failed.
 """
 
 import enum

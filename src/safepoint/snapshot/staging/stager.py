@@ -109,8 +109,8 @@ class Work:
     Args:
         placed: the images, with their places in memory.
         on_begin: called on the copying thread before the first copy.
-        on_end: called on the copying thread at the end; with True if the copy is good, with False if tensors were
-            changed while they were copied, or a device has failed.
+        on_end: called on the copying thread at the end. The argument is True if the copy is good. It is False if
+            tensors were changed while they were copied, or if a device has failed.
     """
 
     placed: Sequence[Placed]

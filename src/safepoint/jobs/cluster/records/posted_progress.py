@@ -71,7 +71,7 @@ def _progress(
     )
     if remaining_s is None or left <= 0:
         return progress
-    # Time is left, so this is an old report: the last one was not posted.
+    # The training has finished, but its last report was not posted.
     if progress.state is State.FINISHED and remaining_s > 0:
         return replace(progress, step=total)
     return replace(progress, step_s=remaining_s / left)
