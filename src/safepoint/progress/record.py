@@ -178,8 +178,10 @@ class Progress:
 
     @property
     def percent(self) -> float | None:
-        """From 0 to 100, rounded down to a tenth; 100 only for a training that has finished and did not stop early;
-        None when unknown."""
+        """The part of the training that is done, from 0 to 100, rounded down to a tenth; None when unknown.
+
+        It is 100 only for a training that has finished and did not stop early.
+        """
         if self.state is State.FINISHED and not self.early_end:
             return 100.0
         if self.max_steps <= 0:

@@ -43,7 +43,8 @@ class TrainerStatus:
     """The progress of a job as the controllers read it; None where a value is unknown.
 
     Args:
-        percentage: from 0 to 100; 100 only when the job has succeeded and its training did not stop early.
+        percentage: how much of the training is done, from 0 to 100; 100 only when the job has succeeded and its
+            training did not stop early.
         remaining_s: seconds; 0 only when the job has succeeded.
         step: see `Progress`.
         total_steps: see `Progress.max_steps`.

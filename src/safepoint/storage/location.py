@@ -67,8 +67,8 @@ class Location:
     Args:
         scheme: its kind.
         bucket: bucket, container or claim; empty for `file`.
-        path: for `file` the path as given, relative or absolute; otherwise the prefix within the bucket or claim,
-            with neither a leading nor a trailing slash.
+        path: for `file`, the path as given, relative or absolute. For other schemes, the prefix within the bucket or
+            claim, with neither a leading nor a trailing slash.
     """
 
     scheme: Scheme

@@ -3,9 +3,9 @@
 Where every node has an output folder of its own, that folder holds a part of the checkpoint (docs/adr/0008). The part
 has a record in place of the manifest, so that no reader takes it for a complete checkpoint.
 
-Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part; a record with an altered
-byte is refused; a hostile record is refused before any path in it is used. Reading executes no code. Not promised:
-that the files are there. `safepoint.checkpoint.format.verify` checks that.
+Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part. A record with an altered
+byte is refused. A hostile record is refused before any path in it is used. Reading executes no code. Not promised:
+that the files exist. `safepoint.checkpoint.format.verify` checks that.
 """
 
 import contextlib

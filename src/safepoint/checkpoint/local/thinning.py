@@ -8,8 +8,8 @@ checkpoint, the newest valid one, those that a process reads or uploads, those t
 other runs and programs.
 
 A folder that does not state its room, or does not answer, is not thinned before the save. If the save then fails
-because the disk or a quota is full, `is_full` is true of the error, and the caller deletes one checkpoint and tries
-again.
+because the disk or a quota is full, `is_full` returns True for the error. In this case, the caller deletes one
+checkpoint and tries again.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """torch's restricted unpickler (`weights_only=True`), with checks of what it calls and of the keys that it hashes.
 
-torch restricts which functions a pickle calls, but not the arguments of the calls: `torch.FloatTensor(20000)` returns
-memory of this process that was freed, and the next checkpoint would contain it.
+torch restricts which functions a pickle calls, but not the arguments of the calls. For example,
+`torch.FloatTensor(20000)` returns memory that this process has freed, and the next checkpoint would contain this
+memory.
 """
 
 import codecs

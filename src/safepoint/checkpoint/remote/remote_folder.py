@@ -188,8 +188,8 @@ class RemoteFolder:
         steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
         now_s = clock.wall_s()
         if all(isinstance(policy, KeepNewest) for policy in policies):
-            # These policies use only the steps. If they keep all checkpoints when all count as one run, they also
-            # keep all of each run, and no manifest has to be read.
+            # These policies use only the steps. If they keep all checkpoints as if these belonged to one run, they
+            # also keep all checkpoints of each run. In this case, no manifest has to be read.
             as_one_run = [Candidate(step=step) for step in steps]
             if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
                 return []

@@ -1,6 +1,6 @@
 """Derives the state of a job on a cluster from all its objects. This module sends no requests.
 
-No single condition shows the state: after a resume Trainer does not change the condition `Suspended`, and in a queue
+No single condition shows the state. After a resume, Trainer does not change the condition `Suspended`. In a queue,
 either Kueue or a person may have suspended the job.
 """
 

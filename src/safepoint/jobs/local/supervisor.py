@@ -319,8 +319,8 @@ class Supervisor:
         if job.wanted is RequestedAction.RUN and self.was_asked_to_leave:
             return RequestedAction.PREEMPT
         if job.wanted is RequestedAction.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
-            # The launchers were stopped to change the number of nodes, or by an earlier request to suspend the job. The
-            # job resumes afterwards.
+            # The launchers were stopped to change the number of nodes, or by an earlier request to suspend the job.
+            # The job resumes afterwards.
             return RequestedAction.SUSPEND
         return job.wanted
 

@@ -72,8 +72,10 @@ class Placed:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the storage of a tensor, on a CPU or a CUDA device, holds the elements themselves, neither quantized
-    nor to be conjugated or negated."""
+    """Whether the storage of a tensor holds the values of the elements, and is on a CPU or a CUDA device.
+
+    This is False for quantized tensors, and for tensors that torch conjugates or negates when it reads them.
+    """
     return (
         tensor.layout is torch.strided
         and tensor.device.type in {"cpu", "cuda"}

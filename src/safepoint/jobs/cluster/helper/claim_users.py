@@ -56,8 +56,11 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
 
 
 def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[Any]]:
-    """The node where a claim that only one node may mount is in use, or None; and the tolerations of the pods that
-    use the claim."""
+    """Find the node on which the helper has to run, because a claim that only one node may mount is in use there.
+
+    Returns:
+        The node, or None, and the tolerations of the pods that use such a claim.
+    """
     bound: dict[str, tuple[str, str]] = {}
     tolerations: list[Any] = []
     alone = [claim for claim in claims if "ReadWriteMany" not in items(claim, "spec", "accessModes")]
