@@ -1,7 +1,7 @@
 """The commit: the action after which files count as a checkpoint (docs/adr/0016).
 
-Every save, copy, fetch, export and final model ends in `commit`. Until then, the files are in a working folder, or in
-a store under a name without a manifest, so that no reader uses them as a checkpoint. The commit is:
+Every save, copy, fetch, export and final model ends in `commit`. Before the commit, the files are in a working
+folder, or in a store under a name without a manifest. So no reader uses them as a checkpoint. The commit is:
 
 - in a folder: one rename (`FolderDestination`);
 - in a folder on each of several nodes: one rename on each node, after all nodes have prepared their parts. (The part

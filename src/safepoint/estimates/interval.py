@@ -24,8 +24,9 @@ The productive share of the time is the expected work divided by that; it is cal
 ratio.
 
 For interruptions of the machine only and D = δ this is the exact expression of J. T. Daly, A higher order estimate of
-the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22 (2006), equation 20. It
-assumes that the state with which a start begins is durable, and that a save is durable before the next one begins.
+the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22 (2006), equation 20. The
+model assumes that the state with which a start begins is durable, and that a save is durable before the next one
+begins.
 """
 
 import math

@@ -107,7 +107,7 @@ def current_folder() -> str:
 
 
 def home_folder() -> str:
-    """The user's home folder. For a user without one, as in many containers, a folder in the temporary folder.
+    """The user's home folder; for a user without one, as in many containers, a folder in the temporary folder.
 
     Raises:
         UsageError: another user has made that folder: its files could make this user run programs.
@@ -192,7 +192,7 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
 
 
 def is_of_stranger(path: str | os.PathLike[str]) -> bool:
-    """`is_planted` for `path` alone, without the folders above it."""
+    """The rule of `is_planted` for `path` alone, without the folders above it."""
     return _is_planted(path)
 
 

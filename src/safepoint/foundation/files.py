@@ -103,8 +103,8 @@ def write_in_room(path: Path, data: bytes, room: Path) -> None:
     Args:
         path: the file.
         data: the whole content.
-        room: the other file, in the same folder, with at least as many bytes. It becomes the file at `path`, and may
-            be this file already.
+        room: the other file, in the same folder, with at least as many bytes. It is renamed to `path`; it may also be
+            the file at `path` itself.
     """
     descriptor = no_links.open_file(room, os.O_WRONLY)
     try:

@@ -65,7 +65,7 @@ class SaveStatistics:
         last_durable_s: seconds from the end of the last checkpoint's step until the checkpoint was durable.
         last_bytes: the size of the last checkpoint.
         expected_s: seconds that the next save is expected to take: the time of the last save. Before the first save,
-            an estimate from the size of the state and a typical speed; None if this size is not known.
+            it is an estimate from the size of the state and a typical speed, and None if this size is not known.
         is_measured: whether `expected_s` comes from a save of this start.
     """
 

@@ -183,7 +183,7 @@ def parse_location(text: str) -> Location:
 
 
 def resolve_claim(location: Location, mounts: str | None = None) -> Location:
-    """The folder where the claim of a `pvc://` location is mounted; any other location as it is.
+    """The folder where the claim of a `pvc://` location is mounted; other locations are returned unchanged.
 
     Args:
         location: the location.

@@ -33,7 +33,7 @@ FORMAT = "safepoint-checkpoint"
 _PART_FORMAT = "safepoint-part"
 VERSION = 1
 UNKNOWN_DIGEST = f"{ALGORITHM}:{'0' * 32}"
-"""The digest of a frozen base model that is not known, in `base`."""
+"""The value that stands in `base` for an unknown digest of the frozen base model."""
 MAX_MANIFEST_BYTES = 64 << 20
 """Enough for about 500,000 files. A larger manifest is neither read into memory nor written."""
 

@@ -46,7 +46,7 @@ class Usage:
     total: Occupied = field(default_factory=Occupied)
 
     def num_deletable(self, policies: Sequence[Policy]) -> int:
-        """How many checkpoints thinning may delete; leases and protected steps are not regarded."""
+        """How many checkpoints thinning may delete. Leases and protected steps are not taken into account."""
         pressed = under_pressure(policies)
         return len(select_superseded(self.checkpoints, pressed, now_s=clock.wall_s()))
 

@@ -1,7 +1,7 @@
 """Checks the directory of a zip archive before anything in the archive is read.
 
-`torch.save` stores the records of its archives as they are. In an archive that an attacker has written, records can
-be compressed (4 MB become 4 GB), overlap, or have the same name, so that two readers read different data.
+`torch.save` stores the records of its archives without compression. In an archive that an attacker has written,
+records can be compressed (4 MB become 4 GB), overlap, or have the same name, so that two readers read different data.
 `check_records` refuses such an archive.
 """
 

@@ -122,7 +122,8 @@ def finish(loaded: Any) -> Any:
 _PLAIN = {bool, bytes, float, int, str, type(None)}
 _STORAGES: Any = (torch.TypedStorage, torch.UntypedStorage)
 _STORAGE_NAME: Any = torch.serialization.StorageType
-"""The class of what torch returns for the name of a type of storages. torch saves it, and does not load it again."""
+"""The class of the objects that torch returns for a pickled name of a type of storages. torch can save such an
+object, but cannot load it again."""
 _WITHOUT_STATE: Any = (type, FunctionType, ModuleType, enum.Enum, *_STORAGES)
 """Objects whose attributes no pickle sets."""
 

@@ -106,7 +106,8 @@ class _Before:
             raise
 
     def with_own_settings(self, state: Any) -> Any:
-        """A loaded state in which `_OWN` are the settings of this optimizer. Invalid states are left as they are."""
+        """A loaded state, in which this optimizer's values replace the settings `_OWN`. An invalid state is returned
+        unchanged."""
         if not isinstance(state, Mapping):
             return state
         saved = cast("Mapping[str, Any]", state)
@@ -253,7 +254,8 @@ def _copied(state: Any) -> Any:
 
 
 def _with_own(group: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with the optimizer's own settings for `_OWN`. The order stays, so files have the same bytes."""
+    """A group of a loaded state, in which the optimizer's values replace the settings `_OWN`. The order of the
+    settings stays, so that files have the same bytes."""
     kept = {name: one for name, one in group.items() if name not in _OWN or name in own}
     return {**kept, **{name: own[name] for name in _OWN if name in own}}
 

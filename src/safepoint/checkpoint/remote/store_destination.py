@@ -68,9 +68,9 @@ class StoreDestination:
     def begin(self, manifest: Manifest | None = None, *, files: Mapping[str, int] | None = None) -> bool:
         """Write the mark that the name is unfinished. After a failure the caller may call this again, to continue.
 
-        A committed checkpoint of this name loses its manifest, so that it is no longer a checkpoint, unless
-        `manifest` only adds files to it. If the store has exactly this manifest, but lacks some of its files, `put`
-        uploads only the missing files.
+        A committed checkpoint of this name loses its manifest, so that it is no longer a checkpoint. There are two
+        exceptions: `manifest` is the checkpoint's own manifest, or its own manifest with more files. If it is the
+        checkpoint's own manifest, and the store lacks some of its files, `put` uploads only the missing files.
 
         Args:
             manifest: the manifest of the checkpoint that is going to be committed, if it is known.

@@ -45,7 +45,7 @@ class UploaderPlan:
     Args:
         folder: the local output folder.
         location: the location that its checkpoints are published to.
-        attempt_id: of the attempt that has claimed the location.
+        attempt_id: the unique name of the attempt that has claimed the location.
         run_id: see `Uploader`.
         keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
         node: see `Uploader`.

@@ -110,7 +110,8 @@ class ClusterJob:
         runtime: the name of its runtime.
         pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
-        attempts: the attempts before this TrainJob. While the job has pods or is about to, also the current one.
+        attempts: the attempts before this TrainJob. If the job has pods, or will soon have pods, also the current
+            attempt.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
         receipt: what its suspension has saved; None while the job is not suspended, or without a receipt.
     """

@@ -48,7 +48,7 @@ class Shipment:
     arguments: str
 
     def script(self, *, look_in: str | None = None, arguments: str | None = None, before: str = "") -> str:
-        """The script. In a rank it calls the function; data loader workers that import the script do not call it.
+        """The script. It calls the function when a rank runs it, but not when a data loader worker imports it.
 
         Args:
             look_in: a folder to import modules from when they are found nowhere else.

@@ -71,7 +71,7 @@ class JobRecord:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue the job: a suspended or a failed job."""
+        """Whether `resume` can continue the job: True for a suspended or a failed job."""
         return self.state in {JobState.SUSPENDED, JobState.FAILED}
 
     @property

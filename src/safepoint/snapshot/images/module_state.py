@@ -203,7 +203,8 @@ class TensorPlaces:
         try:
             self._addresses = self._addresses_now()
             self._have_same_layout = _guard_of_torch(self._tensors) or _guard_of_lists(self._tensors)
-            # An empty view has no address, so a change of its storage cannot be seen.
+            # An empty view has no address. So if its storage is not empty, a change of the storage cannot be
+            # detected.
             empty = [tensor for tensor, address in zip(self._tensors, self._addresses, strict=True) if not address]
             self._can_compare = not any(tensor.untyped_storage().nbytes() for tensor in empty)
         except RuntimeError:  # a sparse tensor, or one that wraps other tensors

@@ -174,7 +174,8 @@ class _Seen:
         self.tensor = tensor
         self.number = storages.number(tensor.untyped_storage())
         self.entry = storages.entries[self.number]
-        # An empty view has no address, so a change of its storage cannot be seen.
+        # An empty view has no address. So if its storage is not empty, a change of the storage cannot be detected,
+        # and -1 makes sure that the tensor is pickled again.
         self.address = tensor.data_ptr() or (-1 if self.entry.num_bytes else 0)
         self.meta = _meta(tensor)
 

@@ -40,7 +40,8 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-# Called through ctypes, which lets other threads run during the call; the mmap module does not.
+# The functions of the C library are called through ctypes, which lets other threads run during a call. The mmap
+# module does not.
 _LIBC = _library()
 
 
@@ -91,7 +92,7 @@ class Block:
             raise
         block = cls(number, descriptor, capacity)
         block._length_bytes = capacity
-        # Only advice: many systems have no huge pages for shared memory.
+        # This call is only advice, because many systems have no huge pages for shared memory.
         _LIBC.madvise(block.address, capacity, _MADV_HUGEPAGE)
         return block
 

@@ -144,7 +144,8 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
             "activeDeadlineSeconds": DEADLINE_S,
             "ttlSecondsAfterFinished": _KEPT_AFTER_END_S,
             "template": {
-                # A service mesh would add a container that never ends.
+                # Keep out the container that a service mesh would add: it never ends, so the Job would not end
+                # either.
                 "metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}},
                 "spec": pod,
             },

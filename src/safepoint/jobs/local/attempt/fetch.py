@@ -1,9 +1,10 @@
 """The process that fetches one data set or one model for a job of this machine.
 
 The command is `python -m safepoint.jobs.local.attempt.fetch REQUEST`; `fetch_inputs` writes the request. Files from
-S3 are written to a working folder, made durable, and renamed to a folder whose name is the digest of the objects'
-names, sizes and versions. So a folder with this name is complete, and another job that needs the same files uses this
-folder. The client of the Hugging Face Hub has a cache of its own, from which the files are used.
+S3 are written to a working folder, made durable, and renamed to a folder whose name is a digest: of the source and
+its settings, and of the names, sizes and versions of the objects. So a folder with this name is complete, and another
+job with the same source and settings uses this folder while the objects do not change. The client of the Hugging Face
+Hub has a cache of its own, from which the files are used.
 """
 
 import hashlib

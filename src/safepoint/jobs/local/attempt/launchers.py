@@ -1,4 +1,4 @@
-"""Starts the launchers of one attempt, stops them as a cluster stops pods, and reads their exit codes."""
+"""Starts the launchers of one attempt, stops them with SIGTERM and a grace period, and reads their exit codes."""
 
 import contextlib
 import os
