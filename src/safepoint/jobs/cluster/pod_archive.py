@@ -109,7 +109,7 @@ place, expected = sys.argv[1:3]
 digest = hashlib.sha256()
 contents = {}
 for name in sorted(os.listdir(place)):
-    if not name.startswith(".."):  # names that the kubelet uses itself
+    if not name.startswith(".."):  # names of the kubelet
         with open(os.path.join(place, name), "rb") as file:
             data = contents[name] = file.read()
         digest.update(f"{name} {len(data)} ".encode() + data)
