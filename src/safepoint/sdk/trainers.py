@@ -340,7 +340,8 @@ def own_trainer(trainer: Any, *, is_accepted: Callable[[Any], bool] = lambda tra
 
     Args:
         trainer: the trainer.
-        is_accepted: whether the backend takes another trainer of Red Hat's version; it is returned unchanged.
+        is_accepted: returns whether the backend takes another trainer of Red Hat's version; such a trainer is
+            returned unchanged.
 
     Raises:
         UnsupportedError: this is a trainer of Red Hat's version, but not its `TransformersTrainer`.

@@ -222,8 +222,8 @@ class Store(Protocol):
             fence: called immediately before the object becomes visible. An exception that `fence` raises stops the
                 upload. Together with `sweep`, a fence prevents a replaced writer from overwriting its successor's
                 objects (docs/adr/0007-object-stores.md).
-            progress: receives the numbers of bytes sent. If the server already has parts of the file,
-                all of them are reported in one call.
+            progress: receives the numbers of bytes sent. If the server already has parts of the file, all of
+                them are reported in one call.
             deadline_s: when to give up.
 
         Raises:

@@ -3,6 +3,7 @@
 Promises: nothing is changed, nothing is run, no name in a file leads outside of the checkpoint, and the memory and
 time that a file costs are bounded. A checkpoint without faults has all files that the Trainer needs, and each has the
 form and the size that it states.
+
 Not promised: that the values of tensors are right. There is no digest with which to compare them.
 """
 

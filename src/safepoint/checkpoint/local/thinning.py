@@ -2,10 +2,9 @@
 
 Retention deletes checkpoints after a save. If there is no room for the next save, thinning deletes more, and
 earlier: `newest=N` then counts as `newest=1`. It deletes the oldest checkpoints first, and only as many as necessary.
-    What `every`, `best` and
-`younger` keep stays, and so does everything if no policy sets a limit. As in retention, these always stay: the newest
-checkpoint, the newest valid one, those that a process reads or uploads, those that the caller protects, and those of
-other runs and programs.
+What `every`, `best` and `younger` keep stays, and so does everything if no policy sets a limit. As in retention,
+these always stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, those that the
+caller protects, and those of other runs and programs.
 
 A folder that does not state its room, or does not answer, is not thinned before the save. If the save then fails
 because the disk or a quota is full, `is_full` returns True for the error. In this case, the caller deletes one

@@ -82,8 +82,8 @@ class HeldFolder:
             is_committer: whether this keeper commits; with several nodes, only one keeper does.
 
         Raises:
-            OSError: the folder cannot be locked, for example because another keeper holds it. Then no folder
-                is open.
+            OSError: the folder cannot be locked, for example because another keeper holds it. Then no folder is
+                open.
         """
         self.close()
         output = OutputFolder(path)

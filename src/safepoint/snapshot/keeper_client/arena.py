@@ -1,8 +1,7 @@
 """The memory into which snapshots are staged (copied from the tensors).
 
 This memory, the *arena*, consists of blocks: pieces of shared memory, which are allocated once and reused. A block
-    holds the images (the
-future bytes) of one or several files.
+holds the images (the future bytes) of one or several files.
 """
 
 import operator
@@ -143,7 +142,7 @@ class Arena:
             more_slots: how many snapshots memory may hold beyond the usual number, because this snapshot cannot wait.
 
         Returns:
-            The blocks, which are no longer free; None while too many blocks are busy.
+            The blocks, which are no longer free; None while too many blocks are in use.
 
         Raises:
             NoRoomError: there is not enough memory.

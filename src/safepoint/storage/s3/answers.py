@@ -39,7 +39,7 @@ def parsed(data: bytes, what: str) -> ElementTree.Element:
         raise other_answer(what)
     # Other programs may upload under names with control characters, and not every server escapes these in a listing.
     # XML cannot contain control characters, so each is replaced by DEL, which XML allows and `is_key` refuses.
-    with refusing_other_answers(what):  # for example, the encoding of the answer is unknown
+    with refusing_other_answers(what):  # for example, an answer in an unknown encoding
         root = ElementTree.fromstring(
             _NO_XML.sub(b"\x7f", data), parser=ElementTree.XMLParser(target=_BoundedBuilder())
         )
