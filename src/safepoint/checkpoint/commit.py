@@ -84,8 +84,8 @@ def commit(
             parts needs this: no node publishes its part before all nodes have prepared theirs.
 
     Raises:
-        SafepointError, OSError: nothing was committed. If an fsync failed after the rename in `publish`, the files
-            are committed, but may not survive a power loss.
+        SafepointError, OSError: nothing was committed, with one exception: if an fsync failed after the rename in
+            `publish`, the files are committed, but may not survive a power loss.
     """
     together(lambda: destination.prepare(record))
     together(destination.publish)

@@ -1,6 +1,7 @@
 """Opens files in a folder that other users may write to: regular files only, and no links.
 
-A file that is opened for writing has no second name (a hard link), because that name may be in another folder.
+A file that is opened for writing has no second name (a hard link): a second name may be in another folder, and a
+write would change the file there too.
 """
 
 import contextlib
