@@ -205,7 +205,7 @@ def refuse_without_cluster(namespace: str | None, options: SubmitOptions | None 
     _refuse(values, "on this machine", hint="name a cluster with --on, or omit the option")
 
 
-def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "leave it out") -> None:
+def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "omit the option") -> None:
     """Raise UsageError if one of the options is not None, because they have an effect on this machine only."""
     _refuse(options, f"with --on {on}", hint=hint)
 

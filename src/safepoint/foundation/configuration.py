@@ -356,7 +356,9 @@ def _walk(
         # The keys of [pvc] are names of claims, not options. In these names, `_` is not another spelling of `-`.
         known = key if name[0] == _PVC else setting.name
         if known in settings:
-            raise setting.refuse(f"{settings[known].key} in the same table sets it too", hint="delete one of them")
+            raise setting.refuse(
+                f"{settings[known].key} in the same table sets it too", hint="delete one of the two lines"
+            )
         settings[known] = setting
     if name:
         line = lines.get((*prefix, *name))

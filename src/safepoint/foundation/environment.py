@@ -103,7 +103,7 @@ def current_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as error:
-        raise UsageError("the current folder was deleted", hint="change to one that exists") from error
+        raise UsageError("the current folder was deleted", hint="change to a folder that exists") from error
 
 
 def home_folder() -> str:
@@ -164,7 +164,7 @@ def temporary_folder() -> str:
         raise StorageError(
             "no folder for temporary files can be written: TMPDIR, /tmp, /var/tmp and the current folder were tried; "
             "nothing was started",
-            hint="make one of them writable, or free space in it; in a pod, mount an emptyDir at /tmp",
+            hint="make one of these folders writable, or free space there; in a pod, mount an emptyDir at /tmp",
         ) from error
 
 

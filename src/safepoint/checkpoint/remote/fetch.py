@@ -111,7 +111,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
         raise StorageError(
             f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)}, "
             f"plus {format_bytes(_SPARE_BYTES)} that must stay free; nothing was fetched",
-            hint="make room, or use a folder on another disk (for a run with an object store: --local-dir)",
+            hint="free some space, or use a folder on another disk (for a run with an object store: --local-dir)",
         )
     for entry in entries:
         path = folder / entry.path

@@ -161,7 +161,11 @@ class _Process:
         self._wake.clear()
 
     def _is_to_give_up(self, error: SafepointError) -> bool:
-        """Whether to give up: the uploader is to finish, and its deadline or the time `patience_s` has passed."""
+        """Whether to give up after `error`.
+
+        Only an uploader that is to finish gives up: shortly before its deadline; or, if it has no deadline, when it
+        has made no progress for `patience_s(error)` seconds.
+        """
         if not self._finishing.is_set():
             return False
         now_s, deadline_s = clock.monotonic_s(), self._uploader.deadline_s

@@ -182,7 +182,7 @@ def _refuse_folders(locations: Mapping[str, Location]) -> None:
     folders = [str(location) for location in locations.values() if location.is_folder]
     if folders:
         raise UsageError(
-            f"{', '.join(folders)} is a folder of this machine, which the pod with the claim does not have; "
+            f"{' and '.join(folders)}: a folder of this machine, which the pod with the claim does not have; "
             "nothing was done",
             hint="use another claim or an object store",
         )
@@ -192,7 +192,7 @@ def _refuse_pod_options(given: _Given) -> None:
     names = [f"--{name}" for name in ("image", "memory") if getattr(given, name) is not None]
     if names:
         raise UsageError(
-            f"{', '.join(names)} has no effect: no pod is needed", hint="leave it out, or give --on and a claim"
+            f"{', '.join(names)} has no effect: no pod is needed", hint="omit the option, or give --on and a claim"
         )
 
 

@@ -285,12 +285,13 @@ class CheckpointChooser:
                 f"{location} holds {what}, and only the Trainer of Transformers can resume from them; training was "
                 "not started",
                 hint="name another output folder; to start at step 0 in this one, use --from-scratch, which moves "
-                "them aside and deletes nothing",
+                "the checkpoints aside and deletes nothing",
             )
         raise NothingValidError(
             f"{location} holds {what}, and none of them can be resumed from; training was not started",
             hint="`safepoint checkpoints verify LOCATION/checkpoint-N` lists what is wrong; to start at step 0, name "
-            "another location; for a folder, --from-scratch also works: it moves them aside and deletes nothing",
+            "another location; for a folder, --from-scratch also works: it moves the checkpoints aside and deletes "
+            "nothing",
         )
 
     def _named(self, path: Path) -> ResumePoint:
