@@ -1,4 +1,5 @@
-"""The options that name the place of a job, and the options of `submit` that have an effect on a cluster only."""
+"""The options that name where a job runs (this machine or a cluster), and the options of `submit` that have an effect
+on a cluster only."""
 
 import contextlib
 import dataclasses

@@ -101,7 +101,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
 
     Raises:
         CheckpointError: the file system does not allow a path of the checkpoint, such as one that is too long.
-        StorageError: the disk has too little room; nothing was created.
+        StorageError: the disk has too little free space; nothing was created.
         OSError: the folder cannot be written.
     """
     no_links.make_folders(folder)

@@ -67,7 +67,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
     Raises:
         CheckpointError: the checkpoint is not complete, or damaged.
         ConflictError: another checkpoint has this name at the target, or a run is using the target.
-        StorageError: a store cannot be used, or the disk has too little room.
+        StorageError: a store cannot be used, or the disk has too little free space.
     """
     manifest = source.complete_manifest(item)
     store = open_store(target)
@@ -157,7 +157,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     Raises:
         CheckpointError: the checkpoint is damaged, or has no files of weights that `from_pretrained` reads.
         ConflictError: there is something at the target.
-        StorageError: a store cannot be used, or the disk has too little room.
+        StorageError: a store cannot be used, or the disk has too little free space.
         UsageError: the target is inside a checkpoint.
     """
     manifest = source.complete_manifest(item)

@@ -74,7 +74,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
     Raises:
         CheckpointError: the checkpoint is damaged, or changed meanwhile.
         ConflictError: the target is not empty.
-        StorageError: a store cannot be used, or the disk has too little room.
+        StorageError: a store cannot be used, or the disk has too little free space.
         UsageError: the checkpoint holds adapters, or the target is inside a checkpoint.
     """
     used: ReadRanges | None = None

@@ -1,4 +1,4 @@
-"""`--on PLACE` for the commands about checkpoints.
+"""`--on PLACE` for the commands about checkpoints. PLACE names a cluster.
 
 A command opens an object store from this machine. For a claim (a volume of the cluster), the whole command runs in a
 pod that mounts the claim. This process first checks the command line, and later prints the output of the pod.

@@ -7,7 +7,7 @@ Three limits count:
 - the size limit of an emptyDir volume, which no file system enforces.
 
 The thresholds are the kubelet's defaults: 10 % of the node's file system (`nodefs.available`), 15 % of the file
-system of the images (`imagefs.available`), and 5 % of the inodes
+system of the container images (`imagefs.available`), and 5 % of the inodes
 (https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/). A pod cannot read the thresholds
 that its kubelet really has, nor the size limits of its volumes. So `safepoint submit` passes a size limit in the
 variable `STORAGE_LIMIT`.

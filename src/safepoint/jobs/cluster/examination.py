@@ -106,7 +106,7 @@ def _program(
         what = f"{title} {version}" if version else f"{title}, but its release cannot be read"
         return Finding(check=check, status=Status.OK, found=f"{what}; API {served}", why="jobs use it")
     if title == "Kueue":
-        why = "without Kueue there are no queues: the pods of a job start as soon as a node has room"
+        why = "without Kueue there are no queues: the pods of a job start as soon as a node has room for them"
         return Finding(check=check, status=Status.OK, found="not installed", why=why)
     return Finding(
         check=check,

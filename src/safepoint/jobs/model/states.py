@@ -1,4 +1,4 @@
-"""The states of a job, the same in every place."""
+"""The states of a job, the same on this machine and on a cluster."""
 
 import enum
 

@@ -1,6 +1,6 @@
 """What the first rank of a node reports to its launcher about the output folder.
 
-The launcher watches how much room is left in this folder.
+The launcher watches the free space of this folder.
 """
 
 import contextlib

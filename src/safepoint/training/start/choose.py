@@ -140,7 +140,7 @@ class CheckpointChooser:
         Raises:
             NothingValidError: there are checkpoints, and none of them can be used.
             CheckpointError: the checkpoint that `--resume` names is not valid.
-            StorageError: the store cannot be read, or a disk has too little room.
+            StorageError: the store cannot be read, or a disk has too little free space.
         """
         settings = self._settings
         is_first_start = self._first_start.is_now()
@@ -194,7 +194,7 @@ class CheckpointChooser:
 
         Raises:
             CheckpointError: a file has no valid copy on the nodes or in the store.
-            StorageError: the store cannot be read, or a disk has too little room.
+            StorageError: the store cannot be read, or a disk has too little free space.
         """
         candidates = self._candidates(step, is_in_store=step in self._steps_in_store())
         if not any(self._complete(candidate) for candidate in candidates):
