@@ -30,7 +30,7 @@ class Demand:
         kept: how much each save adds until retention has reached its limit.
         saves_until_limit: after how many more saves retention has reached its limit; None if all checkpoints stay.
         kept_later: how much each save adds on average after that.
-        interval_s: the time from one save to the next; None if it is not known, or no save is due.
+        interval_s: the time from one save to the next; None if it is not known, or if no save is due.
         next_s: the time until the next save.
     """
 

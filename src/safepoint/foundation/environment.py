@@ -221,7 +221,7 @@ def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file that may contain keys, or names of programs to run. Links are followed.
 
     The user has chosen the path, so the file may belong to another user. The other rules are those of `why_foreign`:
-    the file is refused if everyone may write to it, or if a stranger may have chosen its group, given it its name, or
+    the file is refused if everyone can write to it, or if a stranger may have chosen its group, given it its name, or
     planted it.
 
     Raises:

@@ -74,7 +74,7 @@ def refuse_inside_checkpoint(folder: Path) -> None:
     """Refuse a folder that must not receive new files, because it belongs to a checkpoint or to Safepoint.
 
     A folder that contains a valid manifest counts as a checkpoint. If the folder has the name of a checkpoint, a
-    damaged manifest suffices. A manifest in a folder that everyone may write to, such as /tmp, is ignored if another
+    damaged manifest suffices. A manifest in a folder that everyone can write to, such as /tmp, is ignored if another
     user may have put it there. With such a manifest, that user could stop all runs below this folder.
 
     Raises:

@@ -175,7 +175,9 @@ def _check_claims(locations: Mapping[str, Location]) -> None:
         try:
             resolve_claim(location)
         except ValueError as error:
-            raise UsageError(str(error), hint="or name the cluster of the claim with --on PLACE") from error
+            raise UsageError(
+                str(error), hint="to use a claim of a cluster, name the cluster with --on PLACE"
+            ) from error
 
 
 def _refuse_folders(locations: Mapping[str, Location]) -> None:

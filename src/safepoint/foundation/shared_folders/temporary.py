@@ -58,7 +58,7 @@ def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
 
     Args:
         folder: the folder. The folders above it are checked too.
-        by_everyone: ignore folders that belong to another user, or to which only a group may write, because the user
+        by_everyone: ignore folders that belong to another user, or to which only a group can write, because the user
             may have chosen such a folder on purpose.
     """
     others = stat.S_IWOTH if by_everyone else stat.S_IWOTH | stat.S_IWGRP
