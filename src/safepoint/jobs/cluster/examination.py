@@ -170,7 +170,9 @@ def _runtimes(api: ClusterApi) -> Finding:
     try:
         found = api.objects("trainingruntimes") + api.objects("clustertrainingruntimes")
     except AccessDeniedError as error:
-        return Finding(check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for this right")
+        return Finding(
+            check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for the right to list runtimes"
+        )
     shown = sorted(shown for document in found if (shown := _runtime(document)))
     if shown:
         return Finding(check=check, status=Status.OK, found=", ".join(shown), why=why)
@@ -197,7 +199,9 @@ def _storage(api: ClusterApi) -> Finding:
     try:
         claims = api.objects("persistentvolumeclaims")
     except AccessDeniedError as error:
-        return Finding(check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for this right")
+        return Finding(
+            check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for the right to list claims"
+        )
     shown = [
         f"{name_of(claim)} ({', '.join([*items(claim, 'spec', 'accessModes'), str(at(claim, 'status', 'phase'))])})"
         for claim in claims
