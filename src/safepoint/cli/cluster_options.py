@@ -181,7 +181,7 @@ class SubmitOptions:
         queue: the name of Kueue's LocalQueue.
         priority_class: the name of Kueue's WorkloadPriorityClass.
         runtime: the name of the training runtime.
-        image: the image of the pods; None for that of the runtime.
+        image: the container image of the pods; None for that of the runtime.
         memory: the memory of each pod, as Kubernetes writes it, such as `32Gi`.
         code: a folder whose files are sent to the pods.
         is_dry_run: print the Kubernetes objects of the job, and create nothing.

@@ -352,7 +352,7 @@ class Checkpointer:
 
 
 class StateImages:
-    """Composes an image for each name at each save, and remembers the layout of each value."""
+    """Composes an image (the future bytes of a file) for each name at each save, and remembers each value's layout."""
 
     def __init__(self) -> None:
         self._images: dict[str, TorchImages] = {}

@@ -262,7 +262,7 @@ class CheckpointFolder(Protocol):
         """Delete the checkpoint called `name` so that readers see it whole or not at all.
 
         Returns:
-            False when a process is reading or uploading it, or a later release wrote it; then it stays.
+            False when a process is reading or uploading it, or if a later release wrote it; then it stays.
         """
         ...
 

@@ -192,7 +192,10 @@ class _Process:
                 return
 
     def _wait_for_keeper(self) -> None:
-        """Wait for the keeper of a training that has died: the checkpoint that it commits now is uploaded too."""
+        """Wait for the keeper, the process that writes snapshots to disk, after the training has died.
+
+        The checkpoint that the keeper commits in this time is uploaded too.
+        """
         deadline_s = clock.monotonic_s() + min(_KEEPER_S, self._plan.grace_s / 3)
         lock = OutputFolder(Path(self._plan.folder)).keeper_lock
         while files.is_locked(lock) and clock.monotonic_s() < deadline_s:
