@@ -352,7 +352,7 @@ class Checkpointer:
 
 
 class StateImages:
-    """Composes an image (the future bytes of a file) for each name at each save, and remembers each value's layout."""
+    """Composes an image (the future bytes of a file) for each name at each save. Remembers the layout of each value."""
 
     def __init__(self) -> None:
         self._images: dict[str, TorchImages] = {}
