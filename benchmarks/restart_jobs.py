@@ -1,9 +1,10 @@
 """The part of `bench_restart.py` with whole jobs: how long starts and restarts take, and in which phases.
 
 The same script (`restart_program.py`) runs under `safepoint run`, and under `torchrun` with the Trainer's own resume.
-The peer gets a store of its own for each restart, because it would hang otherwise. The products take turns. In each
-job, the last rank is killed with SIGKILL again and again, and the time runs until all ranks have finished their next
-first step. The script notes the phases by itself, for both products alike.
+The products take turns. In each job, the last rank is killed with SIGKILL again and again, and the time runs until all
+ranks have finished their next first step. The script notes the phases by itself, for both products alike. A job that
+has not trained again after two minutes is counted as hung, and ended: ranks of torch 2.13 under torchrun sometimes read
+the addresses of dead ranks (`safepoint.training.integrations.torch_store`).
 """
 
 import argparse
@@ -36,7 +37,11 @@ NAMES = {
     "loaded_s": "state loaded",
     "stepped_s": "first step done",
 }
-_LIMIT_S = 300.0
+_FIRST_LIMIT_S, _LIMIT_S = 300.0, 120.0
+
+
+class HungError(Exception):
+    """The job does not train again."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,8 @@ class Starts:
     processor_s: list[float] = field(default_factory=list)
     own: dict[str, list[float]] = field(default_factory=dict)
     """The phases of the restarts by Safepoint's event `start_timed`, in seconds since the failure was noticed."""
+    num_hung: int = 0
+    """Restarts after which the ranks did not train again. Each ended its job."""
 
 
 def variants(options: argparse.Namespace) -> dict[str, list[str]]:
@@ -68,16 +75,20 @@ def marks_of(folder: Path, ranks: int) -> list[list[dict[str, Any]]]:
     return [list(of_start) for of_start in zip(*lines, strict=False)]
 
 
-def wait(process: "subprocess.Popen[bytes]", log: Path, ready: Callable[[], Any]) -> Any:
-    """Wait until `ready` returns something. The benchmark ends if the job ends before."""
-    end_s = time.monotonic() + _LIMIT_S
+def wait(process: "subprocess.Popen[bytes]", log: Path, ready: Callable[[], Any], limit_s: float) -> Any:
+    """Wait until `ready` returns something. The benchmark ends if the job ends before.
+
+    Raises:
+        HungError: it took longer than `limit_s`.
+    """
+    end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:
         if found := ready():
             return found
         if process.poll() is not None:
-            break
+            raise SystemExit(f"the job ended:\n{log.read_text()[-3000:]}")
         time.sleep(0.002)
-    raise SystemExit(f"the job ended or hung:\n{log.read_text()[-3000:]}")
+    raise HungError
 
 
 def processor_s(mark: str) -> float:
@@ -109,7 +120,12 @@ def run_job(command: list[str], folder: Path, moments: random.Random, options: a
         )
     try:
         for number in range(options.kills + 1):
-            starts = wait(process, log, lambda n=number: len(all_ := marks_of(folder, options.ranks)) > n and all_)
+            starts = wait(
+                process,
+                log,
+                lambda n=number: len(all_ := marks_of(folder, options.ranks)) > n and all_,
+                _LIMIT_S if number else _FIRST_LIMIT_S,
+            )
             marks = starts[number]
             figures = found.again if number else found.first
             for phase in PHASES:
@@ -126,6 +142,8 @@ def run_job(command: list[str], folder: Path, moments: random.Random, options: a
             if event["restart"]:
                 for one in event["phases"]:
                     found.own.setdefault(one["phase"], []).append(one["at_s"])
+    except HungError:
+        found.num_hung = 1
     finally:
         process.kill()
         process.wait()
@@ -155,7 +173,8 @@ def measure(options: argparse.Namespace) -> None:
         again = sorted(one.again["stepped_s"])
         if again:
             p95 = again[min(len(again) - 1, int(0.95 * len(again)))]
-            print(f"   {name}: median {statistics.median(again):.3f} s, p95 {p95:.3f} s, n {len(again)}")
+            figures = f"median {statistics.median(again):.3f} s, p95 {p95:.3f} s, n {len(again)}"
+            print(f"   {name}: {figures}, hung {one.num_hung}")
     for name, one in found.items():
         if one.own:
             print(f"\n   {name}: the event start_timed of the restarts, s after the notice")
@@ -169,6 +188,7 @@ def merge(target: Starts, more: Starts) -> None:
         target.first[phase] += more.first[phase]
         target.again[phase] += more.again[phase]
     target.processor_s += more.processor_s
+    target.num_hung += more.num_hung
     for phase, values in more.own.items():
         target.own.setdefault(phase, []).extend(values)
 
@@ -179,5 +199,8 @@ def table(title: str, products: dict[str, dict[str, list[float]]]) -> None:
     print(f"| the last rank | {' | '.join(products)} |")
     print("|---|" + "---|" * len(products))
     for phase in PHASES:
-        cells = [f"{statistics.median(one[phase]):.2f} ({min(one[phase]):.2f})" for one in products.values()]
+        cells = [
+            f"{statistics.median(one[phase]):.2f} ({min(one[phase]):.2f})" if one[phase] else "no figure"
+            for one in products.values()
+        ]
         print(f"| {NAMES[phase]} | {' | '.join(cells)} |")
