@@ -1,10 +1,10 @@
 """The part of `bench_restart.py` with whole jobs: how long starts and restarts take, and in which phases.
 
 The same script (`restart_program.py`) runs under `safepoint run`, and under `torchrun` with the Trainer's own resume.
-The products take turns. In each job, the last rank is killed with SIGKILL again and again, and the time runs until all
-ranks have finished their next first step. The script notes the phases by itself, for both products alike. A job that
-has not trained again after two minutes is counted as hung, and ended: ranks of torch 2.13 under torchrun sometimes read
-the addresses of dead ranks (`safepoint.training.integrations.torch_store`).
+The products take turns. In each job, the last rank is killed with SIGKILL again and again, and the time runs until
+all ranks have finished their next first step. The script notes the phases by itself, for both products alike. A job
+that has not trained again after two minutes is counted as hung, and ended: ranks of torch 2.13 under torchrun
+sometimes read the addresses of dead ranks (`safepoint.training.integrations.torch_store`).
 """
 
 import argparse
