@@ -91,6 +91,13 @@ def wait(process: "subprocess.Popen[bytes]", log: Path, ready: Callable[[], Any]
     raise HungError
 
 
+def newest_checkpoint(output: Path) -> int:
+    """The step of the newest checkpoint that is complete, for both products; -1 without any."""
+    return max(
+        (int(path.parent.name.split("-")[1]) for path in output.glob("checkpoint-*/trainer_state.json")), default=-1
+    )
+
+
 def processor_s(mark: str) -> float:
     """The processor seconds that the processes of a job and their ended children have used."""
     ticks = 0
@@ -133,9 +140,9 @@ def run_job(command: list[str], folder: Path, moments: random.Random, options: a
             if number == 0:
                 found.processor_s.append(processor_s(mark))
             if number < options.kills:
-                # Long enough for a checkpoint of the peer, at a random moment of a step.
-                time.sleep((options.save_steps + 5 + moments.uniform(0, 1)) * options.step_ms / 1000)
-                time.sleep(options.state_mb / 200)
+                step = max(one["step"] for one in marks)
+                wait(process, log, lambda least=step + 1: newest_checkpoint(output) >= least, _LIMIT_S)
+                time.sleep(moments.uniform(0, 1) * options.step_ms / 1000)
                 began_s = time.monotonic()
                 os.kill(marks[-1]["pid"], signal.SIGKILL)
         for event in read_events(output, "start_timed") if output.exists() else []:
