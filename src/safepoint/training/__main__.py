@@ -20,9 +20,9 @@ def main() -> int:
     from safepoint.training.rank_processes.template import is_template, run_template
 
     if is_template():
-        from safepoint.training.integrations import install_before_ranks
+        from safepoint.training.integrations import install_before_ranks, prepare_before_ranks
 
-        return run_template(rank.main, install_before_ranks)
+        return run_template(rank.main, install_before_ranks, prepare_before_ranks)
     return rank.main(sys.argv[1:])
 
 

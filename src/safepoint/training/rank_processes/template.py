@@ -67,12 +67,13 @@ def is_template() -> bool:
     return VARIABLE in os.environ
 
 
-def run_template(main: Callable[[list[str]], int], hook: Callable[[], None]) -> int:
+def run_template(main: Callable[[list[str]], int], hook: Callable[[], None], prepare: Callable[[], None]) -> int:
     """Import, and bear ranks until the launcher ends; the copies do not return.
 
     Args:
         main: runs a rank; see `be_born`.
         hook: called before the first import; installs what must be in place when packages are imported.
+        prepare: called after imports; finds out what each rank would find out about the imported modules.
     """
     started_s = clock.monotonic_s()
     channel = TemplateChannel(socket.socket(fileno=int(os.environ.pop(VARIABLE))))
@@ -82,7 +83,7 @@ def run_template(main: Callable[[list[str]], int], hook: Callable[[], None]) -> 
         if not isinstance(plan, Plan):
             return 1
         _die_with(plan.launcher_pid)
-        Template(channel, plan, main).serve(hook, started_s)
+        Template(channel, plan, main, prepare).serve(hook, started_s)
     except ChannelError:
         return 0  # the launcher has ended
     return 0
@@ -95,12 +96,20 @@ class Template:
         channel: the connection to the launcher.
         plan: what the ranks will run.
         main: runs a rank.
+        prepare: see `run_template`.
     """
 
-    def __init__(self, channel: TemplateChannel, plan: Plan, main: Callable[[list[str]], int]) -> None:
+    def __init__(
+        self,
+        channel: TemplateChannel,
+        plan: Plan,
+        main: Callable[[list[str]], int],
+        prepare: Callable[[], None],
+    ) -> None:
         self._channel = channel
         self._plan = plan
         self._main = main
+        self._prepare = prepare
         self._environment = dict(os.environ)
         self._changes: dict[str, str | None] = {}
         """What the imports have changed in the environment: new values, or None for a variable that was deleted."""
@@ -151,6 +160,7 @@ class Template:
         Raises:
             UnfitError: no process may be copied from this one.
         """
+        self._prepare()
         own = module_of_project(self._base)
         if own is not None:
             raise UnfitError(own, "is code of the project, and an installed package imports it")

@@ -12,10 +12,12 @@
 """
 
 import functools
+import sys
 from pathlib import Path
 from types import ModuleType
 
 from safepoint.foundation.events.start_events import Phase
+from safepoint.training.compatibility.transformers_releases import build_mappings
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.imports import after_import
 from safepoint.training.integrations.transformers.hub import hook_uploads
@@ -49,6 +51,12 @@ def install_before_ranks() -> None:
     after_import("huggingface_hub.hf_api", functools.partial(hook_uploads, outputs=_OutputsOfRank()))
 
 
+def prepare_before_ranks() -> None:
+    """Make transformers build what it would build in each rank, if the Trainer is imported."""
+    if "transformers.trainer" in sys.modules:
+        build_mappings("")
+
+
 class _OutputsOfRank:
     """The output folders of the rank that this process will be."""
 
@@ -56,4 +64,4 @@ class _OutputsOfRank:
         return current_context().outputs.contains(folder)
 
 
-__all__ = ["install", "install_before_ranks"]
+__all__ = ["install", "install_before_ranks", "prepare_before_ranks"]
