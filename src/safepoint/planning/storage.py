@@ -284,7 +284,7 @@ def plan_storage(run: Run) -> StoragePlan:
         memory=_memory(run),
         first_pod=pods[0],
         other_pod=pods[1] if run.nodes > 1 else None,
-        claim_bytes=whole_gib(_with_buffer((run.keep + 1) * total + final_bytes)),
+        claim_bytes=whole_gib(with_buffer((run.keep + 1) * total + final_bytes)),
         bucket_bytes=None if run.store_keep is None else (run.store_keep + 1) * total + final_bytes,
         snapshot_bytes=_snapshot_bytes(run, groups, scale),
         times=times,
@@ -337,14 +337,15 @@ def _pod(run: Run, *, total: int, own: int, weights_bytes: int, final_bytes: int
         Term(
             "safety buffer",
             _DOCUMENTED_BUFFER_BYTES,
-            _with_buffer(needed) - needed,
+            with_buffer(needed) - needed,
             "5 %, at least 1 GiB: events, logs, and what the script writes",
         )
     )
     return Pod(terms=tuple(terms), checkpoint_bytes=own)
 
 
-def _with_buffer(num_bytes: int) -> int:
+def with_buffer(num_bytes: int) -> int:
+    """The bytes with the safety buffer: 5 %, at least 1 GiB."""
     return num_bytes + max(_LEAST_BUFFER_BYTES, math.ceil(_BUFFER_SHARE * num_bytes))
 
 

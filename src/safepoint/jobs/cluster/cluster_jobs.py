@@ -259,11 +259,18 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """The events of a job that the cluster still keeps, oldest first, including those of its deleted pods."""
+        """What the plan of a job said, then its events that the cluster still keeps, oldest first.
+
+        The events include those of deleted pods.
+        """
         seen = self.observe(name)
-        created = describe(seen, place=self.place).created
-        found = events_of_job(seen, self._api.objects("events"), since=created)
-        return [
+        job = describe(seen, place=self.place)
+        found = events_of_job(seen, self._api.objects("events"), since=job.created)
+        planned = [
+            JobEvent(time=job.created, name="Planned", actor="safepoint", cause=text, detail={})
+            for text in job.planned
+        ]
+        return planned + [
             JobEvent(
                 time=event_time(item),
                 name=str(at(item, "reason") or ""),
