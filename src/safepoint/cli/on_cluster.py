@@ -16,7 +16,7 @@ from safepoint.cli.job_answers import job_document
 from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError, printable
 from safepoint.jobs.cluster.objects import Object, texts
-from safepoint.jobs.cluster.planned_sizes import parse_local_limit, planned_in
+from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit, planned_in
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, RECORD, ClusterSpec, kubernetes_resources, read_record
 from safepoint.jobs.model.spec import name_from
 from safepoint.planning.submitted import needs_of
@@ -91,7 +91,7 @@ def spec_of(
         is_staging_given=limit is not None,
         max_restarts=max_restarts,
     )
-    return replace(spec, needs=needs_of(spec, arguments, code=options.code))
+    return replace(spec, needs=needs_of(outline_of(spec), arguments, code=options.code))
 
 
 def zip_of(folder: Path) -> bytes:

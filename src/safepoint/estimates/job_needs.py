@@ -1,6 +1,27 @@
-"""What a job needs according to the plan of its model, as a value that plans compute and jobs use."""
+"""Two values between jobs and plans: the outline of a job, and what it needs according to the plan of its model."""
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutline:
+    """A job that is about to be submitted, as far as its needs depend on its specification.
+
+    Args:
+        num_nodes: the number of pods.
+        ranks_per_node: ranks in each pod; None if the runtime or the pod decides.
+        is_remote: whether it saves to an object store, so that each pod has a local folder for checkpoints.
+        num_kept: how many checkpoints the options of the run keep in the folder; None if they set no limit.
+        is_unbounded: whether an option keeps checkpoints whose number has no bound, such as `every=1000`.
+        snapshot_slots: how many snapshots host memory may hold; 0 for none, None as a run decides.
+    """
+
+    num_nodes: int = 1
+    ranks_per_node: int | None = None
+    is_remote: bool = False
+    num_kept: int | None = None
+    is_unbounded: bool = False
+    snapshot_slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from safepoint.jobs.cluster.connection import connect_to, connect_with
 from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly
 from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
 from safepoint.jobs.cluster.objects import at
-from safepoint.jobs.cluster.planned_sizes import parse_local_limit
+from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
@@ -271,7 +271,7 @@ def job_needs(trainer: TransformersTrainer, spec: ClusterSpec) -> JobNeeds | Non
             with contextlib.suppress(UsageError):  # a function may have arguments that are no options
                 words += as_options({name: value})
         arguments = words
-    return needs_of(spec, arguments, model_uri=at(spec.initializer, "model", "storageUri"))
+    return needs_of(outline_of(spec), arguments, model_uri=at(spec.initializer, "model", "storageUri"))
 
 
 def _certificates(file: str | os.PathLike[str]) -> bytes:

@@ -24,7 +24,7 @@ _FIELDS = {
     "--snapshot-steps": "snapshot_steps",
     "--snapshot-memory": "staging_size",
     "--local-limit": "local_limit",
-    "--memory": "memory of resources_per_node",
+    "--memory": "resources_per_node (memory)",
     "--extra-files-limit": "extra_files_limit",
     "--metrics-port": "metrics_port",
     "--nnodes": "num_nodes",

@@ -1,18 +1,16 @@
 """Tests of safepoint.planning.submitted: the bounds hold, and what is not certain sets no limit."""
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from safepoint.estimates.job_needs import JobNeeds
+from safepoint.estimates.job_needs import JobNeeds, JobOutline
 from safepoint.estimates.sizes import OPTIMIZERS, Strategy
 from safepoint.planning.checkpoint_files import Training, checkpoint_bytes, files_of, weights_file_bytes
 from safepoint.planning.model import adapter_of, read_model
 from safepoint.planning.submitted import needs_of
-from safepoint.settings.run_settings import RunSettings
 
 _CONFIG = {
     "model_type": "llama",
@@ -26,17 +24,6 @@ _CONFIG = {
 }
 
 
-@dataclass(kw_only=True)
-class Job:
-    num_nodes: int = 1
-    ranks_per_node: int | None = 1
-    ranks_from: str | None = None
-    resources: dict[str, str] = field(default_factory=dict[str, str])
-    settings: RunSettings = field(
-        default_factory=lambda: RunSettings(output_dir="s3://bucket/run", save_total_limit=2)
-    )
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     path = tmp_path / "config.json"
@@ -45,7 +32,8 @@ def model(tmp_path: Path) -> str:
 
 
 def _needs(model: str, *more: str, **job: Any) -> JobNeeds:
-    found = needs_of(Job(**job), ["--model_name_or_path", model, *more])
+    outline = {"ranks_per_node": 1, "is_remote": True, "num_kept": 2, **job}
+    found = needs_of(JobOutline(**outline), ["--model_name_or_path", model, *more])
     assert found is not None
     return found
 
@@ -86,29 +74,24 @@ def test_the_folder_holds_all_checkpoints_of_the_worst_moment(model: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "arguments", "kept"),
+    ("job", "arguments", "kept"),
     [
-        ({}, (), None),
-        ({"save_total_limit": 3}, (), 3),
-        ({"save_total_limit": 3}, ("--save_total_limit", "5"), 5),
-        ({}, ("--save_total_limit", "5"), 5),
-        ({"keep": "newest=4"}, (), 4),
-        ({"keep": "newest=4,best=2:loss"}, (), 6),
-        ({"keep": "newest=2,every=100"}, (), None),
-        ({"keep": "newest=2,younger=2h"}, (), None),
-        ({"keep": "every=100", "save_total_limit": 2}, (), None),
+        ({"num_kept": None}, (), None),
+        ({"num_kept": 3}, (), 3),
+        ({"num_kept": 3}, ("--save_total_limit", "5"), 5),
+        ({"num_kept": None}, ("--save_total_limit", "5"), 5),
+        ({"num_kept": 3, "is_unbounded": True}, ("--save_total_limit", "5"), None),
     ],
 )
 def test_how_many_checkpoints_stay(
-    settings: dict[str, Any], arguments: tuple[str, ...], kept: int | None, model: str
+    job: dict[str, Any], arguments: tuple[str, ...], kept: int | None, model: str
 ) -> None:
-    needs = _needs(model, *arguments, settings=RunSettings(output_dir="s3://b/r", **settings))
+    needs = _needs(model, *arguments, **job)
     if kept is None:
         assert needs.local_bytes is None
         assert "how many checkpoints stay in it is not known" in needs.unlimited
         return
-    same = _needs(model, settings=RunSettings(output_dir="s3://b/r", save_total_limit=kept))
-    assert (needs.local_bytes, needs.unlimited) == (same.local_bytes, "")
+    assert (needs.local_bytes, needs.unlimited) == (_needs(model, num_kept=kept).local_bytes, "")
 
 
 @pytest.mark.parametrize(
@@ -118,8 +101,6 @@ def test_how_many_checkpoints_stay(
         ({"num_nodes": 2}, (), "with which strategy several ranks train"),
         ({"ranks_per_node": 8}, (), "with which strategy several ranks train"),
         ({"ranks_per_node": None}, (), "with which strategy several ranks train"),
-        ({"ranks_per_node": None, "resources": {"nvidia.com/gpu": "1"}}, (), ""),
-        ({"ranks_per_node": None, "resources": {"nvidia.com/gpu": "8"}}, (), "with which strategy"),
         ({"ranks_per_node": 8}, ("--fsdp", "full_shard"), ""),
         ({}, ("--config", "a.yaml"), "a file with further arguments"),
         ({}, ("--optim", "lomo"), "'lomo' keeps is not known"),
@@ -135,7 +116,7 @@ def test_what_is_not_certain_sets_no_limit(
 
 
 def test_a_model_that_is_only_in_the_folder_sets_no_limit(model: str) -> None:
-    needs = needs_of(Job(), [], code=Path(model).parent)
+    needs = needs_of(JobOutline(ranks_per_node=1, is_remote=True, num_kept=2), [], code=Path(model).parent)
     assert needs is not None
     assert "no argument says that this model is trained" in needs.unlimited
 
@@ -143,19 +124,24 @@ def test_a_model_that_is_only_in_the_folder_sets_no_limit(model: str) -> None:
 def test_memory_and_grace_period(model: str) -> None:
     """With a folder in each of several pods, saves take no snapshot; with a claim there is no upload."""
     alone, several = _needs(model), _needs(model, num_nodes=2)
-    claim = _needs(model, num_nodes=2, settings=RunSettings(output_dir="pvc://claim/run"))
+    claim = _needs(model, num_nodes=2, is_remote=False)
     assert alone.snapshot_bytes > 48e9
     assert several.snapshot_bytes == 0
     assert claim.snapshot_bytes == pytest.approx(alone.snapshot_bytes, rel=1e-6)
     assert claim.local_bytes is None
     assert claim.least_grace_s < alone.least_grace_s
-    without = _needs(model, settings=RunSettings(output_dir="s3://b/r", snapshot_slots=0))
+    without = _needs(model, snapshot_slots=0)
     assert without.snapshot_bytes == 0
 
 
 def test_without_a_model_there_is_nothing(tmp_path: Path) -> None:
-    assert needs_of(Job(), ["--lr", "1"]) is None
-    assert needs_of(Job(), ["--model_name_or_path", "/only/in/the/pods"]) is None
+    assert needs_of(JobOutline(ranks_per_node=1, is_remote=True, num_kept=2), ["--lr", "1"]) is None
+    assert (
+        needs_of(
+            JobOutline(ranks_per_node=1, is_remote=True, num_kept=2), ["--model_name_or_path", "/only/in/the/pods"]
+        )
+        is None
+    )
 
 
 def test_what_cannot_be_planned_is_a_problem_and_no_error(model: str) -> None:

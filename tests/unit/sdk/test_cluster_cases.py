@@ -215,9 +215,13 @@ def test_intervals_of_a_wait(interval: int) -> None:
 def test_the_plan_of_a_model_that_the_arguments_name(tmp_path: Path) -> None:
     fields = {"model_type": "llama", "vocab_size": 64, "hidden_size": 8, "intermediate_size": 16}
     (tmp_path / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 1, "num_attention_heads": 2}))
+
+    def tune(model_name_or_path: str, bf16: bool, labels: list[str | None]) -> None:
+        print(model_name_or_path, bf16, labels)
+
     trainer = TransformersTrainer(
-        func=train,
-        func_args={"model_name_or_path": str(tmp_path / "config.json"), "bf16": True, "callbacks": [object()]},
+        func=tune,
+        func_args={"model_name_or_path": str(tmp_path / "config.json"), "bf16": True, "labels": [None]},
         output_dir="s3://bucket/run",
         data_connection_name="models",
         periodic_checkpoint_config=PeriodicCheckpointConfig(),

@@ -8,8 +8,10 @@ docs/adr/0026-sizes-that-a-job-asks-for.md.
 from dataclasses import replace
 from typing import Any
 
+from safepoint.checkpoint.local.retention import KeepBest, KeepNewest, parse_policies
 from safepoint.errors import UsageError
-from safepoint.foundation.quantities import parse_bytes
+from safepoint.estimates.job_needs import JobOutline
+from safepoint.foundation.quantities import parse_bytes, parse_count
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.jobs.cluster.objects import items
 from safepoint.jobs.cluster.spec import ClusterSpec
@@ -18,6 +20,7 @@ from safepoint.settings.wording import in_sdk_words
 from safepoint.storage.location import parse_location
 
 _GIB = 1 << 30
+_GPU = "nvidia.com/gpu"
 _RESERVE = 1.05
 """The share of a pod's memory that a run leaves free, as docs/cluster.md says."""
 _MOST_SENTENCES, _MOST_LETTERS = 8, 1000
@@ -56,6 +59,36 @@ def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | No
             hint=f"for example {option} 200Gi, or {option} none",
         )
     return size_bytes
+
+
+def outline_of(spec: ClusterSpec) -> JobOutline:
+    """What the needs of a job depend on, except its model and its arguments."""
+    settings = spec.settings
+    policies = parse_policies(settings.keep)
+    best = [one.count for one in policies if isinstance(one, KeepBest)]
+    newest = [one.count for one in policies if isinstance(one, KeepNewest)]
+    is_unbounded = len(best) + len(newest) < len(policies)
+    if settings.save_total_limit is not None:
+        newest.append(settings.save_total_limit)
+    return JobOutline(
+        num_nodes=spec.num_nodes,
+        ranks_per_node=_ranks_of(spec),
+        is_remote=settings.output_dir is not None and parse_location(settings.output_dir).is_remote,
+        num_kept=max(newest, default=0) + sum(best) or None,
+        is_unbounded=is_unbounded,
+        snapshot_slots=settings.snapshot_slots,
+    )
+
+
+def _ranks_of(spec: ClusterSpec) -> int | None:
+    """The ranks of a pod; None if the runtime or the pod decides."""
+    if spec.ranks_per_node is not None:
+        return spec.ranks_per_node
+    text = spec.resources.get(_GPU) if spec.ranks_from is None else None
+    try:
+        return parse_count(text) or None if text is not None else None
+    except ValueError:  # the cluster says what is wrong with it
+        return None
 
 
 def with_planned_limit(spec: ClusterSpec, folder: str, *, is_mounted: bool) -> ClusterSpec:

@@ -13,7 +13,7 @@ from safepoint.foundation.volumes.room import STORAGE_LIMIT
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
-from safepoint.jobs.cluster.planned_sizes import parse_local_limit, planned_in
+from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit, planned_in
 from safepoint.jobs.cluster.spec import RECORD, ClusterSpec, read_record
 from safepoint.jobs.cluster.state import Observed, describe
 from safepoint.settings.run_settings import RunSettings
@@ -210,6 +210,43 @@ def test_the_limit_of_a_user(text: str, settings: RunSettings, expected: int | s
         return
     with pytest.raises(UsageError, match=expected):
         parse_local_limit("--local-limit", text, settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept", "is_unbounded"),
+    [
+        ({}, None, False),
+        ({"save_total_limit": 3}, 3, False),
+        ({"keep": "newest=4"}, 4, False),
+        ({"keep": "newest=4", "save_total_limit": 5}, 5, False),
+        ({"keep": "newest=4,best=2:loss"}, 6, False),
+        ({"keep": "newest=2,every=100"}, 2, True),
+        ({"keep": "newest=2,younger=2h"}, 2, True),
+        ({"keep": "every=100", "save_total_limit": 2}, 2, True),
+    ],
+)
+def test_the_checkpoints_that_an_outline_keeps(
+    settings: dict[str, Any], kept: int | None, is_unbounded: bool
+) -> None:
+    spec = ClusterSpec(name="a", program=("b",), settings=RunSettings(output_dir="s3://b/r", **settings))
+    outline = outline_of(spec)
+    assert (outline.num_kept, outline.is_unbounded, outline.is_remote) == (kept, is_unbounded, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks"),
+    [
+        ({}, None),
+        ({"ranks_per_node": 3, "resources": {"nvidia.com/gpu": "8"}}, 3),
+        ({"resources": {"nvidia.com/gpu": "8"}}, 8),
+        ({"resources": {"nvidia.com/gpu": "8"}, "ranks_from": "cpu"}, None),
+        ({"resources": {"nvidia.com/gpu": "many"}}, None),
+        ({"resources": {"nvidia.com/gpu": "0"}}, None),
+    ],
+)
+def test_the_ranks_of_an_outline(changes: dict[str, Any], ranks: int | None) -> None:
+    outline = outline_of(ClusterSpec(name="a", program=("b",), **changes))
+    assert (outline.ranks_per_node, outline.is_remote) == (ranks, False)
 
 
 def test_a_dry_run_states_the_plan_above_the_objects(
