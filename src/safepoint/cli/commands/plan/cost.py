@@ -2,13 +2,28 @@
 
 import contextlib
 import math
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
 from safepoint.cli.commands.jobs import complete_job
-from safepoint.cli.commands.plan.options import Json, amount, check_shares, duration, per_second, refuse_ignored
+from safepoint.cli.commands.plan.options import (
+    DURABLE,
+    Announced,
+    Json,
+    RanksOnly,
+    Restart,
+    Stall,
+    amount,
+    check_shares,
+    duration,
+    inputs_line,
+    per_second,
+    refuse_ignored,
+    time,
+)
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.estimates.interval import SHORTEST_STEP_S, Interruptions
@@ -61,34 +76,18 @@ def cost(
     interruptions: Annotated[
         str, typer.Option(metavar="RATE", help="Interruptions of the job, of any kind, such as 4/week.")
     ] = "4/week",
-    announced: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of them that SIGTERM announces in time for a save, 0 to 1.")
-    ] = 1.0,
-    ranks_only: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of them that end ranks and not their machine, 0 to 1.")
-    ] = 0.0,
-    job: Annotated[str, typer.Option(metavar="TIME", help="How long the job trains without interruptions.")] = "72h",
+    announced: Announced = 1.0,
+    ranks_only: RanksOnly = 0.0,
+    job: Annotated[str, time("How long the job trains without interruptions.")] = "72h",
     interval: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Training time between periodic saves.",
-            show_default="the best interval of each policy; with --for: 1h",
-        ),
+        time("Training time between periodic saves.", otherwise="the best interval of each policy; with --for: 1h"),
     ] = None,
-    blocking: Annotated[
-        str, typer.Option(metavar="TIME", help="How long a periodic save takes if training waits for it.")
-    ] = "10m",
-    stall: Annotated[
-        str, typer.Option(metavar="TIME", help="How long a save of Safepoint delays training.")
-    ] = "0.01s",
-    durable: Annotated[
-        str, typer.Option(metavar="TIME", help="From the beginning of such a save until it is durable.")
-    ] = "10m",
-    notice_save: Annotated[str, typer.Option(metavar="TIME", help="From SIGTERM until the save is durable.")] = "10m",
-    restart: Annotated[
-        str, typer.Option(metavar="TIME", help="From an interruption until the ranks train again.")
-    ] = "0s",
+    blocking: Annotated[str, time("How long a periodic save takes if training waits for it.")] = "10m",
+    stall: Stall = "0.01s",
+    durable: Annotated[str, time(DURABLE)] = "10m",
+    notice_save: Annotated[str, time("From SIGTERM until the save is durable.")] = "10m",
+    restart: Restart = "0s",
     example: Annotated[
         bool, typer.Option("--example", help="Print the example of Red Hat's article, as stated and as computed.")
     ] = False,
@@ -175,7 +174,12 @@ def cost(
         for loss in found
         if interval_s is not None and interval_s < loss.interval_s < math.inf
     ]
-    document = {"price_per_hour": price, "policies": [_document(loss) for loss in found], "notes": notes}
+    document = {
+        "price_per_hour": price,
+        "inputs": asdict(situation),
+        "policies": [_document(loss) for loss in found],
+        "notes": notes,
+    }
     head = ("POLICY", "SAVES EVERY", "PRODUCTIVE", "HOURS LOST IN A MONTH", "MONEY LOST IN A MONTH")
     rows = [
         [
@@ -187,9 +191,9 @@ def cost(
         ]
         for loss in found
     ]
-    lines = table(head, rows)
-    if notes:
-        lines += ["", *(f"note  {note}" for note in notes)]
+    unused = () if announced else {"notice_save"}
+    lines = [*table(head, rows), "", f"inputs  {inputs_line(context, leave_out=unused)}"]
+    lines += [f"note    {note}" for note in notes]
     print_answer(as_json, document, lines)
 
 
