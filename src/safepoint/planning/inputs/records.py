@@ -95,9 +95,11 @@ def find_optimizer(name: str, option: str = "--optimizer") -> Optimizer:
     """
     found = optimizer_named(name)
     if found is None:
+        known = nearest(name[:60], OPTIMIZERS)
+        choose = "choose the one that keeps as many values for each weight"
         raise UsageError(
             f"{option} {name[:60]!r}: Safepoint does not know what this optimizer keeps; nothing was computed",
-            hint=f"{nearest(name[:60], OPTIMIZERS)}; choose the one that keeps as many values for each weight",
+            hint=f"{known} Otherwise {choose}" if known.endswith("?") else f"{known}; {choose}",
         )
     return found
 

@@ -223,7 +223,7 @@ def test_a_simulation_with_everything() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((*INTERVAL, "--durable", "1s"), "--durable is shorter than --stall 2s"),
+        ((*INTERVAL, "--durable", "1s"), "--durable 1s is shorter than --stall 2s"),
         ((*INTERVAL, "--announced", "50"), "50 % is 0.5"),
         ((*INTERVAL, "--announced", "0.7", "--ranks-only", "0.7"), "more than 1 together"),
         (("plan", "interval", "--mtbf", "4", "--stall", "2s"), "--mtbf: '4' is not a time"),

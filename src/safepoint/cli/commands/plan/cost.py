@@ -10,12 +10,10 @@ import typer
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
 from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.commands.plan.options import (
-    DURABLE,
     Announced,
     Json,
     RanksOnly,
     Restart,
-    Stall,
     amount,
     check_shares,
     duration,
@@ -84,8 +82,8 @@ def cost(
         time("Training time between periodic saves.", otherwise="the best interval of each policy; with --for: 1h"),
     ] = None,
     blocking: Annotated[str, time("How long a periodic save takes if training waits for it.")] = "10m",
-    stall: Stall = "0.01s",
-    durable: Annotated[str, time(DURABLE)] = "10m",
+    stall: Annotated[str, time("For how long a save of Safepoint delays training.")] = "0.01s",
+    durable: Annotated[str, time("From the beginning of such a save until it is durable.")] = "10m",
     notice_save: Annotated[str, time("From SIGTERM until the save is durable.")] = "10m",
     restart: Restart = "0s",
     example: Annotated[

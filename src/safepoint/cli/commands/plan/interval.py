@@ -7,12 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from safepoint.cli.commands.plan.options import (
-    DURABLE,
     Announced,
     Json,
     RanksOnly,
     Restart,
-    Stall,
     Svg,
     check_shares,
     duration,
@@ -42,8 +40,10 @@ _POINTS = 60
 def interval(
     context: typer.Context,
     mtbf: Annotated[str, time("Mean time between interruptions of any kind, such as 4h.")],
-    stall: Stall,
-    durable: Annotated[str | None, time(DURABLE, otherwise="the same as --stall")] = None,
+    stall: Annotated[str, time("For how long a save delays training, such as 0.01s or 2m.")],
+    durable: Annotated[
+        str | None, time("From the beginning of a save until it is durable.", otherwise="the same as --stall")
+    ] = None,
     copied: Annotated[
         str | None,
         time(
@@ -78,14 +78,13 @@ def interval(
     other the work since the newest durable checkpoint.
     """
     stall_s = duration("--stall", stall)
-    after_stall = {
-        name: None if text is None else duration(f"--{name}", text)
-        for name, text in (("durable", durable), ("copied", copied))
-    }
+    texts = {"durable": durable, "copied": copied}
+    after_stall = {name: None if text is None else duration(f"--{name}", text) for name, text in texts.items()}
     for name, value in after_stall.items():
         if value is not None and value < stall_s:
             raise UsageError(
-                f"--{name} is shorter than --stall {stall}, but both count from the beginning of a save",
+                f"--{name} {texts[name]} is shorter than --stall {stall}, but both count from the beginning of a "
+                "save",
                 hint=f"give at least {stall}, or leave --{name} out",
             )
     check_shares(announced, ranks_only)

@@ -23,6 +23,7 @@ _PERIODS = {
     "month": 365.25 / 12 * 86_400,
     "year": 365.25 * 86_400,
 }
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*([a-z]+)", re.ASCII)
 
 _AS_MODEL = "as in the failure model"
@@ -72,14 +73,12 @@ RanksOnly = Annotated[
         help="Share of the interruptions that end ranks only, so that the keeper still has the newest snapshot.",
     ),
 ]
-Stall = Annotated[str, time("For how long a save delays training, such as 0.01s or 2m.")]
 Restart = Annotated[str, time("From an interruption until the ranks train again.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Svg = Annotated[
     Path | None,
     typer.Option("--svg", metavar="FILE", help="Also write a picture to this file.", show_default="no picture"),
 ]
-DURABLE = "From the beginning of a save until it is durable."
 
 
 def inputs_line(context: typer.Context, *, leave_out: Collection[str] = ()) -> str:
@@ -128,7 +127,10 @@ def duration(option: str, text: str, *, least_s: float = 0.0) -> float:
     try:
         value = parse_duration(text)
     except ValueError as error:
-        raise UsageError(f"{option}: {error}", hint=f"for example {option} 10m") from error
+        hint = f"for example {option} 10m"
+        if _NUMBER.fullmatch(text.strip()):
+            hint = f"write {option} {text.strip()}s, {text.strip()}m or {text.strip()}h"
+        raise UsageError(f"{option}: {error}", hint=hint) from error
     if value < least_s or (least_s == 0 and value < 0):
         raise UsageError(f"{option} {text!r} is too short", hint=f"give at least {least_s:g}s")
     if value > _MOST_S:

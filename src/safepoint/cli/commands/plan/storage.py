@@ -21,7 +21,6 @@ from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError
 from safepoint.estimates.sizes import OPTIMIZERS, Strategy
 from safepoint.foundation.quantities import parse_bytes, parse_duration
-from safepoint.foundation.units import nearest
 from safepoint.planning.checkpoint_files import Training
 from safepoint.planning.documents import DOWNLOAD_BYTES_PER_S, UPLOAD_BYTES_PER_S
 from safepoint.planning.inputs import find_optimizer, parse_layout, parse_parameters
@@ -311,7 +310,7 @@ def _strategy(name: str | None) -> Strategy | None:
         return Strategy(name.strip().lower())
     except ValueError as error:
         raise UsageError(
-            f"--strategy {name[:60]!r} is not known; nothing was computed", hint=nearest(name[:60], list(Strategy))
+            f"--strategy {name[:60]!r} is not known; nothing was computed", hint=f"use one of {_STRATEGIES}"
         ) from error
 
 
