@@ -1,5 +1,6 @@
 """`safepoint plan storage --for JOB`: what the records of a job on this machine or on a cluster say."""
 
+import importlib
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -58,7 +59,10 @@ def on_cluster(monkeypatch: pytest.MonkeyPatch) -> Submit:
             check_name=lambda name: None,
         )
         jobs = ClusterJobs(cast("ClusterApi", api))
-        monkeypatch.setattr("safepoint.cli.commands.plan.records.open_jobs", lambda *_: nullcontext(jobs))
+        for module in ("records", "cost"):
+            # The package has functions of the same names.
+            place = importlib.import_module(f"safepoint.cli.commands.plan.{module}")
+            monkeypatch.setattr(place, "open_jobs", lambda *_: nullcontext(jobs))
         monkeypatch.setattr(ClusterJobs, "inventory_of", lambda self, name: None)
         return job
 
@@ -125,6 +129,13 @@ def test_checkpoints_that_are_not_certain_are_not_used(
     outcome = safepoint("plan", "storage", config, "--for", "tiny", "--on", "kind")
     assert outcome.code == 0
     assert "the checkpoints of tiny are not used: it is not certain where job tiny saves" in outcome.stderr
+
+
+def test_the_events_of_a_cluster_do_not_show_what_a_job_lost(on_cluster: Submit) -> None:
+    on_cluster(program=("train.py",))
+    outcome = safepoint("plan", "cost", "--for", "tiny", "--on", "kind")
+    assert outcome.code == 10
+    assert "what job tiny lost cannot be computed: the events that the cluster keeps have no steps" in outcome.stderr
 
 
 def test_a_job_that_names_no_model(on_cluster: Submit) -> None:

@@ -27,6 +27,7 @@ from safepoint.errors import NotFoundError, UsageError
 from safepoint.estimates.interval import SHORTEST_STEP_S, Interruptions
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration, plural
+from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.planning.costs import (
     Happened,
     JobHistory,
@@ -120,6 +121,7 @@ def cost(
         with open_jobs(on, namespace, for_) as jobs:
             name = jobs.job(for_).name
             happened = jobs.events(name)
+            is_here = isinstance(jobs, LocalJobs)
         read: list[Happened] = []
         for event in happened:
             step, saved = event.detail.get("step"), event.detail.get("saved")
@@ -132,7 +134,14 @@ def cost(
                         saved=saved if isinstance(saved, bool) else None,
                     )
                 )
-        _print_history(name, read_history(read), price, interval_s or 3600.0, as_json=as_json)
+        history = read_history(read)
+        if not history.trained_s and not history.interruptions:
+            why = "its history has no training" if is_here else "the events that the cluster keeps have no steps"
+            raise NotFoundError(
+                f"what job {name} lost cannot be computed: {why}",
+                hint="without --for, the command computes a month under each policy",
+            )
+        _print_history(name, history, price, interval_s or 3600.0, as_json=as_json)
         return
     if on is not None or namespace is not None:
         raise UsageError("--on and --namespace name the place of a job, and --for names none", hint="add --for JOB")
@@ -228,11 +237,6 @@ def _print_example(as_json: bool) -> None:
 
 
 def _print_history(name: str, history: JobHistory, price: float, interval_s: float, *, as_json: bool) -> None:
-    if not history.trained_s and not history.interruptions:
-        raise NotFoundError(
-            f"the history of job {name} has no training: nothing can be computed",
-            hint="without --for, the command computes a month under each policy",
-        )
     hourly = price / 3600
     without_s, with_interval_s = history.lost_without_saves_s(), history.lost_with_interval_s(interval_s)
     kinds = {
