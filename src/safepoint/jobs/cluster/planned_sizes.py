@@ -5,6 +5,7 @@ record of the job, from which `submit`, `status --json` and `safepoint events` t
 docs/adr/0026-sizes-that-a-job-asks-for.md.
 """
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.settings.wording import in_sdk_words
 from safepoint.storage.location import parse_location
 
+_log = logging.getLogger("safepoint")
 _GIB = 1 << 30
 _GPU = "nvidia.com/gpu"
 _RESERVE = 1.05
@@ -29,26 +31,18 @@ _MOST_SENTENCES, _MOST_LETTERS = 8, 1000
 def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | None:
     """The bytes of a size limit that a user has written; None for `none`.
 
+    Without an object store there is no such folder, and a warning: the option may be a default of the place.
+
     Args:
         option: what the user has set.
         text: its value.
-        settings: the options of the run, whose output location has to be an object store.
+        settings: the options of the run.
 
     Raises:
-        UsageError: it is neither a size nor `none`, or the job has no local folder of its own.
+        UsageError: it is neither a size nor `none`.
     """
     if text.strip().lower() == "none":
         return None
-    location = parse_location(settings.output_dir) if settings.output_dir is not None else None
-    if location is None or not location.is_remote:
-        output = "without an output location"
-        if settings.output_dir is not None:
-            output = f"with output location {settings.output_dir}"
-        raise UsageError(
-            f"{option} {text} has no effect {output}: only with an object store do the pods have a local folder for "
-            "checkpoints; nothing was submitted",
-            hint=f"leave {option} out, or save to an object store such as s3://BUCKET/PREFIX",
-        )
     try:
         size_bytes = parse_bytes(text)
     except ValueError as error:
@@ -57,6 +51,15 @@ def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | No
         raise UsageError(
             f"{option} {text} is {size_bytes} bytes, and no checkpoint would fit; nothing was submitted",
             hint=f"for example {option} 200Gi, or {option} none",
+        )
+    location = parse_location(settings.output_dir) if settings.output_dir is not None else None
+    if location is None or not location.is_remote:
+        output = "without an output location" if location is None else f"with output location {location}"
+        _log.warning(
+            "%s %s has no effect %s: only with an object store do the pods have a local folder for checkpoints",
+            option,
+            text,
+            output,
         )
     return size_bytes
 

@@ -200,8 +200,6 @@ def test_the_events_of_a_job_begin_with_its_plan() -> None:
         ("None", RunSettings(output_dir="pvc://claim/run"), None),
         ("much", REMOTE, "--local-limit: 'much' is not a size"),
         ("200", REMOTE, "is 200 bytes, and no checkpoint would fit"),
-        ("200Gi", RunSettings(output_dir="pvc://claim/run"), "has no effect with output location pvc://claim/run"),
-        ("200Gi", RunSettings(), "has no effect without an output location"),
     ],
 )
 def test_the_limit_of_a_user(text: str, settings: RunSettings, expected: int | str | None) -> None:
@@ -210,6 +208,22 @@ def test_the_limit_of_a_user(text: str, settings: RunSettings, expected: int | s
         return
     with pytest.raises(UsageError, match=expected):
         parse_local_limit("--local-limit", text, settings)
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("s3://bucket/run", ""),
+        ("pvc://claim/run", "with output location pvc://claim/run"),
+        (None, "without an output location"),
+    ],
+)
+def test_a_limit_without_a_local_folder_is_a_warning(
+    output: str | None, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be a default of the place, which must not keep jobs with a claim from being submitted."""
+    assert parse_local_limit("--local-limit", "200Gi", RunSettings(output_dir=output)) == 200 * GIB
+    assert (f"--local-limit 200Gi has no effect {words}" in caplog.text) == bool(words)
 
 
 @pytest.mark.parametrize(
