@@ -335,7 +335,7 @@ def _lines(
     lines = [
         f"failures   {model.name}" + (f" ({model.source})" if model.source else ""),
         f"costs      {MEASURED}",
-        *(f"platform   {line}" for line in _platform(platform)),
+        *_platform(platform),
         f"simulated  {plural(trials, 'job')} of {days:g} days each, seed {seed}, in {format_duration(took_s)}",
     ]
     for count, by_policy in results.items():
@@ -377,12 +377,11 @@ def _platform(platform: Platform) -> list[str]:
         f"{_rate(platform.machine_bytes_per_s)} from a machine, {_rate(platform.store_bytes_per_s)} into the store"
     )
     ranks = plural(platform.ranks_per_machine, "rank")
-    after = format_duration(platform.machine_restart_s)
+    again, after = (format_duration(value) for value in (platform.ranks_restart_s, platform.machine_restart_s))
     return [
-        f"{ranks} on a machine, each with {format_bytes(round(platform.state_bytes))}; {rates}"
+        f"platform   {ranks} on a machine, each with {format_bytes(round(platform.state_bytes))}; {rates}"
         + ("" if requests is None else f", and {requests:,.0f} requests/s"),
-        f"steps of {format_duration(platform.step_s)}; restarts of {format_duration(platform.ranks_restart_s)}, and "
-        f"{after} after a lost machine",
+        f"job        steps of {format_duration(platform.step_s)}; restarts of {again}, and {after} after a lost machine",
     ]
 
 

@@ -175,7 +175,8 @@ def _resume(plan: StoragePlan) -> str:
 def _grace(plan: StoragePlan) -> str:
     run = plan.run
     given = f"{run.grace_s:g} s"
-    return f"{given}: {_fit('a save to the claim', plan.in_folder)}; {_fit('a save and its upload', plan.in_store)}"
+    in_folder = _fit("a save to the claim needs", plan.in_folder)
+    return f"{given}: {in_folder}; {_fit('a save and its upload need', plan.in_store)}"
 
 
 def _speeds(plan: StoragePlan) -> str:
@@ -187,7 +188,7 @@ def _speeds(plan: StoragePlan) -> str:
 
 
 def _fit(what: str, fit: GraceFit) -> str:
-    needed = f"{what} needs {format_duration(fit.needed_s)}"
+    needed = f"{what} {format_duration(fit.needed_s)}"
     if fit.fits:
         return f"{needed}, which fits"
     return f"{needed}, and {format_duration(fit.usable_s)} can be used: ask for {fit.grace_s} s"
