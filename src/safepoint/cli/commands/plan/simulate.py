@@ -381,7 +381,8 @@ def _platform(platform: Platform) -> list[str]:
     return [
         f"platform   {ranks} on a machine, each with {format_bytes(round(platform.state_bytes))}; {rates}"
         + ("" if requests is None else f", and {requests:,.0f} requests/s"),
-        f"job        steps of {format_duration(platform.step_s)}; restarts of {again}, and {after} after a lost machine",
+        f"job        steps of {format_duration(platform.step_s)}; restarts of {again}, and of {after} after a lost "
+        "machine",
     ]
 
 
