@@ -64,8 +64,9 @@ def open_jobs(
 ) -> Generator[JobPlace[Any]]:
     """The jobs of the place that `on` names.
 
-    If `on` is None, the jobs are those of this machine, with two exceptions: if there is a default place, a
-    `namespace` selects its jobs, and a `name` selects the place that has this job.
+    If `on` is None, the jobs are those of this machine. If the settings have a default place, there are two
+    exceptions. With `namespace`, the jobs are those of the default place. With `name`, the jobs are those of the
+    place that has this job.
 
     Args:
         on: the place, as the option `--on` names it.
@@ -137,7 +138,7 @@ def _has(jobs: JobPlace[Any], name: str) -> bool:
     except NotFoundError:
         return False
     except StorageError:
-        if isinstance(jobs, LocalJobs):  # the entry of the job cannot be read, but it exists
+        if isinstance(jobs, LocalJobs):  # the job exists, but its entry cannot be read
             return True
         raise
     return True
@@ -152,7 +153,7 @@ def connected(on: str, namespace: str | None, *, within_s: float | None = None) 
 
 def cluster_api(on: str, namespace: str | None, *, within_s: float | None = None) -> "ClusterApi":
     """A namespace of a cluster, as a context manager that closes the connections. No request is sent yet."""
-    from safepoint.jobs.cluster.api import WITHIN_S, ClusterApi  # these libraries take 0.2 s to import
+    from safepoint.jobs.cluster.api import WITHIN_S, ClusterApi  # not at the top: the import takes 0.2 s
     from safepoint.jobs.cluster.connection import connect_to
 
     place = Configuration.of_user().places.get(on, ClusterPlace(name=on, context=None if on == "." else on))

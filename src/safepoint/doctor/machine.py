@@ -13,7 +13,7 @@ from safepoint.snapshot.memory import block, host_memory
 _LEAST_DEV_SHM_BYTES = 512 << 20
 _LEAST_OPEN_FILES = 4096
 _MOST_SKEW_S = 30.0
-_ADJTIMEX_BYTES = 256  # no `struct timex` is larger
+_ADJTIMEX_BYTES = 256  # the size of the buffer; no `struct timex` is larger
 _TIME_ERROR = 5
 
 

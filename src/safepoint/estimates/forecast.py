@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 _MOST_SAMPLES = 48
-"""The slopes of all pairs are computed at each sample: about a thousand."""
+"""How many samples a trend keeps. For each new sample, the slopes of all pairs are computed: about a thousand."""
 _LEAST_SAMPLES = 4
 _REACH = 30.0
 _FEW_SAVES = 3
@@ -26,12 +26,12 @@ class Demand:
     """What the coming saves need, in bytes or in inodes.
 
     Args:
-        needed: must be free when a save begins.
-        kept: what each save adds, as long as retention has not reached its limit.
-        saves_until_limit: how many more saves that is; None if all checkpoints stay.
-        kept_later: what each save adds on average when retention has reached its limit.
-        interval_s: from one save to the next; None if it is not known, or no save is due.
-        next_s: until the next save.
+        needed: how much must be free when a save begins.
+        kept: how much each save adds until retention has reached its limit.
+        saves_until_limit: after how many more saves retention has reached its limit; None if all checkpoints stay.
+        kept_later: how much each save adds on average after that.
+        interval_s: the time from one save to the next; None if it is not known, or no save is due.
+        next_s: the time until the next save.
     """
 
     needed: int
@@ -68,7 +68,7 @@ class Trend:
         self._samples: deque[tuple[float, int]] = deque(maxlen=_MOST_SAMPLES)
 
     def add(self, time_s: float, used: int) -> None:
-        """Add a sample. `used` may have any origin, such as the negative of what is free."""
+        """Add a sample. Only the changes of `used` count, so it may also be the negative of what is free."""
         if not self._samples or time_s > self._samples[-1][0]:
             self._samples.append((time_s, used))
 
@@ -96,8 +96,8 @@ def forecast(free: int, demand: Demand, trend: Trend | None = None) -> Forecast:
 
     Args:
         free: what is free now.
-        demand: of the saves.
-        trend: of other programs; None if it is not known.
+        demand: what the coming saves need.
+        trend: how fast other programs use up room; None if it is not known.
     """
     of_saves = _forecast(free, demand, 0.0)
     if trend is None or not trend.per_s:
@@ -124,7 +124,8 @@ def _forecast(free: int, demand: Demand, growth_per_s: float) -> Forecast:
 
 
 def _saves_that_fit(spare: float, demand: Demand, growth: float) -> int | None:
-    """How many saves fit, if `spare` is left beside the first one, and others add `growth` between two saves."""
+    """How many saves fit, if `spare` is left beside the first save, and other programs add `growth` between two
+    saves."""
     limit = demand.saves_until_limit
     further = _quotient(spare, demand.kept + growth)
     if limit is not None and (further is None or further >= limit):
@@ -171,7 +172,7 @@ class Alarm:
         """What to report after a new forecast.
 
         Args:
-            now_s: by the monotonic clock.
+            now_s: the current time, by the monotonic clock.
             found: the forecast.
         """
         level = _level(found)
@@ -186,7 +187,7 @@ class Alarm:
     def _calm(self, now_s: float) -> Change:
         if self._calm_since_s is None:
             self._calm_since_s = now_s
-        # Where free space jumps up and down, the room is not regained at every jump.
+        # Report the room as regained only after `_CALM_S` seconds, because the free space may jump up and down.
         if self._level == 0 or now_s < self._calm_since_s + _CALM_S:
             return Change.NONE
         self._level, self._reported_s = 0, -math.inf

@@ -311,7 +311,7 @@ def _tables(path: Path, text: str | None) -> Iterator[Table]:
     # A pyproject.toml without our table is not parsed, so that an error in another tool's table is not reported.
     if text is None or (prefix and "safepoint" not in text):
         return
-    import tomllib  # here, because the import takes 10 ms, and most commands find no file
+    import tomllib  # not at the top, because the import takes 10 ms, and most commands find no file
 
     try:
         document: Any = tomllib.loads(text)

@@ -77,9 +77,9 @@ class ProgressTracker:
         """Report where the ranks have decided to start.
 
         Args:
-            path: the file of the record in the output folder. If it already has a record of this run,
-                and the run resumes, the epoch, total steps and total epochs of that record are used until the loop
-                reports its own.
+            path: the file of the record in the output folder. If the file already has a record of this run, and the
+                run resumes, the epoch, total steps and total epochs of that record are used until the loop reports
+                its own values.
             location: see `Progress`.
             run_id: see `Progress`.
             attempt: see `Progress`.

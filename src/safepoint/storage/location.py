@@ -67,8 +67,8 @@ class Location:
     Args:
         scheme: its kind.
         bucket: bucket, container or claim; empty for `file`.
-        path: for `file` the path as given, relative or absolute; otherwise the prefix within the bucket or claim,
-            with neither a leading nor a trailing slash.
+        path: for `file`, the path as given, relative or absolute. For other schemes, the prefix within the bucket or
+            claim, with neither a leading nor a trailing slash.
     """
 
     scheme: Scheme
@@ -183,7 +183,7 @@ def parse_location(text: str) -> Location:
 
 
 def resolve_claim(location: Location, mounts: str | None = None) -> Location:
-    """The folder where the claim of a `pvc://` location is mounted; any other location as it is.
+    """The folder where the claim of a `pvc://` location is mounted; other locations are returned unchanged.
 
     Args:
         location: the location.

@@ -1,14 +1,14 @@
 """Thinning: deletes old checkpoints before a save, if the save would not fit.
 
 Retention deletes checkpoints after a save. If there is no room for the next save, thinning deletes more, and
-earlier: `newest=N` then counts as `newest=1`. Oldest first, and only as many as are needed. What `every`, `best` and
-`younger` keep stays, and so does everything if no policy sets a limit. As in retention, these always stay: the newest
-checkpoint, the newest valid one, those that a process reads or uploads, those that the caller protects, and those of
-other runs and programs.
+earlier: `newest=N` then counts as `newest=1`. It deletes the oldest checkpoints first, and only as many as necessary.
+What `every`, `best` and `younger` keep stays, and so does everything if no policy sets a limit. As in retention,
+these always stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, those that the
+caller protects, and those of other runs and programs.
 
 A folder that does not state its room, or does not answer, is not thinned before the save. If the save then fails
-because the disk or a quota is full, `is_full` is true of the error, and the caller deletes one checkpoint and tries
-again.
+because the disk or a quota is full, `is_full` returns True for the error. In this case, the caller deletes one
+checkpoint and tries again.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from safepoint.foundation.volumes.room import Limit, Room, room_of
 _LIMIT_S = 5.0
 """How long a save waits for a folder that does not state its room."""
 _SPARE_BYTES, _SPARE_SHARE, _SPARE_INODES = 1 << 20, 1 / 64, 16
-"""For the manifest, folders, and what the file system adds to the files."""
+"""Room for the manifest, for folders, and for what the file system adds to the files."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -68,11 +68,12 @@ def make_room(
 ) -> int:
     """If a save does not fit, delete checkpoints until it fits, and report each deletion.
 
-    Nothing is deleted if the save would not fit even then. No error is raised: the save shows whether there is room.
+    If the save would not fit even after all these deletions, nothing is deleted. No error is raised. If there is no
+    room, the save itself will fail.
 
     Args:
         output: the folder. The caller is the only process that commits and prunes there.
-        policies: of the run.
+        policies: the retention policies of the run.
         report: receives the events.
         save: what the files of the save will occupy.
         protected: steps that are never deleted.
@@ -113,7 +114,7 @@ def _deletable(
     output: OutputFolder, policies: Sequence[Policy], protected: Collection[int], run_id: str
 ) -> Iterator[tuple[int, Occupied]]:
     """The steps that may be deleted, oldest first, each with what its deletion frees."""
-    with contextlib.suppress(OSError):  # the folder cannot be read; the prune after the save reports it
+    with contextlib.suppress(OSError):  # if the folder cannot be read, the pruning after the save reports it
         for step in output.superseded(under_pressure(policies), protected=protected, run_id=run_id):
             if not output.is_in_use(checkpoint_name(step)):
                 yield step, occupied(output.root / checkpoint_name(step))

@@ -1,8 +1,13 @@
 """Fetches a checkpoint from a store into a working folder: parallel ranged reads, each checked when it is complete.
 
-Promises: if a part of a file (a piece with a digest of its own) has a wrong digest, only this part is fetched again;
-nothing is written outside the working folder; the used memory does not grow with the size of the checkpoint; the
-disk's free space is checked before the first byte is fetched. The caller commits.
+Promises:
+
+- If a part of a file (a piece with a digest of its own) has a wrong digest, only this part is fetched again.
+- Nothing is written outside the working folder.
+- The used memory does not grow with the size of the checkpoint.
+- The disk's free space is checked before the first byte is fetched.
+
+The caller commits.
 """
 
 import contextlib
@@ -144,7 +149,7 @@ def fetch(
 
     Args:
         store: the store with the checkpoint.
-        name: such as `checkpoint-20`.
+        name: the name of the checkpoint, such as `checkpoint-20`.
         parts: the parts to fetch; see `share`.
         folder: a folder for which this node, or another node that shares it, has called `create_files`.
         progress: receives the number of bytes that were fetched and checked since its last call; one call at a time.
@@ -182,7 +187,7 @@ def check(
 
     Args:
         store: the store with the checkpoint.
-        name: such as `checkpoint-20`; empty for the store's own location.
+        name: the name of the checkpoint, such as `checkpoint-20`; empty for the store's own location.
         parts: the parts to read.
         read: the ranges of the checkpoint that the caller has read or is going to read; a range that was read with
             other bytes is a fault.

@@ -140,8 +140,8 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
     """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
 
-    Files and folders whose name begins with a dot are left out, with a warning: no file of a model has such a name,
-    and at the target the file might become the settings of a program, such as `.git/hooks`, or the mark of an export.
+    Files and folders whose name begins with a dot are left out, with a warning. No file of a model has such a name.
+    At the target, such a file might become the settings of a program, such as `.git/hooks`, or the mark of an export.
 
     An export to an object store writes nothing to a disk of this machine.
 

@@ -88,7 +88,8 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             local = store.location.folder / prefix
             if None in list_files(local).values():
                 raise CheckpointError(f"{local} holds a link or a special file; nothing was exported")
-            if (local / MANIFEST_NAME).is_file():  # so that the retention of a running training does not delete it
+            # A lease (a lock) keeps a running training from deleting the checkpoint meanwhile.
+            if (local / MANIFEST_NAME).is_file():
                 lease.enter_context(reading(local / MANIFEST_NAME))
         folder = browse(store, prefix, on_read=note)
         if (folder / "pytorch_model_fsdp_1").is_dir():

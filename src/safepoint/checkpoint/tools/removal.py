@@ -50,7 +50,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
     """Delete the checkpoints and the final model of a run. What Safepoint did not write stays.
 
     Args:
-        inventories: of the run's output location, and of the folder in front of an object store.
+        inventories: the inventories of the run's output location, and of the folder in front of an object store.
         output: the output location, for messages.
 
     Returns:

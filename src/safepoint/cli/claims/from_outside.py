@@ -46,7 +46,7 @@ _On = Annotated[
         "NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or `.` for the "
         "current context.",
         show_default="this machine",
-        is_eager=True,  # `job:NAME` and --connection depend on it
+        is_eager=True,  # parsed first, because `job:NAME` and --connection depend on --on
     ),
 ]
 _Namespace = Annotated[

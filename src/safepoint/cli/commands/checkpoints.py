@@ -254,7 +254,7 @@ def copy(
     items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
     if not items:
         raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
-    for item in items:  # raises an error before any copy begins
+    for item in items:  # check all items, so that an error is raised before any copy begins
         copying.is_there(inventory, item, place)
     documents: list[dict[str, Any]] = []
     lines: list[str] = []

@@ -50,7 +50,7 @@ def show(
         for item in found:
             document = {"command": " ".join(names), **dataclasses.asdict(item), "origin": item.origin or None}
             documents.append(document)
-    check_tables(configuration, root)  # after the loop, because the check needs all commands imported
+    check_tables(configuration, root)  # this comes after the loop, because the check needs all commands imported
     check_places(configuration, root)
     document: dict[str, Any] = {"settings": documents}
     origins = configuration.origins

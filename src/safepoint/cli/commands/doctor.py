@@ -74,7 +74,7 @@ def doctor(
             cluster,
             {"--output-dir": output_dir, "--local-dir": local_dir, "--grace": grace, "--connection": connection},
         )
-        from safepoint.jobs.cluster.examination import examine_cluster  # its libraries take 0.2 s to import
+        from safepoint.jobs.cluster.examination import examine_cluster  # not at the top: takes 0.2 s
 
         with cluster_api(cluster, namespace) as api:
             _answer(examine_cluster(api), is_placed=True, is_plain=is_plain, as_json=as_json)

@@ -1,10 +1,11 @@
 """Leases: locks on the manifest of a checkpoint that is being read, so that no run deletes the checkpoint meanwhile.
 
-Everyone who may read a file can take a shared lock on it, even from another machine or container, and it is unknown
-who did: the pid of the process that took the lock may belong to another process by now. So a reader takes an
-exclusive lock if it can, which needs the permission to write to the file. Each reader locks one byte of its own, far
-behind the end of the file; so readers do not exclude each other. The lock of a reader that may not write, such as a
-pod in which the volume is read-only, is a shared one. The caller of `lease_on` decides how many shared locks count.
+Everyone who may read a file can take a shared lock on it, even from another machine or container. It cannot be found
+out who holds such a lock: the pid of the process that took the lock may belong to another process by now. So a reader
+takes an exclusive lock if it can. For an exclusive lock, the reader must be allowed to write to the file. Each reader
+locks one byte of its own, far behind the end of the file; so readers do not exclude each other. The lock of a reader
+that may not write, such as a pod in which the volume is read-only, is a shared one. The caller of `lease_on` decides
+how many shared locks count.
 """
 
 import contextlib
@@ -38,8 +39,8 @@ class Lease(enum.Enum):
 def reading(path: Path) -> Generator[None]:
     """Hold a lease on the file `path` while the `with` block runs.
 
-    A process that is about to delete the file calls `lease_on` first. If another process prevents the lock for half a
-    second, or if the file system has no locks, the block runs without a lease.
+    A process that is about to delete the file calls `lease_on` first. If the locks of other processes prevent a lease
+    for half a second, or if the file system has no locks, the block runs without a lease.
     """
     with _open_to_lock(path) as file:
         close_in_children(file)

@@ -1,7 +1,10 @@
 """How many bytes and inodes a folder has room for, before a save fails or Kubernetes evicts the pod.
 
-Three limits count: the free space of the file system; in a pod, the threshold at which the kubelet evicts pods of a
-node whose disk is nearly full; and the size limit of an emptyDir volume, which no file system enforces.
+Three limits count:
+
+- the free space of the file system;
+- in a pod, the threshold at which the kubelet evicts pods of a node whose disk is nearly full;
+- the size limit of an emptyDir volume, which no file system enforces.
 
 The thresholds are the kubelet's defaults: 10 % of the node's file system (`nodefs.available`), 15 % of the file
 system of the images (`imagefs.available`), and 5 % of the inodes
@@ -65,7 +68,7 @@ def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | No
     On a network file system whose server does not answer, the call does not return: use it with `bounded`.
 
     Args:
-        folder: exists.
+        folder: an existing folder.
         environ: the environment of a pod; the process's own when None.
 
     Raises:
@@ -110,9 +113,9 @@ def _file_system(folder: Path) -> _FileSystem | None:
 def _evicted_at(mount: Mount, disk: _FileSystem) -> float | None:
     """The share of the disk that must stay free; None if the pod is not evicted because of this disk."""
     if mount.kind == "tmpfs":
-        return None  # memory: a pod that uses too much is killed, and statvfs states the limit
+        return None  # the volume is in memory: the pod is killed, not evicted, and statvfs states the limit
     if mount.kind == "overlay":
-        return _IMAGES_SHARE  # the container's own layer is beside the images
+        return _IMAGES_SHARE  # the container's own layer is on the disk of the images
     if _EMPTY_DIR not in mount.root:
         return None  # a claim is not on the node's disk
     try:

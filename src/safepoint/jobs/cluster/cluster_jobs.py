@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
-This machine keeps no records of the jobs. If a command is killed, later commands complete or undo what it has begun:
-the next `submit` deletes objects that were made for a job that does not exist, and the next command that reads a job
-continues an unfinished change of the job's number of nodes.
+This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. The next
+`submit` deletes objects that were made for a job that does not exist. The next command that reads a job continues an
+unfinished change of the job's number of nodes.
 """
 
 import contextlib

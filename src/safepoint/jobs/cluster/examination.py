@@ -42,7 +42,8 @@ _NEEDED = (
         "`submit --grace` has no effect: the pods keep the grace period of the runtime",
     ),
 )
-"""For each right: kind, subresource, verbs, and what happens without the right; empty if no job works without it."""
+"""The rights that jobs use: kind, subresource, verbs, and what happens without the right. An empty text means that no
+job works without the right."""
 _OF_QUEUES = (
     ("workloads", "", ("get", "list", "watch", "patch"), "the state of a job in a queue is incomplete"),
     ("localqueues", "", ("get", "list"), "`submit` accepts the wrong name of a queue, and the job waits for ever"),
@@ -221,7 +222,7 @@ def _queues(api: ClusterApi) -> Iterator[Finding]:
     try:
         names = sorted(map(name_of, api.objects("localqueues")))
     except AccessDeniedError:
-        return  # `_rights` has reported it
+        return  # `_rights` has reported that the right is missing
     yield Finding(
         check="queues",
         status=Status.OK,

@@ -101,7 +101,8 @@ class Runtime:
         return _DEFAULT_BACKOFF_LIMIT if found is None else int(found)
 
     def pods_of(self, patches: Sequence[Any]) -> list[Any]:
-        """The parts of the specification of its pods that these patches set."""
+        """For each of these patches that changes the pods that train: the part of the pods' specification that the
+        patch sets."""
         jobs = [
             job
             for patch in patches
@@ -234,7 +235,7 @@ def _patch(replicated_job: str, pod: Object) -> Object:
 def with_secret(trainjob: Object, secret: str) -> Object:
     """A copy of a TrainJob that also mounts the Secret by which its pods recognize each other.
 
-    A TrainJob with one pod has no such Secret; a job needs the Secret when `scale` gives it several pods.
+    A TrainJob with one pod has no such Secret. The job needs the Secret when `scale` changes its number of pods.
 
     Args:
         trainjob: the TrainJob.

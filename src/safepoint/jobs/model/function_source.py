@@ -48,7 +48,7 @@ class Shipment:
     arguments: str
 
     def script(self, *, look_in: str | None = None, arguments: str | None = None, before: str = "") -> str:
-        """The script. In a rank it calls the function; data loader workers that import the script do not call it.
+        """The script. It calls the function when a rank runs it, but not when a data loader worker imports it.
 
         Args:
             look_in: a folder to import modules from when they are found nowhere else.
@@ -213,7 +213,7 @@ def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
             loaded.add(instruction.argval)
         elif instruction.opname in {"LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}:
             used.add(instruction.argval)
-    used |= loaded - own  # without the names that the body of a class has defined
+    used |= loaded - own  # leave out the names that the body of a class has defined
     if not is_function and code.co_name == "<module>":
         defined |= own
     for constant in code.co_consts:
@@ -234,13 +234,12 @@ def source_of(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
     Raises:
         UsageError: the value is not plain.
     """
-    kind = cast("type[Any]", type(value))  # not isinstance: numpy's float64 is a subclass of float
+    kind = cast("type[Any]", type(value))  # `isinstance` would accept numpy's float64, which is a subclass of float
     if kind in _REPEATABLE:
         return ascii(value)
     if kind is int:
-        return (
-            str(value) if abs(value) < 1 << 64 else hex(value)
-        )  # Python limits the digits of decimal integers, not of hexadecimal ones
+        # Large integers are written in hexadecimal, because Python limits the number of decimal digits in a source.
+        return str(value) if abs(value) < 1 << 64 else hex(value)
     if kind is float:
         return repr(value) if math.isfinite(value) else f"float('{value!r}')"
     if kind is complex:

@@ -125,7 +125,7 @@ class JobSpec:
         settings = {name: value for name, value in record.pop("settings").items() if name in of_settings}
         values = {name: value for name, value in record.items() if name in of_job}
         for name in ("program", "packages", "package_indexes"):
-            # tuple() would split a string into letters.
+            # A string is left as it is, so that the check refuses it. tuple() would split it into letters.
             values[name] = tuple(values[name]) if isinstance(values.get(name), list) else values.get(name, ())
         values["inputs"] = tuple(Input.from_record(one) for one in values.get("inputs", ()))
         return cls(settings=RunSettings(**settings), **values)
@@ -188,6 +188,6 @@ def name_from(text: str, unique: str) -> str:
     return f"{plain[:40].strip('-')}-{unique}"
 
 
-@functools.cache  # called for every job of a list
+@functools.cache  # cached, because a list of jobs calls this function for every job
 def _names(kind: type[Any]) -> Mapping[str, None]:
-    return dict.fromkeys(item.name for item in fields(kind))  # ordered, with fast lookup
+    return dict.fromkeys(item.name for item in fields(kind))  # a dict, because it is ordered and its lookup is fast

@@ -27,7 +27,7 @@ class EarlierSnapshotLinks:
     """Finds the newest snapshot of the earlier ranks (those before the restart), and makes the links to its files.
 
     Args:
-        state: of the keeper.
+        state: the state of the keeper.
         scratch: where the folder of links is made; None for the system's temporary folder.
     """
 
@@ -49,7 +49,7 @@ class EarlierSnapshotLinks:
         self._state.changed.wait_for(lambda: self._state.is_done(earlier))
         newest = earlier.registry.newest_complete
         if newest is None or newest.facts is None or newest.facts.num_nodes > 1:
-            return None  # this node has only the files of its own ranks in memory
+            return None  # the memory of this node has only the files of this node's ranks
         is_durable = newest.progress == Progress.DURABLE
         try:
             sources = sorted(merge(earlier.sources(newest)), key=attrgetter("path"))
@@ -90,7 +90,7 @@ def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
 
     Args:
         source: the file.
-        folder: in which the file is made.
+        folder: the folder in which the file is made.
         saved: the file's entry in the manifest of the checkpoint that the snapshot has become; None if there is none.
 
     Returns:

@@ -1,4 +1,8 @@
-"""The folder in which a rank's save routine writes its small files, while its tensors are captured."""
+"""The folder in which a rank's save routine writes its small files.
+
+The tensors that the routine would write there are captured instead: Safepoint copies them into memory, from which
+another process writes them to disk.
+"""
 
 import errno
 import os

@@ -113,8 +113,8 @@ def session(
 
     Args:
         model: a module, in DistributedDataParallel or not; on its device, with its initial weights.
-        optimizer: over the model's parameters.
-        scheduler: of the learning rate; anything with `state_dict` and `load_state_dict`, or None.
+        optimizer: an optimizer of the model's parameters.
+        scheduler: a scheduler of the learning rate: anything with `state_dict` and `load_state_dict`, or None.
         accelerator: an `accelerate.Accelerator` that has prepared model, optimizer and scheduler. Do not pass these
             three in addition. A checkpoint contains what `accelerator.save_state` saves.
         data: a DataLoader, torchdata's StatefulDataLoader, or anything that can be iterated for each epoch.

@@ -55,7 +55,9 @@ class JobSecret:
 
 
 def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None = None) -> JobSecret:
-    """The job's secret, which this node reads, or writes for the other nodes if it is the first to start.
+    """Return the job's secret.
+
+    The first node to start writes the secret, and the other nodes read it.
 
     Raises:
         UsageError: the file that the user names cannot be used.

@@ -15,7 +15,7 @@ from safepoint.jobs.cluster.spec import ClusterSpec
 
 _MOST_NAME = 63
 _UNIQUE = "-12345"
-"""As many characters as Kubernetes adds to the name of a pod."""
+"""A sample of the characters that Kubernetes adds to the name of a pod."""
 _QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)(m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?", re.ASCII)
 _LEAST_MEMORY_BYTES = 16 << 20
 """A Python interpreter does not start with less memory. A smaller value probably lacks its unit."""

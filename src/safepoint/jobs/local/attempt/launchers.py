@@ -1,4 +1,4 @@
-"""Starts the launchers of one attempt, stops them as a cluster stops pods, and reads their exit codes."""
+"""Starts the launchers of one attempt, stops them with SIGTERM and a grace period, and reads their exit codes."""
 
 import contextlib
 import os
@@ -123,7 +123,8 @@ class Launchers:
         """Whether any launcher is alive."""
         alive = any(node.process.is_alive for node in self._nodes)
         for process in self._children.values():
-            process.poll()  # after the check above, so that each child that the check found dead is reaped
+            # `poll` comes after the check above, so that it reaps each child that the check found dead.
+            process.poll()
         return alive
 
     def ask_to_stop(self) -> None:
@@ -149,7 +150,8 @@ class Launchers:
     def kill(self) -> None:
         """Kill every process of the job."""
         processes.kill(processes.processes_of(self._folder))
-        for node in self._nodes:  # `processes_of` may not find a launcher that has just started
+        # Kill each launcher by its pid too, because `processes_of` may not find one that has just started.
+        for node in self._nodes:
             node.process.send(signal.SIGKILL)
 
     def wait_until_gone(self) -> None:

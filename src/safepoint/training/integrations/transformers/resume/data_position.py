@@ -31,7 +31,7 @@ class DataPosition:
         context: the context of this rank.
         saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
         generators: the states of the generators in the checkpoint; see `RankState.generators`.
-        fetched: see `RankState.fetched`.
+        fetched: the states of the generators that are used when samples are read; see `RankState.fetched`.
         restore: sets the random number states of the checkpoint's step. Called after the batches that were read ahead
             have been fetched again.
     """
@@ -83,7 +83,7 @@ class DataPosition:
         return [generator.get_state() for generator in generators_of(self._loader)]
 
     def fetched(self, *, within_epoch: bool) -> dict[str, Any]:
-        """The states of generators that reading the data draws from, for a checkpoint; see `RankState.fetched`.
+        """The states, for a checkpoint, of generators that are used when samples are read; see `RankState.fetched`.
 
         Args:
             within_epoch: whether an epoch has started and not ended.
@@ -115,7 +115,7 @@ class DataPosition:
         self._generators = [generator.get_state() for generator in generators]
 
     def skip_first_batches(self, original: Callable[[Any, int], Any], loader: Any, count: int) -> Any:
-        """Override the function with which the Trainer skips `count` batches of an epoch that has begun.
+        """Replaces the function with which the Trainer skips `count` batches of an epoch that has begun.
 
         Raises:
             ConflictError: the run that wrote the checkpoint shuffled its data with another number of generators.
