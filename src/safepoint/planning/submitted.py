@@ -7,10 +7,10 @@ because Kubernetes evicts a pod whose folder exceeds its limit. The other figure
 from collections.abc import Sequence
 from pathlib import Path
 
-from safepoint.errors import UsageError
+from safepoint.errors import SafepointError
 from safepoint.estimates.job_needs import JobNeeds, JobOutline
-from safepoint.estimates.sizes import OPTIMIZERS, Strategy
-from safepoint.planning.checkpoint_files import Training, checkpoint_bytes, files_of, weights_file_bytes
+from safepoint.estimates.sizes import DTYPE_BYTES, OPTIMIZERS, Strategy
+from safepoint.planning.checkpoint_files import Training, checkpoint_bytes, files_of
 from safepoint.planning.inputs import JobArguments, NamedModel, find_model, read_job_arguments
 from safepoint.planning.model import ModelShape, adapter_of, dtype_of, short_count
 from safepoint.planning.storage import Run, plan_storage, whole_gib, with_buffer
@@ -43,7 +43,7 @@ def needs_of(
     try:
         named = find_model(given.model, code=code, uri=model_uri)
         return None if named is None else _needs(job, given, named)
-    except UsageError as error:
+    except SafepointError as error:
         problem = error.message.removesuffix("; nothing was computed")
         return JobNeeds(model=given.model or model_uri or str(code), problem=problem)
 
@@ -54,11 +54,11 @@ def _needs(job: JobOutline, given: JobArguments, named: NamedModel) -> JobNeeds:
     plan = plan_storage(run)
     most = _most_bytes(given, shape, num_ranks=job.num_nodes * (ranks or 8))
     keep = _kept(job, given)
-    whole = weights_file_bytes(shape.tensors, "float32")
     local = None
     if job.is_remote and keep is not None:
         checkpoints = (keep + _MORE_CHECKPOINTS) * most
-        local = whole_gib(with_buffer(checkpoints + _OWN_MODELS * whole) + _OTHER_FILES_BYTES)
+        models = _OWN_MODELS * DTYPE_BYTES["float32"] * shape.num_parameters
+        local = whole_gib(with_buffer(checkpoints + models) + _OTHER_FILES_BYTES)
     fit = plan.in_store if job.is_remote else plan.in_folder
     # With a folder in each of several pods, saves take no snapshot.
     has_snapshots = job.snapshot_slots != 0 and (job.num_nodes == 1 or not job.is_remote)
@@ -104,32 +104,27 @@ def _expected(job: JobOutline, given: JobArguments, shape: ModelShape, gpus: int
 
 
 def _most_bytes(given: JobArguments, shape: ModelShape, *, num_ranks: int) -> int:
-    """The largest checkpoint of all strategies with weights in 32 bits and AdamW, which keeps the most of all.
+    """The largest checkpoint of all strategies: that of ZeRO-2, with weights in 32 bits and AdamW.
 
-    ZeRO-3 with `stage3_gather_16bit_weights_on_model_save` writes the weights once more, and has less than ZeRO-2 all
-    the same. An adapter counts with all linear layers, whichever of them are adapted.
+    ZeRO-2 writes the weights twice and the optimizer's states with another copy of the weights. ZeRO-3 with
+    `stage3_gather_16bit_weights_on_model_save` writes less, and so does every optimizer that is known. An adapter
+    counts with all linear layers, whichever of them are adapted. The tests compare all strategies and optimizers.
     """
     adapter = () if given.lora_rank is None else adapter_of(shape, rank=given.lora_rank, targets=("all-linear",))
     if given.lora_rank is not None and given.lora_targets:
         named = adapter_of(shape, rank=given.lora_rank, targets=given.lora_targets)
         adapter = tuple({one.name: one for one in (*adapter, *named)}.values())
-    return max(
-        checkpoint_bytes(
-            files_of(
-                Training(
-                    tensors=shape.tensors,
-                    tied=shape.tied,
-                    dtype="float32",
-                    adapter=adapter,
-                    strategy=strategy,
-                    optimizer=OPTIMIZERS["adamw"],
-                    num_ranks=num_ranks,
-                    tokenizer_bytes=shape.extra_bytes,
-                )
-            )
-        )
-        for strategy in Strategy
+    training = Training(
+        tensors=shape.tensors,
+        tied=shape.tied,
+        dtype="float32",
+        adapter=adapter,
+        strategy=Strategy.ZERO2,
+        optimizer=OPTIMIZERS["adamw"],
+        num_ranks=num_ranks,
+        tokenizer_bytes=shape.extra_bytes,
     )
+    return checkpoint_bytes(files_of(training))
 
 
 def _kept(job: JobOutline, given: JobArguments) -> int | None:
