@@ -113,7 +113,10 @@ def _why_unlimited(spec: ClusterSpec, folder: str) -> str:
     """Why the plan's size must not become a limit; empty if it may."""
     if spec.needs is not None and spec.needs.unlimited:
         return spec.needs.unlimited
-    others = (*spec.program[1:], *spec.env.values(), spec.settings.local_dir or "")
+    own = spec.settings.local_dir
+    if own is not None and not f"{own}/".startswith(f"{folder}/"):
+        return f"--local-dir {own} is in another volume"
+    others = (*spec.program[1:], *spec.env.values())
     return f"something else is to be written to {folder}" if any(folder in text for text in others) else ""
 
 

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -66,6 +67,11 @@ def test_the_local_folder_has_the_size_of_the_plan() -> None:
     assert "a size limit of 1000Gi" in said(found, "local folder")
 
 
+def test_a_folder_in_the_volume_has_the_limit_of_the_volume() -> None:
+    found = made(settings=replace(REMOTE, local_dir="/mnt/kubeflow-checkpoints/own"))
+    assert volume(found) == {"sizeLimit": str(1000 * GIB)}
+
+
 def test_a_job_without_a_plan_is_as_before() -> None:
     found = made(needs=None)
     assert volume(found) == {}
@@ -83,6 +89,7 @@ def test_what_the_user_has_set_counts(given: int | None) -> None:
     ("changes", "reason"),
     [
         ({"env": {"HF_HOME": "/mnt/kubeflow-checkpoints/cache"}}, "something else is to be written to"),
+        ({"settings": replace(REMOTE, local_dir="/scratch")}, "--local-dir /scratch is in another volume"),
         ({"program": ("train.py", "--cache_dir", "/mnt/kubeflow-checkpoints/c")}, "something else is to be written"),
     ],
 )
@@ -94,11 +101,11 @@ def test_a_folder_in_which_there_is_more_has_no_limit(changes: dict[str, Any], r
 
 
 def test_a_plan_that_is_not_certain_sets_no_limit() -> None:
-    needs = JobNeeds(model="a", checkpoint_bytes=1, local_bytes=5 * GIB, unlimited="the moon is full")
+    needs = JobNeeds(model="a", checkpoint_bytes=1, local_bytes=5 * GIB, unlimited="N is not known")
     found = made(needs=needs)
     assert volume(found) == {}
     assert said(found, "local folder") == (
-        "local folder: no size limit was set, because the moon is full; --local-limit 5Gi would be enough"
+        "local folder: no size limit was set, because N is not known; --local-limit 5Gi would be enough"
     )
 
 
