@@ -193,7 +193,7 @@ _CASES = {
     "env with a key": _bad(
         "--env AWS_SECRET_ACCESS_KEY=x", _USAGE, ("AWS_SECRET_ACCESS_KEY", "nothing was"), "Secret"
     ),
-    "env of the Trainer": _bad("--env PET_NNODES=3", _USAGE, ("PET_NNODES", "nothing was"), "leave it out"),
+    "env of the Trainer": _bad("--env PET_NNODES=3", _USAGE, ("PET_NNODES", "nothing was"), "leave out PET_NNODES"),
     # code
     "no such folder": _bad("--code none", _USAGE, ("--code none is not a folder", "nothing was"), "leave --code out"),
     "script instead of a folder": _bad(

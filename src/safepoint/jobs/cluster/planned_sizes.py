@@ -181,7 +181,7 @@ def _memory(spec: ClusterSpec) -> list[str]:
         memory = None
     if memory is not None and memory < _RESERVE * needs.snapshot_bytes:
         return [
-            f"memory: snapshots take about {size} in the first pod, and --memory {given} leaves no room for them: "
+            f"memory: snapshots take about {size} in the first pod, and --memory {given} leaves too little for them: "
             "training would wait for each save"
         ]
     return [

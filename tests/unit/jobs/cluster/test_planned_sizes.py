@@ -130,7 +130,7 @@ def test_a_claim_has_no_local_folder() -> None:
     ("changes", "words"),
     [
         ({}, "the request was not changed"),
-        ({"resources": {"memory": "40Gi"}}, "--memory 40Gi leaves no room for them"),
+        ({"resources": {"memory": "40Gi"}}, "--memory 40Gi leaves too little for them"),
         ({"resources": {"memory": "400Gi"}}, "the request was not changed"),
         ({"resources": {"memory": "much"}}, "the request was not changed"),
         ({"settings": RunSettings(snapshot_memory="8Gi")}, "--snapshot-memory 8Gi allows less"),
