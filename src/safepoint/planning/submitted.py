@@ -66,7 +66,7 @@ def _needs(job: JobOutline, given: JobArguments, named: NamedModel) -> JobNeeds:
     assumed = [str(training.strategy), training.optimizer.name, training.dtype]
     assumed += ["LoRA of rank " + str(given.lora_rank)] if given.lora_rank else []
     return JobNeeds(
-        model=f"{named.label} ({short_count(shape.num_parameters)} parameters; {named.named_by})",
+        model=f"{named.label} ({short_count(shape.num_parameters)} parameters; from {named.named_by})",
         training=", ".join(assumed),
         checkpoint_bytes=plan.checkpoint_bytes,
         most_bytes=most,
@@ -136,7 +136,7 @@ def _kept(job: JobOutline, given: JobArguments) -> int | None:
 
 def _unlimited(given: JobArguments, named: NamedModel, keep: int | None, *, is_alone: bool) -> str:
     if keep is None:
-        return "how many checkpoints stay in it is not known (--save-total-limit N limits their number)"
+        return "how many checkpoints stay in it is not known (--save-total-limit limits their number)"
     if not named.is_certain:
         return "no argument says that this model is trained (--model_name_or_path PATH says so)"
     if given.strategy is None and not is_alone:
