@@ -51,7 +51,7 @@ def find_model(
     Args:
         name: the value of the argument `--model_name_or_path`.
         code: the folder that is sent along.
-        uri: the `storage_uri` of the job's model initializer.
+        uri: the `storage_uri` of the job's model initializer, or the folder of a job on this machine.
         environ: the variables that name the cache of the Hugging Face Hub; None for those of this process.
 
     Raises:
@@ -65,7 +65,7 @@ def find_model(
     # The argument may name the folder of the pods to which the initializer fetches the model.
     if uri is not None and (name is None or os.path.isabs(name)):
         shape = _in_cache(uri.removeprefix(_HUB), environ) if uri.startswith(_HUB) else None
-        if uri.startswith(_FILE):
+        if uri.startswith((_FILE, "/")):
             shape = _at_path(uri.removeprefix(_FILE), None)
         if shape is not None:
             return NamedModel(shape, uri, "the model of `initializer`", is_certain=True)

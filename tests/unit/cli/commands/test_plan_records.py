@@ -187,12 +187,14 @@ def test_a_job_of_this_machine_names_its_model(
     options: tuple[str, ...], kept: int | None, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "train.py").touch()
-    monkeypatch.chdir(tmp_path)
-    named = ("train.py", "--model_name_or_path", "config.json", "--use_peft", "--lora_r", "4")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").touch()
+    monkeypatch.chdir(tmp_path / "work")
+    named = ("train.py", "--model_name_or_path", "../config.json", "--use_peft", "--lora_r", "4")
     with mock.patch.object(local_jobs, "start_supervisor"):
         submitted = safepoint("submit", "--name", "tiny", *options, *named)
     assert submitted.code == 0, submitted.stderr
+    monkeypatch.chdir(tmp_path)
     outcome = safepoint("plan", "storage", "--for", "tiny", "--json")
     assert outcome.code == 0, outcome.stderr
     assert outcome.document["inputs"]["lora_rank"] == 4

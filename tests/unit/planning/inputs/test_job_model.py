@@ -100,6 +100,13 @@ def test_a_path_of_the_pods_is_that_of_the_initializer(tmp_path: Path) -> None:
     assert find_model("/workspace/model-of-pods", environ=environ) is None
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_of_an_initializer(scheme: str, tmp_path: Path) -> None:
+    found = find_model("/workspace/model-of-pods", uri=f"{scheme}{_model(tmp_path / 'model')}", environ={})
+    assert found is not None
+    assert found.named_by == "the model of `initializer`"
+
+
 def test_the_only_model_in_the_folder_is_not_certain(tmp_path: Path) -> None:
     assert find_model(None, code=tmp_path, environ={}) is None
     _model(tmp_path / "model")

@@ -139,8 +139,11 @@ def _of_arguments(
         lora_rank=stated.lora_rank,
         lora_targets=stated.lora_targets or None,
     )
+    model = stated.model
+    if code is not None and model is not None and os.path.exists(code / model):
+        model = str(code / model)  # a job of this machine may also have a path that leads out of its folder
     try:
-        named = None if stated.model is None and uri is None else find_model(stated.model, code=code, uri=uri)
+        named = None if model is None and uri is None else find_model(model, code=code, uri=uri)
     except UsageError as error:
         print_warning(f"the model of {name} is not used: {error}")
         named = None
