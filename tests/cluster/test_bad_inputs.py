@@ -159,15 +159,17 @@ _CASES = {
     ),
     # queues
     "no such queue": _bad("--queue none", _NOT_FOUND, ("no queue none", "nothing was"), f"use one of {QUEUE}"),
-    "queue with a blank": _bad(("--queue", "a b"), _USAGE, "invalid name of a claim", "255 letters"),
+    "queue with a blank": _bad(("--queue", "a b"), _USAGE, "'a b' is not a valid name", "letters"),
     "priority without queue": _bad("--priority-class low", _USAGE, "--priority-class low has no effect", "--queue"),
     "no such priority": _bad(
         f"--queue {QUEUE} --priority-class none", _NOT_FOUND, ("no priority class none", "nothing was"), "low"
     ),
     # runtimes
     "no such runtime": _bad("--runtime none", _NOT_FOUND, ("no runtime 'none'", "nothing was"), RUNTIME),
-    "runtime with a blank": _bad(("--runtime", "a b"), _USAGE, "invalid name of a claim", "255 letters"),
-    "runtime that does not train": _bad("--runtime odd", _USAGE, "runtime odd has no replicated job that trains", "kubectl get"),
+    "runtime with a blank": _bad(("--runtime", "a b"), _USAGE, "'a b' is not a valid name", "letters"),
+    "runtime that does not train": _bad(
+        "--runtime odd", _USAGE, "odd has no replicated job that trains", "kubectl get"
+    ),
     # images
     "image without name": _bad("--image=", _USAGE, "'' is not a valid name of an image", "REGISTRY/PATH:TAG"),
     "image with a blank": _bad(("--image", "a b"), _USAGE, "'a b' is not a valid name of an image", "REGISTRY"),
@@ -231,7 +233,7 @@ _CASES = {
         ("there is no namespace none", "nothing was"),
         "--namespace",
     ),
-    "namespace with a blank": _bad(("--namespace", "a b"), _USAGE, "invalid name of a claim", "255 letters"),
+    "namespace with a blank": _bad(("--namespace", "a b"), _USAGE, "'a b' is not a valid name", "letters"),
     "namespace that is a path": _bad("--namespace ../x", _USAGE, "'../x' is not a valid name", "letters"),
     "no such context": _bad("--on none", _NOT_FOUND, "no context 'none'", "kubectl config get-contexts"),
     "no kubeconfig": _bad(
