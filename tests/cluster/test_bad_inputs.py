@@ -144,7 +144,7 @@ _CASES = {
         "ReadWriteMany",
     ),
     "path out of the claim": _bad(f"--output-dir pvc://{CLAIM}/../x", _USAGE, "`..` in its path", "in full"),
-    "claim with a blank": _bad(("--output-dir", "pvc://a b/x"), _USAGE, "'a b' is not a valid name", "letters"),
+    "claim with a blank": _bad(("--output-dir", "pvc://a b/x"), _USAGE, "invalid name of a claim", "255 letters"),
     "claim with a user": _bad("--output-dir pvc://me@a/x", _USAGE, "user name", "pvc://<claim>/<path>"),
     "folder of each pod": _bad(
         (*_TWO, "--output-dir", "/tmp/x"), _USAGE, "/tmp/x would be a separate folder", "pvc://"
@@ -167,7 +167,9 @@ _CASES = {
     # runtimes
     "no such runtime": _bad("--runtime none", _NOT_FOUND, ("no runtime 'none'", "nothing was"), RUNTIME),
     "runtime with a blank": _bad(("--runtime", "a b"), _USAGE, "'a b' is not a valid name", "letters"),
-    "runtime that does not train": _bad("--runtime odd", _USAGE, "runtime odd has no part", "kubectl get"),
+    "runtime that does not train": _bad(
+        "--runtime odd", _USAGE, "odd has no replicated job that trains", "kubectl get"
+    ),
     # images
     "image without name": _bad("--image=", _USAGE, "'' is not a valid name of an image", "REGISTRY/PATH:TAG"),
     "image with a blank": _bad(("--image", "a b"), _USAGE, "'a b' is not a valid name of an image", "REGISTRY"),
