@@ -15,6 +15,7 @@ import errno
 import inspect
 import os
 import pickle
+import random
 import re
 import sys
 import threading
@@ -39,7 +40,7 @@ from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import loadable
 from safepoint.training.state.loading import states_of
-from safepoint.training.state.rng import set_numpy_state
+from safepoint.training.state.rng import set_numpy_state, set_python_state
 from safepoint.training.state.temporary_attributes import temporarily
 
 _DEEPSPEED = {
@@ -129,6 +130,7 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
         temporarily(torch, load=load),
         temporarily(filesystem, pickle=restricted),
         temporarily(np.random, set_state=set_numpy_state),
+        temporarily(random, setstate=set_python_state),
         checked_optimizers(place, *optimizers),
         checked_schedulers(place, *parts),
     ):
