@@ -29,9 +29,7 @@ def _restored(folder: Path, checkpoint: dict[str, Any]) -> Any:
         connector.resume_start(path, weights_only)
         connector.restore_callbacks()
 
-    torch.save(
-        {"epoch": 0, "global_step": 2, "state_dict": {}, "loops": None, **checkpoint}, folder / "lightning.ckpt"
-    )
+    torch.save({"epoch": 0, "global_step": 2, "state_dict": {}, **checkpoint}, folder / "lightning.ckpt")
     LightningParts(trainer, Place()).restore(folder, None, restore)
     return callback
 
@@ -60,7 +58,7 @@ def test_a_key_of_lightning_1_8(where: str, tmp_path: Path, caplog: pytest.LogCa
     assert "which is not a file of" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore:You have multiple")
+@pytest.mark.filterwarnings("ignore:You have multiple", "ignore:Be aware that when using")
 def test_a_value_of_lightning_0_9(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Lightning moves it into the states of the callbacks."""
     checkpoint: dict[str, Any] = {

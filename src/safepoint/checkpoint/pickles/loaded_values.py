@@ -296,7 +296,7 @@ def _check_generator(tensor: torch.Tensor) -> None:
     is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
     if not is_plain or tensor.dtype is not torch.uint8 or tensor.numel() not in _GENERATOR_BYTES:
         return
-    left, is_seeded, position = struct.unpack("<iiQ", bytes(tensor.reshape(-1)[8:24].tolist()))
+    left, is_seeded, position = struct.unpack("<iiQ", tensor.reshape(-1)[8:24].numpy().tobytes())
     position &= 0xFFFF_FFFF  # torch uses only these bits
     is_accepted = is_seeded == 1 and 0 < left <= _NUM_WORDS and position <= _NUM_WORDS
     if is_accepted and position + left > _NUM_WORDS + 1:

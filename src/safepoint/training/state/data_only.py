@@ -31,6 +31,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
 from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
@@ -133,6 +134,7 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
         temporarily(random, setstate=set_python_state),
         checked_optimizers(place, *optimizers),
         checked_schedulers(place, *parts),
+        checked_modules(place),
     ):
         try:
             with states_of(place):

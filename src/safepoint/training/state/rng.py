@@ -59,7 +59,7 @@ def set_python_state(state: Any) -> None:
     Raises:
         ValueError: the state is not a state of Python's generator.
     """
-    spare = cast("Any", state)[2]
+    spare = state[2]
     if spare is not None and type(spare) is not float:
         raise ValueError(f"the spare number of Python's generator is a value of type {type(spare).__name__}")
     _set_python_state(state)

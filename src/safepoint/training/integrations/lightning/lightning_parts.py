@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
@@ -85,7 +86,9 @@ class LightningParts(Parts):
                 f"{folder.name} has no {STATE}: it was not written by a Lightning Trainer; training was not started",
                 hint="resume with the script that wrote it, or start from the beginning with --from-scratch",
             )
-        with self._direct_io(), self._without_other_paths(), states_of(folder / STATE):
+        # With weights_only=False, the user trusts the file.
+        checked = contextlib.nullcontext() if weights_only is False else checked_modules(folder / STATE)
+        with self._direct_io(), self._without_other_paths(), states_of(folder / STATE), checked:
             restore(folder / STATE, weights_only)
             _check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
 
