@@ -50,6 +50,7 @@ def test_attributes_of_a_callback() -> None:
         args=SimpleNamespace(restore_callback_states_from_checkpoint=False),
         state=SimpleNamespace(stateful_callbacks={"EarlyStoppingCallback": {"attributes": attributes}}),
         callback_handler=SimpleNamespace(callbacks=[callback]),
+        control=SimpleNamespace(),
     )
     restore_callbacks(trainer)
     assert callback.early_stopping_patience_counter == 2
