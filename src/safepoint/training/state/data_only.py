@@ -54,6 +54,8 @@ _NAME_A_FOLDER = ("latest", "latest_universal")
 """DeepSpeed's files that contain the name of a folder in the checkpoint."""
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """The files that name, for each weight, the file of the checkpoint that has it."""
+_CONFIGURATION = "config.json"
+_VERSION = "transformers_version"
 _MAX_NAME_BYTES = 4096
 _MOST_PLACES = 50_000_000
 _DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
@@ -207,6 +209,7 @@ def _check_named_files(folder: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: an index names a file outside of the checkpoint, or is invalid.
     """
+    _check_configuration(Path(folder) / _CONFIGURATION)
     for path in (Path(folder) / name for name in _INDICES):
         if path.is_file():
             try:
@@ -216,6 +219,22 @@ def _check_named_files(folder: str | os.PathLike[str]) -> None:
                 raise _refusal(path, "") from error
             for name in names:
                 _check_path(path, name)
+
+
+def _check_configuration(path: Path) -> None:
+    """Check the configuration of the model. The Trainer reads the whole file, and shows the version in it.
+
+    Raises:
+        CheckpointError: it is no JSON object of at most 64 MiB, or its version cannot be printed.
+    """
+    if not path.is_file():
+        return
+    try:
+        version: Any = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float).get(_VERSION)
+    except ValueError as error:
+        raise CheckpointError(f"{path} was not loaded: {error}", hint=_DELETE_IT) from error
+    if version is not None and not (isinstance(version, str) and version.isprintable()):
+        raise CheckpointError(f"{path} was not loaded: its {_VERSION} cannot be printed", hint=_DELETE_IT)
 
 
 def _check_path(where: str | os.PathLike[str], name: Any) -> None:
