@@ -11,9 +11,10 @@ from safepoint.errors import CheckpointError
 from safepoint.training.state.data_only import only_data
 
 
-def test_a_sparse_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_sparse_file(name: str, tmp_path: Path) -> None:
     """It takes no room on the disk, its digests are easy to compute, and the Trainer would read all of it."""
-    path = tmp_path / "config.json"
+    path = tmp_path / name
     path.touch()
     os.truncate(path, 1 << 40)
     with pytest.raises(CheckpointError, match="larger than"), only_data(tmp_path):

@@ -54,7 +54,7 @@ _NAME_A_FOLDER = ("latest", "latest_universal")
 """DeepSpeed's files that contain the name of a folder in the checkpoint."""
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """The files that name, for each weight, the file of the checkpoint that has it."""
-_CONFIGURATION = "config.json"
+_CONFIGURATIONS = ("config.json", "generation_config.json")
 _VERSION = "transformers_version"
 _MAX_NAME_BYTES = 4096
 _MOST_PLACES = 50_000_000
@@ -209,7 +209,8 @@ def _check_named_files(folder: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: an index names a file outside of the checkpoint, or is invalid.
     """
-    _check_configuration(Path(folder) / _CONFIGURATION)
+    for name in _CONFIGURATIONS:
+        _check_configuration(Path(folder) / name)
     for path in (Path(folder) / name for name in _INDICES):
         if path.is_file():
             try:
@@ -222,7 +223,7 @@ def _check_named_files(folder: str | os.PathLike[str]) -> None:
 
 
 def _check_configuration(path: Path) -> None:
-    """Check the configuration of the model. The Trainer reads the whole file, and shows the version in it.
+    """Check a configuration of the model. Transformers reads the whole file, and shows the version in it.
 
     Raises:
         CheckpointError: it is no JSON object of at most 64 MiB, or its version cannot be printed.
