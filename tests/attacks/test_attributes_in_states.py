@@ -171,12 +171,12 @@ class Warm:
         return self.factors[min(step, 1)]
 
 
-_ATTRIBUTES: list[dict[str, Any]] = [{"factor": 5}, {"path": "/etc/passwd"}, {"steps": "x"}, {5: 1}]
+_ATTRIBUTES: list[dict[Any, Any]] = [{"factor": 5}, {"path": "/etc/passwd"}, {"steps": "x"}, {5: 1}]
 
 
 @pytest.mark.parametrize("is_inner", [False, True])
 @pytest.mark.parametrize("attributes", _ATTRIBUTES)
-def test_attributes_of_the_function_of_a_scheduler(attributes: dict[str, Any], is_inner: bool) -> None:
+def test_attributes_of_the_function_of_a_scheduler(attributes: dict[Any, Any], is_inner: bool) -> None:
     """torch sets each of them on the script's object, also those that hide a method."""
     from torch.optim import lr_scheduler
 
