@@ -119,17 +119,26 @@ def home_folder() -> str:
     if os.path.isabs(home):
         return home
     home = os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
-    try:
-        found = os.lstat(home)
-    except OSError:  # the folder does not exist yet
-        return home
-    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:
+    if not _may_be_home(home):
         raise UsageError(
             f"{home}, which this user without a home folder would use, was made by another user, or everyone may "
             "write to it; nothing was done",
             hint="set HOME to a folder of your own",
         )
     return home
+
+
+def _may_be_home(path: str) -> bool:
+    """Whether there is nothing at `path`, or a folder of this user that not everyone may write to."""
+    if is_mounted_by_other(path):
+        return False
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # another user hides it, and may show it later
+        return False
+    return found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
 
 
 def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
@@ -211,13 +220,21 @@ def _is_planted(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_of_stranger(path: str | os.PathLike[str]) -> bool:
-    above, name = os.path.split(path)
-    folder = os.stat(above)
-    # This is checked first: a FUSE file system may state any owner, and may never answer.
-    if _is_shared(folder) and Path(os.path.realpath(above), name) in mounted_by_others():
+    folder = os.stat(os.path.dirname(path))
+    if _is_shared(folder) and is_mounted_by_other(path):
         return True
     owner = os.lstat(path).st_uid
     return _is_shared(folder) and owner not in {os.geteuid(), 0, folder.st_uid}
+
+
+def is_mounted_by_other(path: str | os.PathLike[str]) -> bool:
+    """Whether another user than root has mounted a FUSE file system at `path`.
+
+    Call this before other functions for the path: the file system may state this user as the owner of its files, and
+    may never answer. This function does not read it.
+    """
+    above, name = os.path.split(os.path.abspath(path))
+    return Path(os.path.realpath(above), name) in mounted_by_others()
 
 
 def _is_shared(folder: os.stat_result) -> bool:
