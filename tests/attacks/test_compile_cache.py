@@ -224,7 +224,11 @@ def test_the_temporary_folder_is_full_when_a_rank_starts(tmp_path: Path, monkeyp
     """Python would use /var/tmp then, where another user may have put a folder for compiled code."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    keep_temporary_folder(tmp_path / "private")
+    monkeypatch.setenv(_VARIABLE, str(tmp_path / "missing" / "torchinductor_me"))
+    monkeypatch.setenv("QUACK_CACHE_DIR", "/elsewhere/quack")
+    keep_temporary_folder(tmp_path / "private", moving=(_VARIABLE, "QUACK_CACHE_DIR"))
+    assert os.environ[_VARIABLE] == str(tmp_path / "private" / "torchinductor_me")
+    assert os.environ["QUACK_CACHE_DIR"] == "/elsewhere/quack"
     assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path / "private")
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
 

@@ -26,6 +26,8 @@ _PR_SET_PDEATHSIG = 1
 LOGS_VARIABLE = "SAFEPOINT_RANK_LOGS"
 """The environment variable that names a folder. Each rank writes its output to a file there. If the variable is not
 set, ranks write to the output of their launcher."""
+_COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "QUACK_CACHE_DIR")
+"""The environment variables with the folders for PyTorch's compiled code, which the launcher has set."""
 _USAGE = "python -m safepoint.training SCRIPT [ARGS…]  or  python -m safepoint.training -m MODULE [ARGS…]"
 
 
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
     outcome = context.outcome
     _exit_with(context.settings.launcher_pid)
     if context.settings.record_folder is not None:  # this rank has a launcher
-        keep_temporary_folder(Path(context.settings.record_folder, "temporary"))
+        keep_temporary_folder(Path(context.settings.record_folder, "temporary"), moving=_COMPILED)
     _print_into(os.environ.get(LOGS_VARIABLE), context.place.rank)
     code = _run_to_its_end(context, arguments)
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:

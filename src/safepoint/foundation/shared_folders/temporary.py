@@ -10,6 +10,7 @@ import logging
 import os
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import printable
@@ -46,7 +47,7 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
     return candidates[0]
 
 
-def keep_temporary_folder(private: Path) -> None:
+def keep_temporary_folder(private: Path, *, moving: Iterable[str] = ()) -> None:
     """Let this process use the temporary folder that TMPDIR names, or `private`, and no other.
 
     If the folder is full, Python would use /var/tmp or the current folder. Another user can fill it, and may have put
@@ -54,12 +55,18 @@ def keep_temporary_folder(private: Path) -> None:
 
     Args:
         private: the folder to use if the one that TMPDIR names cannot be written now; created if it is missing.
+        moving: variables with paths of folders. Those in the folder that cannot be written move to `private`.
     """
     named = os.environ.get(TEMPORARY)
-    if named and tempfile.gettempdir() != os.path.abspath(named):
-        with contextlib.suppress(OSError):  # then files cannot be created there, and no other folder is used
-            private.mkdir(mode=0o700, exist_ok=True)
-        tempfile.tempdir = os.environ[TEMPORARY] = str(private)
+    if not named or tempfile.gettempdir() == os.path.abspath(named):
+        return
+    with contextlib.suppress(OSError):  # then no file can be created in it, and no other folder is used
+        private.mkdir(mode=0o700, exist_ok=True)
+    tempfile.tempdir = os.environ[TEMPORARY] = str(private)
+    for variable in moving:
+        folder = Path(os.environ.get(variable, ""))
+        if folder.is_relative_to(named):
+            os.environ[variable] = str(private / folder.relative_to(named))
 
 
 def provide_home(private: Path) -> None:

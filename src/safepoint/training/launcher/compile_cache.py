@@ -56,8 +56,8 @@ def protect_compile_cache(scratch: Path) -> None:
         os.environ[_VARIABLE] = str(folder)
         _log.warning(
             "%s %s, and PyTorch would run code that it finds there; so PyTorch caches compiled code in %s, and the "
-            "temporary folder of the ranks is %s; delete the first of these folders, or set TMPDIR to a folder of "
-            "your own",
+            "temporary folder of the ranks is %s; set TMPDIR to a folder of your own, or delete the first of these "
+            "folders if it exists",
             printable(str(usual)),
             why,
             printable(str(folder)),
