@@ -1,4 +1,5 @@
-"""The options that name the place of a job, and the options of `submit` that have an effect on a cluster only."""
+"""The options that name where a job runs (this machine or a cluster), and the options of `submit` that have an effect
+on a cluster only."""
 
 import contextlib
 import dataclasses
@@ -180,7 +181,7 @@ class SubmitOptions:
         queue: the name of Kueue's LocalQueue.
         priority_class: the name of Kueue's WorkloadPriorityClass.
         runtime: the name of the training runtime.
-        image: the image of the pods; None for that of the runtime.
+        image: the container image of the pods; None for that of the runtime.
         memory: the memory of each pod, as Kubernetes writes it, such as `32Gi`.
         code: a folder whose files are sent to the pods.
         is_dry_run: print the Kubernetes objects of the job, and create nothing.
@@ -205,7 +206,7 @@ def refuse_without_cluster(namespace: str | None, options: SubmitOptions | None 
     _refuse(values, "on this machine", hint="name a cluster with --on, or omit the option")
 
 
-def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "leave it out") -> None:
+def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "omit the option") -> None:
     """Raise UsageError if one of the options is not None, because they have an effect on this machine only."""
     _refuse(options, f"with --on {on}", hint=hint)
 

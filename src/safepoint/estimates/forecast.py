@@ -30,7 +30,7 @@ class Demand:
         kept: how much each save adds until retention has reached its limit.
         saves_until_limit: after how many more saves retention has reached its limit; None if all checkpoints stay.
         kept_later: how much each save adds on average after that.
-        interval_s: the time from one save to the next; None if it is not known, or no save is due.
+        interval_s: the time from one save to the next; None if it is not known, or if no save is due.
         next_s: the time until the next save.
     """
 
@@ -44,12 +44,12 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """How long the room suffices.
+    """How long the free space suffices.
 
     Args:
         saves_left: how many more saves fit; None if the number is unlimited or not known.
-        remaining_s: seconds until the first save that does not fit, or until the room is used up if the time of the
-            saves is not known. None if that does not happen, or cannot be forecast.
+        remaining_s: seconds until the first save that does not fit; if the time of the saves is not known, until the
+            free space is used up. None if there is no such time, and also if it cannot be forecast.
     """
 
     saves_left: int | None = None
@@ -57,7 +57,7 @@ class Forecast:
 
 
 class Trend:
-    """How fast other programs use up room.
+    """How fast other programs use up the free space.
 
     The rate is the median of the slopes between all pairs of samples (P. K. Sen, Estimates of the regression
     coefficient based on Kendall's tau, Journal of the American Statistical Association 63, 1968). A few samples that
@@ -92,12 +92,12 @@ class Trend:
 
 
 def forecast(free: int, demand: Demand, trend: Trend | None = None) -> Forecast:
-    """How long the room suffices.
+    """How long the free space suffices.
 
     Args:
         free: what is free now.
         demand: what the coming saves need.
-        trend: how fast other programs use up room; None if it is not known.
+        trend: how fast other programs use up the free space; None if that is not known.
     """
     of_saves = _forecast(free, demand, 0.0)
     if trend is None or not trend.per_s:
@@ -153,9 +153,9 @@ class Change(enum.Enum):
 
 
 class Alarm:
-    """Decides when to warn that room is low: early, not at each change, and again after half an hour.
+    """Decides when to warn that the free space is low: early, not at each change, and again after half an hour.
 
-    The room is low if at most three more saves fit, or if a save will not fit within the next hour.
+    The free space is low if at most three more saves fit, or if a save will not fit within the next hour.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Alarm:
 
     @property
     def is_low(self) -> bool:
-        """Whether the last report was that room is low."""
+        """Whether the last report was that the free space is low."""
         return self._level > 0
 
     def update(self, now_s: float, found: Forecast) -> Change:
@@ -187,7 +187,7 @@ class Alarm:
     def _calm(self, now_s: float) -> Change:
         if self._calm_since_s is None:
             self._calm_since_s = now_s
-        # Report the room as regained only after `_CALM_S` seconds, because the free space may jump up and down.
+        # Report only after `_CALM_S` seconds that space was regained, because the free space may jump up and down.
         if self._level == 0 or now_s < self._calm_since_s + _CALM_S:
             return Change.NONE
         self._level, self._reported_s = 0, -math.inf

@@ -7,7 +7,7 @@ the rate λ = 1/M, also during a restart. There are three kinds of them:
 | kind | what is kept |
 |---|---|
 | announced | all work: the ranks save when they receive SIGTERM |
-| of the ranks only | the work up to the newest snapshot in memory, which the keeper still has |
+| of the ranks only | the work up to the newest snapshot in memory, which another process, the keeper, still has |
 | of the machine | the work up to the newest durable checkpoint |
 
 With T = interval + δ, the expected work that survives an interruption after a start is

@@ -105,7 +105,7 @@ def current_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as error:
-        raise UsageError("the current folder was deleted", hint="change to one that exists") from error
+        raise UsageError("the current folder was deleted", hint="change to a folder that exists") from error
 
 
 def home_folder() -> str:
@@ -175,7 +175,7 @@ def temporary_folder() -> str:
         raise StorageError(
             "no folder for temporary files can be written: TMPDIR, /tmp, /var/tmp and the current folder were tried; "
             "nothing was started",
-            hint="make one of them writable, or free space in it; in a pod, mount an emptyDir at /tmp",
+            hint="make one of these folders writable, or free space there; in a pod, mount an emptyDir at /tmp",
         ) from error
 
 
@@ -254,7 +254,7 @@ def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file that may contain keys, or names of programs to run. Links are followed.
 
     The user has chosen the path, so the file may belong to another user. The other rules are those of `why_foreign`:
-    the file is refused if everyone may write to it, or if a stranger may have chosen its group, given it its name, or
+    the file is refused if everyone can write to it, or if a stranger may have chosen its group, given it its name, or
     planted it.
 
     Raises:

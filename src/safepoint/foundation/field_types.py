@@ -17,7 +17,7 @@ class Kind:
     """Which values a field takes.
 
     Args:
-        words: what messages call a value of this kind: `a whole number`.
+        words: the words for a value of this kind, for messages, such as `a whole number`.
         fits: whether a value of any type is of this kind.
         least: the smallest valid number; None for no limit.
         most: the greatest valid number; None for no limit.

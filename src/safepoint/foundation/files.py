@@ -295,7 +295,7 @@ def _delete_deep(path: str, parent: int | None) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """The free space for this user; 2^62 bytes if the file system reports no size, as ramfs does."""
+    """The free space for this user; 2^62 bytes if the file system, such as ramfs, reports no size."""
     usage = shutil.disk_usage(folder)
     return usage.free if usage.total else _UNKNOWN_BYTES
 

@@ -22,7 +22,7 @@ from safepoint.foundation.shared_folders.opening import read_regular
 VERSION = 1
 PROGRESS_NAME = "progress.json"
 SPACE_NAME = "space.json"
-"""The file in which the launcher records the room of the folders of its node, for the first rank."""
+"""The file in which the launcher records the free space of the folders of its node, for the first rank."""
 _MAX_BYTES = 1 << 20
 _MOST = (1 << 63) - 1
 _Kind = TypeVar("_Kind")
@@ -81,16 +81,16 @@ class SaveStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceRecord:
-    """The room of one folder that the launcher of the first rank watches.
+    """The free space of one folder that the launcher of the first rank watches.
 
     Args:
         place: `output folder`, `local folder` or `temporary folder`.
         path: the path of the folder.
-        limit: what ends its room: `disk`, `inodes`, `eviction` or `size_limit`.
+        limit: what limits the free space: `disk`, `inodes`, `eviction` or `size_limit`.
         free_bytes: how much may still be written.
         needed_bytes: how much has to be free for the next save.
-        free_inodes: how many files may still be created; None if there is no limit.
-        needed_inodes: how many files must be possible to create for the next save.
+        free_inodes: how many files and folders may still be created; None if there is no limit.
+        needed_inodes: how many inodes have to be free for the next save.
         saves_left: how many saves still fit; None if the number is unlimited or not known.
         remaining_s: seconds until a save does not fit; None if all saves fit, or if the time is not known.
         num_deletable: how many checkpoints may be deleted when a save does not fit.
@@ -267,7 +267,7 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def read_space(path: Path) -> tuple[SpaceRecord, ...]:
-    """The records of folders at `path`, a list; empty when the file does not exist or is invalid."""
+    """The list of records of folders in the file `path`; empty if the file does not exist or is invalid."""
     try:
         return _space(parse_object(read_regular(path, _MAX_BYTES)).get("space"))
     except (OSError, ValueError):

@@ -33,7 +33,7 @@ class ProgressTracker:
         restart: see `Progress`.
         world_size: see `Progress`.
         grace_s: see `Progress`.
-        space: the file in which the launcher records the room of the folders; None if there is none.
+        space: the file in which the launcher records the free space of the folders; None if there is no such file.
     """
 
     def __init__(

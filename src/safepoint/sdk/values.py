@@ -109,9 +109,9 @@ def train_job(job: "JobRecord", runtime: types.Runtime, progress: "Progress | No
 
 
 def _steps(job: "JobRecord") -> list[types.Step]:
-    """One step for each node, after those of the initializers.
+    """The steps of a job, as Kubeflow calls its parts: one `Step` for each initializer, then one for each node.
 
-    A job that waits or is suspended has no steps, because it has no processes.
+    A job that waits or is suspended has none, because it has no processes.
     """
     if not job.state.holds_slots and not job.state.is_over:
         return []

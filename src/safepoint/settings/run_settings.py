@@ -1,4 +1,4 @@
-"""The options of a run, which the ranks receive as SAFEPOINT_* variables, and the place for the run's output."""
+"""The options of a run, which the ranks receive as SAFEPOINT_* variables, and the location of the run's output."""
 
 import hashlib
 import os

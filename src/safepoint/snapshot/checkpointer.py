@@ -352,7 +352,7 @@ class Checkpointer:
 
 
 class StateImages:
-    """Composes an image for each name at each save, and remembers the layout of each value."""
+    """Composes an image (a file's future bytes) for each name at each save. Remembers the layout of each value."""
 
     def __init__(self) -> None:
         self._images: dict[str, TorchImages] = {}

@@ -73,7 +73,7 @@ def from_status(status: int, code: str, what: str) -> StorageError:
     if status in {409, 412}:
         return ConditionError(
             f"{answer}: another writer was first, nothing was written",
-            hint="another run writes to the same place; stop one of them",
+            hint="another run writes to the same location; stop one of the two runs",
         )
     if code in _WRONG_CHECKSUM:
         return changed_in_transit(what)

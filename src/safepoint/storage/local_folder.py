@@ -174,7 +174,7 @@ class LocalStore:
                     raise ConditionError(
                         f"{path} {'exists already' if condition.version is None else 'has changed'}; "
                         "nothing was written",
-                        hint="another run writes to the same place; stop one of them",
+                        hint="another run writes to the same location; stop one of the two runs",
                     )
             working.rename(path)
             # `fsync` takes the descriptor, not the path: another process may have deleted the object already, and

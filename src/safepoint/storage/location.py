@@ -38,7 +38,7 @@ class _Facts(NamedTuple):
     Args:
         form: how its locations are written.
         is_remote: whether its locations are in an object store.
-        bucket: what users call the first part of the URI: `bucket`, `container` or `claim`; empty if there is none.
+        bucket: the word for the first part of the URI: `bucket`, `container` or `claim`; empty if there is none.
         extra: the extra of Safepoint that installs what the scheme needs; empty if it needs no other package.
     """
 

@@ -7,7 +7,7 @@ stay: the newest checkpoint, the newest valid one, those that a process reads or
 protects. A checkpoint that is known to be damaged does not count as one of the N of a policy, and is not deleted.
 
 These rules apply to each run separately: checkpoints of one run are never deleted because another run has newer or
-better ones at the same place. A run deletes only its own checkpoints.
+better ones at the same location. A run deletes only its own checkpoints.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -262,7 +262,7 @@ class CheckpointFolder(Protocol):
         """Delete the checkpoint called `name` so that readers see it whole or not at all.
 
         Returns:
-            False when a process is reading or uploading it, or a later release wrote it; then it stays.
+            False when a process is reading or uploading it, or if a later release wrote it; then it stays.
         """
         ...
 

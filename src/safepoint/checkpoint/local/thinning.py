@@ -1,13 +1,13 @@
 """Thinning: deletes old checkpoints before a save, if the save would not fit.
 
-Retention deletes checkpoints after a save. If there is no room for the next save, thinning deletes more, and
+Retention deletes checkpoints after a save. If the next save would not fit, thinning deletes more, and
 earlier: `newest=N` then counts as `newest=1`. It deletes the oldest checkpoints first, and only as many as necessary.
 What `every`, `best` and `younger` keep stays, and so does everything if no policy sets a limit. As in retention,
 these always stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, those that the
 caller protects, and those of other runs and programs.
 
-A folder that does not state its room, or does not answer, is not thinned before the save. If the save then fails
-because the disk or a quota is full, `is_full` returns True for the error. In this case, the caller deletes one
+A folder that does not state its free space, or does not answer, is not thinned before the save. If the save then
+fails because the disk or a quota is full, `is_full` returns True for the error. In this case, the caller deletes one
 checkpoint and tries again.
 """
 
@@ -27,9 +27,9 @@ from safepoint.foundation.volumes.occupied import Occupied, occupied
 from safepoint.foundation.volumes.room import Limit, Room, room_of
 
 _LIMIT_S = 5.0
-"""How long a save waits for a folder that does not state its room."""
+"""How long a save waits for a folder that does not state its free space."""
 _SPARE_BYTES, _SPARE_SHARE, _SPARE_INODES = 1 << 20, 1 / 64, 16
-"""Room for the manifest, for folders, and for what the file system adds to the files."""
+"""Space for the manifest, for folders, and for what the file system adds to the files."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -42,7 +42,7 @@ def with_spare(save: Occupied) -> Occupied:
 
 
 def under_pressure(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """The policies that apply while there is no room: those given, with `newest=1` in place of `newest=N`."""
+    """The policies that apply while a save does not fit: those given, with `newest=1` in place of `newest=N`."""
     return tuple(KeepNewest(1) if isinstance(policy, KeepNewest) else policy for policy in policies)
 
 
@@ -68,8 +68,8 @@ def make_room(
 ) -> int:
     """If a save does not fit, delete checkpoints until it fits, and report each deletion.
 
-    If the save would not fit even after all these deletions, nothing is deleted. No error is raised. If there is no
-    room, the save itself will fail.
+    If the save would not fit even after all these deletions, nothing is deleted, and no error is
+    raised: the save itself will fail.
 
     Args:
         output: the folder. The caller is the only process that commits and prunes there.
@@ -79,8 +79,8 @@ def make_room(
         protected: steps that are never deleted.
         run_id: the run, whose checkpoints may be deleted.
         has_failed: whether the save was tried, and the disk or a quota was full. Then one checkpoint is deleted,
-            even if there seems to be room: a quota may be smaller than the file system.
-        read_room: measures the room.
+            even if there seems to be enough space: a quota may be smaller than the file system.
+        read_room: measures the free space.
 
     Returns:
         The number of deleted checkpoints.

@@ -1,6 +1,6 @@
 """What the checkpoints of one run occupy in a folder, and how much each further save will add.
 
-A forecast of the room in a folder needs both (`estimates.forecast`).
+A forecast of the free space of a folder needs both (`estimates.forecast`).
 """
 
 import contextlib

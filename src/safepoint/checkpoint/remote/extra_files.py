@@ -170,7 +170,7 @@ class ExtraFiles:
 
 
 def _place_in(root: Path, path: str) -> Path | None:
-    """The regular file to which `path` leads; None if it is outside of the folder `root`, or in `.safepoint`.
+    """The regular file to which `path` leads; None if this file is outside of `root`, or inside of `.safepoint`.
 
     A link may lead out of the folder or into `.safepoint`, to files that are not the program's output.
     """

@@ -101,7 +101,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
 
     Raises:
         CheckpointError: the file system does not allow a path of the checkpoint, such as one that is too long.
-        StorageError: the disk has too little room; nothing was created.
+        StorageError: the disk has too little free space; nothing was created.
         OSError: the folder cannot be written.
     """
     no_links.make_folders(folder)
@@ -111,7 +111,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
         raise StorageError(
             f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)}, "
             f"plus {format_bytes(_SPARE_BYTES)} that must stay free; nothing was fetched",
-            hint="make room, or use a folder on another disk (for a run with an object store: --local-dir)",
+            hint="free some space, or use a folder on another disk (for a run with an object store: --local-dir)",
         )
     for entry in entries:
         path = folder / entry.path

@@ -252,7 +252,7 @@ class RemoteFolder:
         except ConditionError as error:
             raise ConflictError(
                 f"another run began to use {self.store.location} at the same moment; training was not started",
-                hint="stop one of them, or give each a location of its own",
+                hint="stop one of the two runs, or give each run a location of its own",
             ) from error
         self._seen_claim = Condition(version=version)
         self._attempt_id = claim.attempt_id

@@ -161,7 +161,11 @@ class _Process:
         self._wake.clear()
 
     def _is_to_give_up(self, error: SafepointError) -> bool:
-        """Whether to give up: the uploader is to finish, and its deadline or the time `patience_s` has passed."""
+        """Whether to give up after `error`.
+
+        Only an uploader that is to finish gives up: shortly before its deadline; or, if it has no deadline, when it
+        has made no progress for `patience_s(error)` seconds.
+        """
         if not self._finishing.is_set():
             return False
         now_s, deadline_s = clock.monotonic_s(), self._uploader.deadline_s
@@ -188,7 +192,10 @@ class _Process:
                 return
 
     def _wait_for_keeper(self) -> None:
-        """Wait for the keeper of a training that has died: the checkpoint that it commits now is uploaded too."""
+        """Wait for the keeper, the process that writes snapshots to disk, after the training has died.
+
+        The checkpoint that the keeper commits in this time is uploaded too.
+        """
         deadline_s = clock.monotonic_s() + min(_KEEPER_S, self._plan.grace_s / 3)
         lock = OutputFolder(Path(self._plan.folder)).keeper_lock
         while files.is_locked(lock) and clock.monotonic_s() < deadline_s:

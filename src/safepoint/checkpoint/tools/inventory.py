@@ -374,7 +374,7 @@ class Inventory:
         """Delete an item; readers see it completely or not at all.
 
         Returns:
-            False when a process is reading it, or a later release wrote it; then it stays.
+            False when a process is reading it, or if a later release wrote it; then it stays.
 
         Raises:
             ConflictError: a run has begun to use the object store meanwhile.

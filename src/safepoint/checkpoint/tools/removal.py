@@ -77,8 +77,8 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
         )
     if kept:
         raise ConflictError(
-            f"{', '.join(sorted(kept))} in {output} is being read, or was written by a later release: it was not "
-            "deleted; the others were deleted",
-            hint="the job still exists; delete it once more when no process reads the checkpoint",
+            f"{', '.join(sorted(kept))} in {output} is being read, or was written by a later release, and was not "
+            "deleted; all others were deleted",
+            hint="the job still exists; delete the job once more when no process reads its checkpoints",
         )
     return len(deleted)

@@ -298,7 +298,7 @@ def export(
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
 ) -> None:
-    """Write the model of a checkpoint in the format that `from_pretrained` loads.
+    """Write a checkpoint's model in the format of `from_pretrained`.
 
     SRC may also be a folder that torch.distributed.checkpoint or DeepSpeed ZeRO wrote without Safepoint. If SRC and
     DST are in object stores, nothing is written to a disk of this machine.

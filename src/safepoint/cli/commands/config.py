@@ -68,7 +68,7 @@ def show(
 
 
 def _local(configuration: Configuration) -> dict[str, tuple[object, str]]:
-    """The numbers of slots that are not defaults, and for each the variable or the line of a file that sets it."""
+    """The numbers of CPU and GPU slots that are not defaults, each with the variable or the line that sets it."""
     counted = count_slots()
     found: dict[str, tuple[object, str]] = {}
     for name, count in (("cpu-slots", counted.cpu), ("gpu-slots", counted.gpu)):

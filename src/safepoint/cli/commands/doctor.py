@@ -99,7 +99,9 @@ def _answer(findings: list[Finding], *, is_placed: bool, is_plain: bool, as_json
     print_answer(as_json, document, lines, {} if is_plain else _COLOURS)
     num_failures = sum(finding.status is Status.FAILURE for finding in findings)
     if num_failures:
-        raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="see the line `fix` below each of them")
+        raise SafepointError(
+            f"{plural(num_failures, 'check')} failed", hint="see the line `fix` below each failed check"
+        )
 
 
 def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:

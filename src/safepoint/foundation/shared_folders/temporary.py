@@ -1,7 +1,7 @@
 """Where this process and its children put temporary folders and a home folder whose content they trust.
 
 Another user who can rename such a folder can put another one in its place, and so decide which files this process
-reads and writes. In a sticky folder, as /tmp is, only its owner can do that.
+reads and writes. If the folder lies in one with the sticky bit, such as /tmp, only its owner can rename it.
 """
 
 import contextlib
@@ -30,12 +30,13 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
     It is the usual temporary folder. If other users could replace folders there, it is `/dev/shm`.
 
     Args:
-        prefers_memory: prefer `/dev/shm`, if it has room and the user has not set TMPDIR.
+        prefers_memory: prefer `/dev/shm`, if it has enough free space and the user has not set TMPDIR.
 
     Raises:
         StorageError: there is no folder for temporary files.
     """
-    # This fails if there is no temporary folder, because torch elastic and most scripts need one too.
+    # If no temporary folder can be written, raise an error even if /dev/shm could be used: torch elastic and most
+    # scripts need a temporary folder too.
     usual = Path(temporary_folder())
     candidates = [usual, *([_IN_MEMORY] if _has_room() else [])]
     if prefers_memory and TEMPORARY not in os.environ:
@@ -107,8 +108,8 @@ def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
     """Whether another user can put something else in the place of what this user creates in `folder`.
 
     Args:
-        folder: the folder; it or a folder above it may be the one that others may write to.
-        by_everyone: ignore folders that belong to another user, or to which only a group may write, because the user
+        folder: the folder. The folders above it are checked too.
+        by_everyone: ignore folders that belong to another user, or to which only a group can write, because the user
             may have chosen such a folder on purpose.
     """
     others = stat.S_IWOTH if by_everyone else stat.S_IWOTH | stat.S_IWGRP

@@ -353,8 +353,9 @@ class ClusterJobs:
             raise ConflictError(f"job {name} is {job.state}", hint=hint)
         if not job.is_ours:
             raise ConflictError(
-                f"Safepoint did not submit job {name}, so the job may not resume from a checkpoint; nothing was done",
-                hint="suspend it, and submit it again with another number of nodes",
+                f"Safepoint did not submit job {name}, so it is not known whether the job would resume from a "
+                "checkpoint; nothing was done",
+                hint="suspend the job, and submit it again with another number of nodes",
             )
         check_claim(self._api, job.output, num_nodes)
         if num_nodes == job.num_nodes:

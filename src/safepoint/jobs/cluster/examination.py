@@ -106,7 +106,7 @@ def _program(
         what = f"{title} {version}" if version else f"{title}, but its release cannot be read"
         return Finding(check=check, status=Status.OK, found=f"{what}; API {served}", why="jobs use it")
     if title == "Kueue":
-        why = "without Kueue there are no queues: the pods of a job start as soon as a node has room"
+        why = "without Kueue there are no queues: the pods of a job start as soon as a node has room for them"
         return Finding(check=check, status=Status.OK, found="not installed", why=why)
     return Finding(
         check=check,
@@ -170,7 +170,9 @@ def _runtimes(api: ClusterApi) -> Finding:
     try:
         found = api.objects("trainingruntimes") + api.objects("clustertrainingruntimes")
     except AccessDeniedError as error:
-        return Finding(check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for this right")
+        return Finding(
+            check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for the right to list runtimes"
+        )
     shown = sorted(shown for document in found if (shown := _runtime(document)))
     if shown:
         return Finding(check=check, status=Status.OK, found=", ".join(shown), why=why)
@@ -197,7 +199,9 @@ def _storage(api: ClusterApi) -> Finding:
     try:
         claims = api.objects("persistentvolumeclaims")
     except AccessDeniedError as error:
-        return Finding(check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for this right")
+        return Finding(
+            check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for the right to list claims"
+        )
     shown = [
         f"{name_of(claim)} ({', '.join([*items(claim, 'spec', 'accessModes'), str(at(claim, 'status', 'phase'))])})"
         for claim in claims

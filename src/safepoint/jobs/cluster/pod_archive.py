@@ -1,7 +1,7 @@
 """The modules of Safepoint that a pod needs, in one file: `python safepoint.pyz run …`.
 
-The config map of each job contains this file, so images need no Safepoint. The file is a zip, which Python can run
-and import modules from. The same sources give the same bytes.
+The config map of each job contains this file, so container images need no Safepoint. The file is a zip, which Python
+can run and import modules from. The same sources give the same bytes.
 """
 
 import functools

@@ -348,7 +348,7 @@ class LocalJobs:
         if others:
             raise ConflictError(
                 f"job {', '.join(others)} also uses the checkpoints in {output}; nothing was deleted",
-                hint=f"delete that job first, or {alone}",
+                hint=f"first delete {', '.join(others)}; or {alone}",
             )
         with self._stopped(job.name, timeout_s):
             num_deleted = remove_checkpoints(output, job.spec)

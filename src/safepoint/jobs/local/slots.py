@@ -131,7 +131,7 @@ def check_size(spec: JobSpec, capacity: Slots) -> None:
     if gpu > capacity.gpu:
         raise UsageError(
             f"the job needs {gpu} GPU slots, and this machine has {capacity.gpu}; nothing was done",
-            hint="request fewer",
+            hint="request fewer GPUs",
         )
     # Ranks share cores, so only the number of ranks is limited.
     ranks = spec.num_nodes * spec.ranks_per_node
@@ -140,7 +140,7 @@ def check_size(spec: JobSpec, capacity: Slots) -> None:
         raise UsageError(
             f"the job has {ranks} ranks on {spec.num_nodes} nodes, and this machine with {capacity.cpu} cores can "
             f"run at most {most}; nothing was done",
-            hint="request fewer; if the number of cores is wrong, set SAFEPOINT_CPU_SLOTS",
+            hint="request fewer ranks; if the number of cores is wrong, set SAFEPOINT_CPU_SLOTS",
         )
 
 

@@ -1,8 +1,8 @@
-"""The supervisor of one job: waits for slots, starts launchers, watches them, and stores the state of the job.
+"""The supervisor of one job: waits for slots (CPU cores and GPUs), starts launchers, and watches them.
 
-The command is `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one supervisor. The supervisor
-holds a lock, which the kernel releases when the process ends. All its state is in the history. So if the supervisor
-is killed, a new one can continue.
+The command is `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one supervisor. It stores the
+state of the job, and holds a lock, which the kernel releases when the process ends. All its state is in the history.
+So if the supervisor is killed, a new one can continue.
 """
 
 import logging

@@ -89,7 +89,7 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
             return {key: value for key, value in environ.items() if key.startswith("AWS_")}
         raise NotFoundError(
             f"there is no data connection {name!r} in {path}, and the environment has no keys",
-            hint=f"add a table [{name}] with {' and '.join(_NEEDED)} to that file, or set these variables",
+            hint=f"add a table [{name}] with {' and '.join(_NEEDED)} to that file, or set the two variables",
         )
     if not isinstance(table, dict):
         raise UsageError(f"{path}: {name!r} must be a table [{name}]")

@@ -105,7 +105,8 @@ def _check_kind(function: Any) -> str:
     name = code.co_name
     if name == "<lambda>":
         raise UsageError(
-            "a lambda cannot be sent to a job, because its source cannot run alone", hint="define it with `def`"
+            "a lambda cannot be sent to a job, because its source cannot run alone",
+            hint="define a function with `def`",
         )
     if hasattr(function, "__wrapped__"):
         raise UsageError(f"{name} is decorated, and a decorator cannot be sent to a job", hint="remove the decorator")
@@ -155,7 +156,9 @@ def _definition(name: str, function: types.FunctionType) -> str:
         raise stale
     if node.decorator_list:
         decorators = ", ".join(f"@{ast.unparse(one)}" for one in node.decorator_list)
-        raise UsageError(f"{name} is decorated with {decorators}, which is not sent to the job", hint="remove it")
+        raise UsageError(
+            f"{name} is decorated with {decorators}, which is not sent to the job", hint=f"remove {decorators}"
+        )
     names = [one.arg for one in ast.iter_child_nodes(node.args) if isinstance(one, ast.arg)]
     if names != list(inspect.signature(function).parameters):
         raise stale

@@ -86,7 +86,7 @@ class LocalBackend(RuntimeBackend):
         trainer: types.CustomTrainer | types.CustomTrainerContainer | types.BuiltinTrainer | None = None,
         options: list[Any] | None = None,
     ) -> str:
-        """Submit a job and return its name. The job starts when enough slots are free."""
+        """Submit a job and return its name. The job starts when enough CPU cores and GPUs are free."""
         with as_kubeflow_raises():
             if runtime is not None:
                 check_runtime(runtime, self.config.python)

@@ -3,7 +3,7 @@
 Its layout is computed from the sizes of its content; checksums are added later. The format is torch's: a zip archive
 without compression, with one record for the pickle and one for each storage. The data of each record begin at a
 multiple of 64 bytes, and the checksums follow the data. Here the pickle comes after the storages, so that its length
-does not change the place of a storage. Readers find each record through the archive's directory.
+does not change the position of a storage. Readers find each record through the archive's directory.
 """
 
 import struct

@@ -44,8 +44,8 @@ class EarlierSnapshotLinks:
         earlier = self._state.earlier
         if earlier is None:
             return None
-        # Wait even if no snapshot is complete: the requesting rank is going to clean the output folder, so the keeper
-        # must not write there any more.
+        # Wait for the writes even if no snapshot is complete. The rank that asks for the snapshot cleans the output
+        # folder after the answer, so the keeper must not write there any more.
         self._state.changed.wait_for(lambda: self._state.is_done(earlier))
         newest = earlier.registry.newest_complete
         if newest is None or newest.facts is None or newest.facts.num_nodes > 1:
@@ -83,14 +83,14 @@ def _saved_files(facts: CheckpointFacts) -> dict[str, FileEntry]:
 
 
 def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
-    """Make one file of a complete snapshot.
+    """Make one of the files of a complete snapshot in `folder`.
 
     If the file has a block of shared memory to itself, make a link to this block, through `/proc/<pid>/fd` of this
     process. If the block also holds other files, make a copy.
 
     Args:
         source: the file.
-        folder: the folder in which the file is made.
+        folder: where the file is made.
         saved: the file's entry in the manifest of the checkpoint that the snapshot has become; None if there is none.
 
     Returns:

@@ -1,7 +1,7 @@
 """The memory into which snapshots are staged (copied from the tensors).
 
 This memory, the *arena*, consists of blocks: pieces of shared memory, which are allocated once and reused. A block
-holds the images (the future bytes) of one or several files.
+holds the images of one or several files. An image is the content that the file will have on disk.
 """
 
 import operator
@@ -170,8 +170,8 @@ class Arena:
         while free and self.num_bytes + needed > allowed:
             self._give_back(free.pop(0))
         if self.num_bytes + needed > allowed and len(taken) == len(self._blocks):
-            # No block is busy, so waiting would not help. The fitting blocks are so large that the other images have
-            # no room. So blocks of the right sizes replace them.
+            # No block is busy, so waiting would not help. The blocks that were chosen take so much of the allowed
+            # memory that the other images do not fit. So all of them are replaced by blocks of the right sizes.
             for block in taken.values():
                 self._give_back(block)
             taken.clear()

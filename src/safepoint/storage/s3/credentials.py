@@ -68,7 +68,7 @@ class KeySource:
 
     Args:
         fetch: returns the newest keys. It raises OSError or ValueError when there are none.
-        origin: what messages call the source of the keys.
+        origin: the name of the source of the keys, for messages.
     """
 
     def __init__(self, fetch: Callable[[], Keys], origin: str) -> None:

@@ -214,7 +214,7 @@ class S3Requests:
         return self._call(request, deadline_s).etag
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
-        """Make one object of the parts.
+        """Complete an upload: the store joins its parts into one object.
 
         The request is sent only once: if its answer was lost, a second request would fail.
 

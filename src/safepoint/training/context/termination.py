@@ -185,7 +185,7 @@ class Termination:
             self._on_stop_outside_training()
 
     def _reset_in_child(self) -> None:
-        # A child, such as a data loader's worker, must end at SIGTERM, and must not save as its parent does.
+        # A child, such as a data loader's worker, must end at SIGTERM. Only its parent, the rank, saves.
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

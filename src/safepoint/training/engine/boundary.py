@@ -1,7 +1,7 @@
 """What every training loop does between two optimizer steps, and after the last step: vote, save, end.
 
 The point between two steps is called a boundary. The vote is a small all-reduce, by which every rank receives the
-requests of all ranks.
+requests of all ranks. The keeper is the process of each node that writes snapshots to disk.
 
 A loop only reports its position. This module decides when to save, how to save, and what to do on a stop request.
 """

@@ -58,7 +58,7 @@ class TrainingLoop(Protocol):
         ...
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """How many checkpoints the script keeps (None for all), and the steps whose checkpoints are never deleted."""
+        """How many checkpoints the script keeps (None for all), and the steps of those that are never deleted."""
         ...
 
     def write(self, parent: Path, folder: Path) -> None:

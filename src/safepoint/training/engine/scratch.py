@@ -59,7 +59,9 @@ class Scratch:
             keeper.send(RemoveAtExit(folder=str(self._path)))
 
     def images(self, step: int, write: Write) -> list[Image]:
-        """Run a save routine, and return as images the files that it would write. Call `ensure` first.
+        """Run a save routine, and return the files that it would write, as images (bytes in memory).
+
+        Call `ensure` first.
 
         Args:
             step: the step of the checkpoint.

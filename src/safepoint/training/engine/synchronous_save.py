@@ -1,6 +1,6 @@
 """Saves for which the training waits: all ranks together write the files into a working folder and commit them.
 
-The keeper, the process that writes snapshots to disk, takes no part. A failed save leaves no files. The failure is
+The keeper, the process that writes snapshots to disk, is not involved. A failed save leaves no files. The failure is
 reported, and every rank treats the save as failed.
 """
 
@@ -183,9 +183,9 @@ class SynchronousSave:
     def _write_parts(self, working: WorkingCheckpoint, write: Write) -> list[RankPart]:
         """Write the files of all ranks; a collective call.
 
-        If there is no room, older checkpoints are deleted first, as far as the policies allow (see `thinning`). If
-        the disk was full while the files were written, further checkpoints are deleted, and all files are written
-        again.
+        If the files would not fit, older checkpoints are deleted first, as far as the policies allow (see
+        `thinning`). If the disk was full while the files were written, further checkpoints are deleted, and all files
+        are written again.
 
         Raises:
             SaveError: a folder cannot be changed; the same on every rank.

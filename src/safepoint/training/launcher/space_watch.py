@@ -1,4 +1,4 @@
-"""Watches how much room is left in the folders that saves need, warns early, and records a forecast.
+"""Watches the free space of the folders that saves need, warns early, and records a forecast.
 
 On every node the launcher watches the temporary folder, in which ranks write the small files of a save. The launcher
 whose node manages the output folder (see `Folders`) watches that folder too. The launcher does not delete anything:
@@ -79,7 +79,7 @@ class _Watched(Protocol):
 
 
 class _TemporaryFolder:
-    """The folder of the launcher. Saves need some room there, and leave nothing."""
+    """The folder of the launcher. Saves need some free space there, and leave nothing."""
 
     place = "temporary folder"
 
@@ -158,7 +158,7 @@ class _OutputFolder:
 
 
 class FolderWatch:
-    """Watches one folder: derives a forecast from repeated looks, and reports when room becomes low.
+    """Watches one folder: derives a forecast from repeated looks, and reports when the free space becomes low.
 
     Args:
         watched: the folder.
@@ -173,7 +173,7 @@ class FolderWatch:
         self._work: Work[_Look] | None = None
         self._is_unknown_reported = False
         self.record: SpaceRecord | None = None
-        """What was found last; None before the first look, and if the room is not known."""
+        """What was found last; None before the first look, and if the free space is not known."""
 
     def look(self) -> None:
         """Look at the folder, for a limited time; report what has changed."""
@@ -235,7 +235,7 @@ class FolderWatch:
 
 
 def _order(found: Forecast) -> tuple[float, float]:
-    """A key for comparisons: the sooner the room ends, the smaller is the key."""
+    """A key for comparisons: the sooner the free space is used up, the smaller is the key."""
     infinite = float("inf")
     saves = infinite if found.saves_left is None else found.saves_left
     return saves, infinite if found.remaining_s is None else found.remaining_s
@@ -280,7 +280,7 @@ class SpaceWatch:
             try:
                 self.look()
             except Exception:  # noqa: BLE001  the watch must not end the training, nor stop for good
-                _log.debug("the room of the folders could not be read", exc_info=True)
+                _log.debug("the free space of the folders could not be read", exc_info=True)
 
     @property
     def _period_s(self) -> float:

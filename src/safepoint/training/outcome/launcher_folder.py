@@ -25,7 +25,7 @@ _LOCK = "lock"
 _STREAM = "stream"
 _STOP_SIGNAL = "stop-signal"
 SMALL_FILES_BYTES = 16 << 20
-"""The room that ranks need in this folder for the small files of a save. With less, saves are synchronous."""
+"""The free space that ranks need in this folder for the small files of a save. With less, saves are synchronous."""
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ class RankRecordWriter:
                 write_atomic(self._paths[0], _bytes_of(self._record), durable=False)
             except OSError:
                 room = next((path for path in self._paths if path.exists()), None)
-                if room is not None:  # if there is no earlier record, there was never any room
+                if room is not None:  # if there is no earlier record, there was never any free space
                     short = replace(self._record, message=self._record.message[:_MAX_MESSAGE])
                     write_in_room(self._paths[0], _bytes_of(short), room)
 

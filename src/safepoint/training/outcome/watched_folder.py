@@ -1,6 +1,6 @@
 """What the first rank of a node reports to its launcher about the output folder.
 
-The launcher watches how much room is left in this folder.
+The launcher watches the free space of this folder.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ class WatchedFolder:
 
     Args:
         folder: the absolute path.
-        place: what messages call the folder: `output folder`, or `local folder` if checkpoints are uploaded from
-            there.
+        place: the word for the folder, for messages: `output folder`, or `local folder` if checkpoints are uploaded
+            from there.
         run_id: the id of the run.
         keep: the policies of retention, as `parse_policies` reads them.
         limit: how many checkpoints the script keeps; None for all.

@@ -64,7 +64,7 @@ class Run(Training):
         if not self._is_inside:
             raise UsageError("the session is used outside its `with` statement")
         if self._tracked.loader is None:
-            raise UsageError("the session has no data to take batches from", hint="pass it: session(data=…, …)")
+            raise UsageError("the session has no data to take batches from", hint="pass the data: session(data=…, …)")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:  # pyright: ignore  scripts have no types
             raise UsageError(f"epochs {count!r} must be a whole number, 0 or more")
         if count > 1 and isinstance(self._tracked.loader, Iterator):

@@ -93,7 +93,8 @@ def _from_file(path: Path) -> bytes:
     if not _MIN_BYTES <= len(value) <= _MAX_BYTES:
         raise UsageError(
             f"{SECRET_FILE}={path} holds {len(value)} bytes; no rank was started",
-            hint=f"write {_MIN_BYTES} to {_MAX_BYTES} random bytes to it, such as `openssl rand -hex 32`",
+            hint=f"write {_MIN_BYTES} to {_MAX_BYTES} random bytes to this file, such as the output of `openssl rand "
+            "-hex 32`",
         )
     return value
 

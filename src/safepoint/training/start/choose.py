@@ -140,7 +140,7 @@ class CheckpointChooser:
         Raises:
             NothingValidError: there are checkpoints, and none of them can be used.
             CheckpointError: the checkpoint that `--resume` names is not valid.
-            StorageError: the store cannot be read, or a disk has too little room.
+            StorageError: the store cannot be read, or a disk has too little free space.
         """
         settings = self._settings
         is_first_start = self._first_start.is_now()
@@ -194,7 +194,7 @@ class CheckpointChooser:
 
         Raises:
             CheckpointError: a file has no valid copy on the nodes or in the store.
-            StorageError: the store cannot be read, or a disk has too little room.
+            StorageError: the store cannot be read, or a disk has too little free space.
         """
         candidates = self._candidates(step, is_in_store=step in self._steps_in_store())
         if not any(self._complete(candidate) for candidate in candidates):
@@ -285,12 +285,13 @@ class CheckpointChooser:
                 f"{location} holds {what}, and only the Trainer of Transformers can resume from them; training was "
                 "not started",
                 hint="name another output folder; to start at step 0 in this one, use --from-scratch, which moves "
-                "them aside and deletes nothing",
+                "the checkpoints aside and deletes nothing",
             )
         raise NothingValidError(
             f"{location} holds {what}, and none of them can be resumed from; training was not started",
             hint="`safepoint checkpoints verify LOCATION/checkpoint-N` lists what is wrong; to start at step 0, name "
-            "another location; for a folder, --from-scratch also works: it moves them aside and deletes nothing",
+            "another location; for a folder, --from-scratch also works: it moves the checkpoints aside and deletes "
+            "nothing",
         )
 
     def _named(self, path: Path) -> ResumePoint:

@@ -130,7 +130,7 @@ def check_accelerator(accelerator: Any) -> None:
         raise UsageError(
             "the script uses LOCAL_STATE_DICT: each file holds one rank's part in that rank's own layout, and "
             "Safepoint does not support that; training was not started",
-            hint="set state_dict_type to SHARDED_STATE_DICT, which is no larger, or to FULL_STATE_DICT",
+            hint="set state_dict_type to SHARDED_STATE_DICT (its checkpoints are no larger) or to FULL_STATE_DICT",
         )
     if plugin is not None:
         complete_fsdp()

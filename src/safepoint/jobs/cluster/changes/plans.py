@@ -92,7 +92,7 @@ def document_of(old: Object, content: str) -> Object:
 
 
 def read_plan(item: Object) -> Plan | None:
-    """The plan that a TrainJob keeps; None if it keeps no plan, or a plan that is not carried out."""
+    """The plan that a TrainJob keeps; None if there is no plan, or if the plan is not carried out."""
     if not is_plan(item) or at(item, "metadata", "deletionTimestamp"):
         return None
     try:

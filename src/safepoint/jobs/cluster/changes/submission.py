@@ -1,6 +1,6 @@
 """Creates the objects of a job. Attaches or deletes objects that a killed `submit` has left without an owner.
 
-The owner of an object is the TrainJob with which the cluster deletes the object.
+The owner of an object is a TrainJob. When this TrainJob is deleted, the cluster deletes the object too.
 """
 
 import base64
@@ -21,7 +21,7 @@ from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, NotAdm
 
 _log = logging.getLogger("safepoint")
 _ORPHAN_S = 600
-"""An object without an owner whose job does not exist is deleted when it is older than this many seconds."""
+"""An object without an owner is deleted when it is older than this many seconds, and its job does not exist."""
 
 
 def create_job(api: ClusterApi, manifests: Manifests) -> Object:

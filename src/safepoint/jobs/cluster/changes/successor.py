@@ -123,7 +123,7 @@ class Successions:
             raise UsageError(
                 f"job {job.name} was not scaled: the description of its new TrainJob has {size:,} bytes, and "
                 f"a TrainJob has room for {_MOST_BYTES:,}",
-                hint="suspend it, and submit it again with another number of nodes",
+                hint="suspend the job, and submit it again with another number of nodes",
             )
         if secret is not None:
             create(self._api, "secrets", secret)
@@ -134,9 +134,10 @@ class Successions:
             written = read_plan(self._api.get("trainjobs", name_of(document)))
         if written is None:
             raise ConflictError(
-                f"job {job.name} was not scaled: someone changed TrainJob {name_of(document)}, which stores the plan "
-                "for this, as soon as it was created",
-                hint=f"`kubectl delete trainjob {name_of(document)}` removes it; then scale the job once more",
+                f"job {job.name} was not scaled: TrainJob {name_of(document)}, which stores the plan for the "
+                "scaling, was changed right after Safepoint had created it",
+                hint=f"`kubectl delete trainjob {name_of(document)}` deletes this TrainJob; then scale the job once "
+                "more",
             )
         return written
 
@@ -161,8 +162,9 @@ class Successions:
             self.drop(plan)
             raise ConflictError(
                 f"job {plan.job} was not scaled to {plan.num_nodes} nodes: its TrainJob was changed meanwhile, or "
-                "another program than Safepoint wrote the plan for this",
-                hint=f"`kubectl get trainjob {plan.job} -o yaml` shows it; then resume or scale the job once more",
+                "another program than Safepoint wrote the plan for the scaling",
+                hint=f"`kubectl get trainjob {plan.job} -o yaml` shows the TrainJob; then resume or scale the job "
+                "once more",
             )
 
     def release(self, plan: Plan, old: Object, job: ClusterJob) -> None:

@@ -70,7 +70,8 @@ def check_values(spec: ClusterSpec) -> None:
     reserved = sorted(name for name in spec.env if name.startswith(_RESERVED))
     if reserved:
         raise UsageError(
-            f"env has {', '.join(reserved)}, which Kubeflow Trainer sets itself; {_NOTHING}", hint="leave it out"
+            f"env has {', '.join(reserved)}, which Kubeflow Trainer sets itself; {_NOTHING}",
+            hint=f"leave out {', '.join(reserved)}",
         )
     for name in spec.files:
         if not _FILE.fullmatch(name) or name in {pod_archive.NAME, storage_record.FILE}:

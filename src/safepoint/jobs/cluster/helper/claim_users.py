@@ -1,4 +1,4 @@
-"""Finds what a helper needs: its claims (volumes), the node where they are in use, and an image with Python.
+"""Finds what a helper needs: its claims (volumes), the node where they are in use, and a container image with Python.
 
 A helper is a short-lived Kubernetes Job that runs one command of Safepoint.
 """

@@ -93,7 +93,7 @@ def check_alone(name: str, output: str | None, others: Mapping[str, str | None])
     if using:
         raise ConflictError(
             f"job {', '.join(sorted(using))} also uses the checkpoints in {output}; nothing was deleted",
-            hint=f"delete that job first, or {alone}",
+            hint=f"first delete {', '.join(sorted(using))}; or {alone}",
         )
 
 

@@ -57,7 +57,8 @@ class Launchers:
         Args:
             node: the number of the node.
             environ: see `launcher_environment`.
-            gpus: the devices that the launcher may use; empty for none. None on a machine without GPUs.
+            gpus: the devices that the launcher may use: an empty tuple if it may use none, and None on a machine
+                without GPUs.
 
         Raises:
             OSError: the launcher cannot be started.

@@ -250,10 +250,10 @@ class SafepointCallback(Checkpoint):
 
 
 def _checked_metrics(saved: Any) -> dict[str, torch.Tensor]:
-    """Return the metrics of a checkpoint. Later saves read their values, so each metric must be one number in memory.
+    """Return the metrics of a checkpoint. Each must be a dense tensor with one number, because later saves read it.
 
     Raises:
-        ValueError: a metric is not one number in memory.
+        ValueError: a metric is not such a tensor, or its values are not in memory.
     """
     metrics: dict[Any, Any] = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {None: saved}
     for name, value in metrics.items():

@@ -118,13 +118,14 @@ def finish_settings(args: Any, context: RankContext) -> None:
     if args.save_only_model:
         raise UsageError(
             "the script sets save_only_model=True: a checkpoint without optimizer state cannot be resumed",
-            hint="remove it from the script's TrainingArguments; the final model is not affected",
+            hint="remove save_only_model from the script's TrainingArguments; the final model is not affected",
         )
     if args.auto_find_batch_size:
         raise UsageError(
             "the script sets auto_find_batch_size=True: it halves the batch when memory runs out, which changes "
             "the samples of each step; a resume would then continue at a wrong position in the data",
-            hint="remove it from the script's TrainingArguments, and set a per_device_train_batch_size that fits",
+            hint="remove auto_find_batch_size from the script's TrainingArguments, and set a "
+            "per_device_train_batch_size that fits",
         )
     if getattr(args, "enable_jit_checkpoint", False):  # below 5.1 transformers has no such argument
         _log.warning("the script's enable_jit_checkpoint=True is ignored: Safepoint saves on SIGTERM instead")

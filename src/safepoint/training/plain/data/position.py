@@ -1,7 +1,8 @@
 """A position in the data of a loop, and how it changes with the number of ranks or their batch size.
 
-The order of the data depends on the *kind* of the sampler: a text with the name of the sampler's class, and for
-samplers of Accelerate with the prefix and the suffix below.
+The order of the data depends on the *kind* of the sampler, which is a text: the name of the sampler's class. If
+Accelerate assigns the batches to the ranks, the name has the prefix `ACCELERATED`. If the sampler also has a
+generator of its own, the name can have the suffix `GENERATED`.
 """
 
 import dataclasses

@@ -5,9 +5,10 @@ the batch size, so `gather_for_metrics` no longer removes the samples that fill 
 second loader also reads a stream again from the start, without any message.
 
 With this module the Trainer keeps its own loader. If the loader can save its own state (Accelerate's
-`use_stateful_dataloader`), the state in the checkpoint is loaded. For other map-style data, the indices are skipped.
-For a stream, a message reports that the stream is read again. If a sampler has a generator of its own, the order of
-an epoch depends on the generator's state when the epoch starts. Only this module saves that state.
+`use_stateful_dataloader`), the state in the checkpoint is loaded. Otherwise, if the samples have indices, the indices
+of the earlier batches are skipped. A stream, whose samples have no indices, is read again, and a message reports
+that. If a sampler has a generator of its own, the order of an epoch depends on the generator's state when the epoch
+starts. Only this module saves that state.
 """
 
 import copy

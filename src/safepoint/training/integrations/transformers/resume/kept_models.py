@@ -49,7 +49,7 @@ class KeptModels:
             raise UsageError(
                 f"a callback uses the model {followed[0]} and may change it. A checkpoint of "
                 "sharded weights does not contain this model; training was not started",
-                hint="train with DDP or ZeRO-2, or with a model that does not change "
+                hint="train with DDP or ZeRO-2, or keep the callback's model fixed "
                 "(sync_ref_model=False, teacher_model_kind='base')",
             )
 

@@ -46,7 +46,7 @@ def plan_final_model(
         The files that are still to be written; None if all are written.
 
     Raises:
-        UnplannableError: there is no plan; raised on all ranks, before weights are written.
+        UnplannableError: the files cannot be planned; raised on all ranks, before weights are written.
         OSError: the disk is full or missing; on the first rank.
         PeerError: a rank is gone.
     """
