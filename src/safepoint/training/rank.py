@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import functools
 import logging
 import os
 import runpy
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError, printable_lines
+from safepoint.foundation.events.start_events import Phase
 from safepoint.foundation.shared_folders.temporary import keep_temporary_folder
 from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training import program as user_program
@@ -20,6 +22,7 @@ from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations import install_integrations
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.program import find_script, run_program
+from safepoint.training.rank_processes.loaded_modules import write_loaded_modules
 
 _log = logging.getLogger("safepoint")
 _PR_SET_PDEATHSIG = 1
@@ -74,6 +77,10 @@ def _run_to_its_end(context: RankContext, arguments: list[str]) -> int:
     try:
         is_module, program = _parse(arguments)
         install_integrations(context)
+        folder = context.settings.record_folder
+        if context.settings.preload and folder is not None and context.place.local_rank == 0:
+            context.outcome.on_first_step = functools.partial(write_loaded_modules, folder)
+        context.record.passed(Phase.SCRIPT_BEGUN)
         run_program(program, is_module=is_module)
     except PeerError as error:
         context.record.failed(lost_peer=True, message=str(error))

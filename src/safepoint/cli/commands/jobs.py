@@ -19,7 +19,7 @@ from safepoint.cli.cluster_options import (
     options_of,
     places_to_list,
 )
-from safepoint.cli.job_answers import HEAD, job_document, page, row, with_reasons
+from safepoint.cli.job_answers import HEAD, job_document, page, row, timed_starts, with_reasons
 from safepoint.cli.output import print_answer, print_log_line, print_warning, table, versioned
 from safepoint.errors import ConflictError, PartlyDoneError, SafepointError, StorageError, printable
 from safepoint.foundation.events import console
@@ -101,7 +101,18 @@ def list_(
     print_answer(as_json, documents, with_reasons(head, rows, found) if rows else ["no jobs"])
 
 
-def status(name: Name, on: OnOfJob = None, namespace: Namespace = None, as_json: Json = False) -> None:
+def status(
+    name: Name,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "-v", "--verbose", help="Also show how long each phase of the last starts took, for jobs on this machine."
+        ),
+    ] = False,
+    on: OnOfJob = None,
+    namespace: Namespace = None,
+    as_json: Json = False,
+) -> None:
     """Show one job: its command, progress, output location and attempts."""
     with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)
@@ -109,9 +120,15 @@ def status(name: Name, on: OnOfJob = None, namespace: Namespace = None, as_json:
         document = job_document(jobs, job)
         document["attempts"] = [dataclasses.asdict(attempt) for attempt in attempts]
         options = options_of(on, namespace)
-        print_answer(
-            as_json, document, page(job, jobs.progress_of(job), attempts, jobs.output_of(job), options=options)
+        lines = page(
+            job,
+            jobs.progress_of(job),
+            attempts,
+            jobs.output_of(job),
+            starts=timed_starts(jobs.events(job.name)) if verbose else (),
+            options=options,
         )
+        print_answer(as_json, document, lines)
 
 
 def logs(
