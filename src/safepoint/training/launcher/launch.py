@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from safepoint.foundation.events import console
+from safepoint.foundation.shared_folders.temporary import provide_home
 from safepoint.settings.run_settings import STATUS_URL, RunSettings
 from safepoint.settings.wording import use_wording
 from safepoint.snapshot.keeper_client.process import KeeperProcess
@@ -72,6 +73,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         key = None if keeper is None else keeper.key
         settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
         _prepare_environment(settings)
+        provide_home(folder / "home")
         protect_compile_cache(folder)
         template = _make_template(plan, settings, relay)
         if template is not None and plan.nproc_per_node.isdecimal():
