@@ -16,9 +16,14 @@ link = socket.socket(fileno=int(os.environ["SAFEPOINT_TEMPLATE"]))
 def send(**message):
     body = json.dumps(message).encode()
     link.sendall(struct.pack("!I", len(body)) + body)
+def read(size):
+    found = b""
+    while len(found) < size:
+        found += link.recv(size - len(found))
+    return found
 def receive():
-    (size,) = struct.unpack("!I", link.recv(4, socket.MSG_WAITALL))
-    return json.loads(link.recv(size, socket.MSG_WAITALL))
+    (size,) = struct.unpack("!I", read(4))
+    return json.loads(read(size))
 assert receive()["kind"] == "Plan"
 """
 
@@ -50,7 +55,10 @@ def bear(template: TemplateProcess) -> tuple[int, ...] | None:
         ("link.sendall(struct.pack('!I', 5) + b'hello'); time.sleep(600)", "it sent what is no message"),
         ("sys.exit(3)", "it has ended"),
         ("send(kind='Born', pids=[1]); time.sleep(600)", "it sent a message that does not fit"),
-        ("send(kind='Ready', num_modules=1, took_s=1.0); receive(); send(kind='Born', pids=[])", "that does not fit"),
+        (
+            "send(kind='Ready', num_modules=1, took_s=1.0); receive(); send(kind='Born', pids=[]); receive()",
+            "not fit",
+        ),
         ("send(kind='Ready', num_modules=1, took_s=1.0); receive(); sys.exit(3)", "it has ended"),
     ],
 )
