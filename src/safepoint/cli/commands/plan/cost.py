@@ -1,11 +1,11 @@
 """`safepoint plan cost`: what interruptions cost, under different policies or in the history of a job."""
 
-import contextlib
 import math
 from typing import Annotated, Any
 
 import typer
 
+from safepoint.answers.costs import cost_document, history_of
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
 from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.commands.plan.options import Json, amount, check_shares, duration, per_second, refuse_ignored
@@ -14,15 +14,7 @@ from safepoint.errors import NotFoundError, UsageError
 from safepoint.estimates.interval import SHORTEST_STEP_S, Interruptions
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration, plural
-from safepoint.planning.costs import (
-    Happened,
-    JobHistory,
-    Loss,
-    Situation,
-    example_of_article,
-    losses,
-    read_history,
-)
+from safepoint.planning.costs import JobHistory, Loss, Situation, example_of_article, losses
 
 _OF_A_MONTH = {
     "interruptions": "--interruptions",
@@ -123,19 +115,7 @@ def cost(
         with open_jobs(on, namespace, for_) as jobs:
             name = jobs.job(for_).name
             happened = jobs.events(name)
-        read: list[Happened] = []
-        for event in happened:
-            step, saved = event.detail.get("step"), event.detail.get("saved")
-            with contextlib.suppress(ValueError, OverflowError):
-                read.append(
-                    Happened(
-                        time_s=clock.parse_utc(event.time),
-                        name=event.name,
-                        step=step if isinstance(step, int) else None,
-                        saved=saved if isinstance(saved, bool) else None,
-                    )
-                )
-        _print_history(name, read_history(read), price, interval_s or 3600.0, as_json=as_json)
+        _print_history(name, history_of(happened), price, interval_s or 3600.0, as_json=as_json)
         return
     if on is not None or namespace is not None:
         raise UsageError("--on and --namespace name the place of a job, and --for names none", hint="add --for JOB")
@@ -232,33 +212,8 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
             hint="without --for, the command computes a month under each policy",
         )
     hourly = price / 3600
-    without_s, with_interval_s = history.lost_without_saves_s(), history.lost_with_interval_s(interval_s)
-    kinds = {
-        "lost": history.lost_s,
-        "down": history.down_s,
-        "without_checkpoints": without_s,
-        "saved": without_s - history.lost_s,
-        "with_interval": with_interval_s,
-        "saved_against_interval": with_interval_s - history.lost_s,
-    }
-    document: dict[str, Any] = {
-        "job": name,
-        "trained_s": history.trained_s,
-        "interval_s": interval_s,
-        "seconds": kinds,
-        "money": {kind: seconds * hourly for kind, seconds in kinds.items()},
-        "interruptions": [
-            {
-                "time": clock.as_utc(past.time_s),
-                "cause": str(past.cause),
-                "trained_s": past.trained_s,
-                "lost_s": past.lost_s,
-                "down_s": past.down_s,
-                "waiting_s": past.waiting_s,
-            }
-            for past in history.interruptions
-        ],
-    }
+    document = cost_document(name, history, price=price, interval_s=interval_s)
+    kinds: dict[str, float] = document["seconds"]
     every = format_duration(interval_s)
     texts = (
         ("work that was lost", "lost"),
