@@ -1,4 +1,4 @@
-"""What an action would mean for a job, before it is done: what is safe, whether a save fits, and what would be lost."""
+"""What an action would mean for a job, before it is done: what is safe, whether a save fits, what would be lost."""
 
 import dataclasses
 import enum
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from safepoint.answers.situation import age_s
-from safepoint.foundation.units import format_duration, plural
+from safepoint.foundation.units import format_duration
 from safepoint.jobs.model.job_place import Job
 from safepoint.jobs.model.job_progress import newest_save, risk_of_suspending
 from safepoint.jobs.model.states import JobState
@@ -145,9 +145,3 @@ def _afterwards(action: Action, output: str | None) -> list[str]:
         return ["The job then starts again with the new number of nodes."]
     where = "" if output is None else f" in {output}"
     return [f"The job then leaves the list. Its checkpoints{where} stay, unless you choose to delete them."]
-
-
-def size_sentence(job: Job) -> str:
-    """How many nodes and ranks the job has, such as `2 nodes × 4 ranks`."""
-    nodes = plural(job.num_nodes, "node")
-    return nodes if job.ranks_per_node is None else f"{nodes} × {plural(job.ranks_per_node, 'rank')}"

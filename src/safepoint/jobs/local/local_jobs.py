@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from safepoint.errors import (
     ConflictError,
@@ -35,6 +34,7 @@ from safepoint.jobs.model.job_progress import output_of, place_of, with_claims
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary, RequestedAction, this_user
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.states import JobState
+from safepoint.progress.metric_history import METRICS_NAME, MetricPoint, read_points
 from safepoint.progress.record import Progress
 
 _POLL_S = 0.1
@@ -87,8 +87,20 @@ class LocalJobs:
         """The events that users, supervisors and ranks have caused for a job, oldest first."""
         name = self.job(name).name
         happened = self._history.events(name)
-        happened += [_as_job_event(event) for event in rank_reports.events(job_folder(name))]
+        happened += rank_reports.job_events(job_folder(name))
         return sorted(happened, key=lambda event: event.time)
+
+    def change_number(self) -> int:
+        """A number that changes when another process has changed a job; see also `report_mark`."""
+        return self._history.change_number()
+
+    def report_mark(self, name: str) -> tuple[object, ...]:
+        """A value that changes when the ranks of a job have reported progress or an event."""
+        return rank_reports.newest_report(job_folder(name)), rank_reports.newest_event(job_folder(name))
+
+    def metrics_of(self, job: JobRecord | JobSummary, *, last_bytes: int | None = None) -> list[MetricPoint]:
+        """The metrics over the steps of a job; with `last_bytes`, only those in so many bytes at the end."""
+        return read_points(job_folder(job.name) / METRICS_NAME, last_bytes=last_bytes)
 
     def progress_of(self, job: JobRecord | JobSummary) -> Progress | None:
         """The last progress report of the first rank; None before the first report."""
@@ -480,14 +492,3 @@ class LocalJobs:
                     hint=f"earlier requests stay in effect; wait again, or see `safepoint logs {name}`",
                 )
             clock.sleep(poll_s)
-
-
-def _as_job_event(record: dict[str, Any]) -> JobEvent:
-    known = {"time", "event", "actor", "cause", "trigger"}
-    return JobEvent(
-        time=str(record.get("time", "")),
-        name=str(record["event"]),
-        actor=str(record.get("actor", "rank 0")),
-        cause=str(record.get("cause") or record.get("trigger") or record.get("reason") or ""),
-        detail={key: value for key, value in record.items() if key not in known},
-    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.foundation.events.stream import read_events
+from safepoint.jobs.model.records import JobEvent
 from safepoint.progress.record import PROGRESS_NAME, Progress, read_progress
 
 EVENTS = "events.jsonl"
@@ -16,6 +17,11 @@ EVENTS = "events.jsonl"
 def events(folder: Path) -> Iterator[dict[str, Any]]:
     """The events of all attempts, oldest first."""
     return read_events(folder / EVENTS)
+
+
+def job_events(folder: Path) -> list[JobEvent]:
+    """The events of all attempts, oldest first, as events of the job."""
+    return [_as_job_event(event) for event in events(folder)]
 
 
 def progress(folder: Path) -> Progress | None:
@@ -52,8 +58,28 @@ def newest_report(folder: Path) -> tuple[int, int] | None:
 
     When the ranks write a new report, the value changes.
     """
+    return _mark_of(folder / PROGRESS_NAME)
+
+
+def newest_event(folder: Path) -> tuple[int, int] | None:
+    """A value that changes when an event is added; None if there is no event."""
+    return _mark_of(folder / EVENTS)
+
+
+def _mark_of(path: Path) -> tuple[int, int] | None:
     try:
-        status = (folder / PROGRESS_NAME).stat()
+        status = path.stat()
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns
+
+
+def _as_job_event(record: dict[str, Any]) -> JobEvent:
+    known = {"time", "event", "actor", "cause", "trigger"}
+    return JobEvent(
+        time=str(record.get("time", "")),
+        name=str(record["event"]),
+        actor=str(record.get("actor", "rank 0")),
+        cause=str(record.get("cause") or record.get("trigger") or record.get("reason") or ""),
+        detail={key: value for key, value in record.items() if key not in known},
+    )
