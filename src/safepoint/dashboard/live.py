@@ -90,6 +90,8 @@ class Live:
             if not self._is_watched.wait(_ALIVE_EVERY_S):
                 is_first = True
                 continue
+            if self._is_closed.is_set():
+                return
             try:
                 found = reader.read()
             except SafepointError:

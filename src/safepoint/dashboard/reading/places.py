@@ -162,7 +162,10 @@ class PlaceReader:
         self._thread.shutdown(wait=False)
 
     def _on_thread(self, task: Callable[[], _T]) -> _T:
-        future = self._thread.submit(task)
+        try:
+            future = self._thread.submit(task)
+        except RuntimeError as error:
+            raise SafepointError("the dashboard ends; nothing was read") from error
         try:
             return future.result(_ANSWER_WITHIN_S)
         except FutureTimeoutError:
