@@ -116,7 +116,7 @@ def test_a_session_ends(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_key_is_private_and_stays(tmp_path: Path) -> None:
-    """A dashboard that is started again accepts the cookies of the one before. A key that others can read is refused."""
+    """A dashboard that is started again accepts older cookies. A key that others can read is refused."""
     path = tmp_path / "state" / "dashboard.key"
     key = load_key(path)
     assert load_key(path) == key
@@ -199,6 +199,9 @@ def test_a_viewer_changes_nothing(home: Path, start: Callable[..., Dashboard]) -
         dashboard.visitor(role)
         for path in ("/jobs", "/jobs/local/tiny", "/jobs/local/tiny/suspend", "/jobs/local/tiny/checkpoints"):
             assert '<form method="post"' not in dashboard.get(path).text
+    viewer.visitor(Role.VIEWER)
+    assert viewer.get(f"/checkpoints?location={home / 'out' / 'tiny'}").status_code == 200
+    assert "may only see the locations of jobs" in viewer.get("/checkpoints?location=/").text
     with History() as history:
         assert history.job("tiny").wanted is RequestedAction.RUN
     assert (home / "out" / "tiny" / "checkpoint-10").is_dir()
@@ -366,7 +369,7 @@ def _elements(dashboard: Dashboard, path: str, *others: int) -> Tags:
 def test_hostile_texts_are_shown_as_text(
     home: Path, start: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They add no element, no attribute and no link of another kind, and show no credentials or control characters."""
+    """They add no element, attribute or link of another kind, and show no credentials or control characters."""
     assert len(HOSTILE) >= 50
     usual: dict[str, Tags] = {}
     for index, text in enumerate(("harmless", *HOSTILE)):

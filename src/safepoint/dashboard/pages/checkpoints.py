@@ -10,12 +10,13 @@ from starlette.routing import Route
 from safepoint.checkpoint.tools.documents import list_document, verify_document
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.checkpoint.tools.removal import remove
-from safepoint.dashboard.pages.context import actor_of, context_of, in_thread
+from safepoint.dashboard.pages.context import actor_of, context_of, in_thread, visitor_of
 from safepoint.dashboard.pages.job import place_and_name
 from safepoint.dashboard.reading.checkpoint_view import CheckpointRow, inventory_of_job, open_any, rows_of
+from safepoint.dashboard.reading.room_view import known_locations
 from safepoint.dashboard.rendering import Refusal, respond
 from safepoint.dashboard.work import Outcome
-from safepoint.errors import ConflictError, SafepointError
+from safepoint.errors import ConflictError, SafepointError, UsageError
 from safepoint.foundation.units import plural
 
 _LONGEST = 2000
@@ -43,9 +44,15 @@ async def of_location(request: Request) -> Response:
         )
 
     def read() -> list[CheckpointRow]:
+        # Only an operator may use the files and the keys of the dashboard's user for any location.
+        if not is_operator and location not in known_locations(places):
+            raise UsageError(
+                "a viewer may only see the locations of jobs; nothing was read", hint="ask for a link of an operator"
+            )
         inventory, name = open_any(location)
         return [row for row in rows_of(inventory) if name in {None, row.item.name}]
 
+    is_operator, places = visitor_of(request).is_operator, context_of(request).places
     try:
         rows = await in_thread(read)
     except SafepointError as error:

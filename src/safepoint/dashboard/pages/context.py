@@ -12,7 +12,9 @@ from safepoint.dashboard.live import Live
 from safepoint.dashboard.reading.places import Places
 from safepoint.dashboard.settings import DashboardSettings
 from safepoint.dashboard.work import Works
+from safepoint.errors import StorageError
 
+_LONGEST_PATH = 300
 _T = TypeVar("_T")
 
 
@@ -56,5 +58,13 @@ def actor_of(request: Request) -> str:
 
 
 async def in_thread(task: Callable[[], _T]) -> _T:
-    """Run what reads files or waits for a server, so that other requests are answered meanwhile."""
-    return await asyncio.to_thread(task)
+    """Run what reads files or waits for a server, so that other requests are answered meanwhile.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    try:
+        return await asyncio.to_thread(task)
+    except OSError as error:
+        where = str(error.filename or "a file")[:_LONGEST_PATH]
+        raise StorageError(f"{where} cannot be read: {error.strerror or error}", hint="check the path") from error

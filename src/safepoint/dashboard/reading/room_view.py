@@ -74,6 +74,16 @@ def read_rooms(places: Places) -> list[PlaceRoom]:
     return sorted(rooms, key=lambda room: (not room.is_low, room.free_bytes is None, room.free_bytes or 0))
 
 
+def known_locations(places: Places) -> set[str]:
+    """The output locations of all jobs that can be read."""
+    found: set[str] = set()
+    for reader in places.readers.values():
+        listed = list(reader.read().jobs.values())
+        outputs = reader.call(lambda jobs, listed=listed: _outputs(jobs, listed))
+        found |= {output for output in outputs if output is not None}
+    return found
+
+
 def _outputs(jobs: JobPlace[Any], listed: list[ListedJob]) -> list[str | None]:
     return [jobs.output_of(one.job) for one in listed]
 
