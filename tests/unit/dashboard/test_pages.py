@@ -125,7 +125,8 @@ def test_metrics_are_columns(samples: Path, dashboard: Dashboard) -> None:
 
 def test_a_page_shows_what_has_changed(samples: Path, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that another process has written is on the next page."""
-    monkeypatch.setattr("safepoint.dashboard.reading.places._FRESH_S", 0.0)
+    for limit in ("_FRESH_S", "_BUSY_SHARE"):
+        monkeypatch.setattr(f"safepoint.dashboard.reading.places.{limit}", 0.0)
     dashboard.visitor()
     assert "Suspended: step 820 is saved" in dashboard.get("/jobs/local/reward-model").text
     with History() as history:

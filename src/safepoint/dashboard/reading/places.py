@@ -27,7 +27,7 @@ _READER = "dashboard"
 _FRESH_S = 0.2
 """How old a list of this machine may be when a page shows it."""
 _FRESH_ON_CLUSTER_S = 3.0
-_BUSY_SHARE = 8
+_BUSY_SHARE = 4
 """A list is read again after this many times the time that reading it took."""
 _ANSWER_WITHIN_S = 30.0
 _SPARKLINE_BYTES = 16 << 10
