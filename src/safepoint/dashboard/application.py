@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def make_application(
     )
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         live.start(asyncio.get_running_loop())
         try:
             yield
@@ -104,16 +104,16 @@ def make_application(
 
 async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, SafepointError)
-    return fail(error, request.state._state)  # pyright: ignore[reportPrivateUsage]
+    return fail(error, request.scope["state"])
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return refuse(error, request.state._state)  # pyright: ignore[reportPrivateUsage]
+    return refuse(error, request.scope["state"])
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     meaning: dict[int, Any] = {404: "there is no such page", 405: "this address does not accept this method"}
     refusal = Refusal(error.status_code, meaning.get(error.status_code, error.detail), hint="see the list of jobs")
-    return refuse(refusal, request.state._state)  # pyright: ignore[reportPrivateUsage]
+    return refuse(refusal, request.scope["state"])

@@ -6,8 +6,8 @@ Promises: every value in a page is escaped, shows no credentials, and has no con
 import datetime
 import json
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, cast
 
 import jinja2
 from markupsafe import Markup
@@ -30,6 +30,7 @@ from safepoint.errors import printable as _printable
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
 
+_NOTHING = "—"
 _STATUS: tuple[tuple[type[SafepointError], int], ...] = (
     (NotFoundError, 404),
     (ConflictError, 409),
@@ -64,7 +65,7 @@ def _finalize(value: Any) -> Any:
 def _time(time: str | float | None, *, is_age: bool = True) -> Markup:
     """A `time` element: how long ago, with the exact time in UTC. The script replaces UTC by the viewer's zone."""
     if time is None or time == "":
-        return Markup("—")
+        return Markup(_NOTHING)
     try:
         since_s = clock.parse_utc(time) if isinstance(time, str) else time
         exact = clock.date_of(since_s)
@@ -86,8 +87,20 @@ def _short_date(date: datetime.datetime) -> str:
 def _number(value: float | None, digits: int = 4) -> str:
     """A number with few digits, `—` for None."""
     if value is None or not math.isfinite(value):
-        return "—"
+        return _NOTHING
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
+
+
+def _exact_time(time: str | float | None) -> Markup:
+    return _time(time, is_age=False)
+
+
+def _duration(seconds: float | None) -> str:
+    return _NOTHING if seconds is None else format_duration(seconds)
+
+
+def _size(num_bytes: int | None) -> str:
+    return _NOTHING if num_bytes is None else format_bytes(num_bytes)
 
 
 def _environment() -> jinja2.Environment:
@@ -99,15 +112,16 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        ago=_time,
-        at=lambda time: _time(time, is_age=False),
-        duration=lambda seconds: "—" if seconds is None else format_duration(seconds),
-        size=lambda num_bytes: "—" if num_bytes is None else format_bytes(num_bytes),
-        number=_number,
-        count=plural,
-    )
-    environment.globals["release"] = __version__
+    filters: dict[str, Callable[..., Any]] = {
+        "ago": _time,
+        "at": _exact_time,
+        "duration": _duration,
+        "size": _size,
+        "number": _number,
+        "count": plural,
+    }
+    cast("dict[str, Any]", environment.filters).update(filters)
+    cast("dict[str, Any]", environment.globals)["release"] = __version__
     return environment
 
 

@@ -1,6 +1,7 @@
 """The checkpoints of a job, or of any folder or bucket; they can be verified and deleted."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -58,7 +59,7 @@ async def of_location(request: Request) -> Response:
     except SafepointError as error:
         if request.state.wants_json:
             raise
-        values = {"rows": [], "base": "", "title": "", "job": "", "is_form": True}
+        values: dict[str, Any] = {"rows": [], "base": "", "title": "", "job": "", "is_form": True}
         return respond(request, "checkpoints.html", [], status=400, location=location, failure=str(error), **values)
     return _page(request, rows, location=location, base="", title="", job="")
 

@@ -28,7 +28,7 @@ async def enter(request: Request) -> Response:
     if request.method == "GET":  # programs that look at a link first, such as those of mail servers, send HEAD
         visitor = context.sessions.exchange(request.query_params.get("token", ""))
     if visitor is None:
-        return refuse(_USED, request.state._state)
+        return refuse(_USED, request.scope["state"])
     context.link_used(visitor.role)
     response = HTMLResponse(render("enter.html", visitor=visitor, form_token="", path=""))
     cookie = context.sessions.cookie_of(visitor)

@@ -3,13 +3,14 @@
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypeVar
 
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
 from safepoint.jobs.model.states import JobState
 
 PAGE_SIZE = 50
 _LONGEST_QUERY = 200
+_Word = TypeVar("_Word", bound=enum.StrEnum)
 
 
 class Group(enum.StrEnum):
@@ -140,5 +141,8 @@ def _percent(one: ListedJob) -> float | None:
     return None if one.progress is None else one.progress.percent
 
 
-def _member(kind: type[Any], text: str, default: Any) -> Any:
-    return kind(text) if text in cast("Iterable[str]", list(kind)) else default
+def _member(kind: type[_Word], text: str, default: _Word) -> _Word:
+    try:
+        return kind(text)
+    except ValueError:
+        return default

@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from safepoint.answers.consequence import Action, actions_of
 from safepoint.answers.situation import sentence_of
@@ -124,15 +124,17 @@ def _ranks(events: Sequence[JobEvent]) -> tuple[RankFacts, ...]:
     for event in reversed(events):
         ranks = event.detail.get("ranks")
         if event.name == "attempt_started" and isinstance(ranks, list):
-            return tuple(fact for one in ranks if (fact := _rank(one)) is not None)  # pyright: ignore[reportUnknownVariableType]
+            return tuple(fact for one in cast("list[Any]", ranks) if (fact := _rank(one)) is not None)
     return ()
 
 
-def _rank(record: object) -> RankFacts | None:
+def _rank(record: Any) -> RankFacts | None:
+    """A rank in an event; None if it is not one, because any program may have written the event."""
     if not isinstance(record, Mapping):
         return None
-    rank, pid = record.get("rank"), record.get("pid")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    host = str(record.get("host", ""))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    facts = cast("Mapping[str, Any]", record)
+    rank, pid = facts.get("rank"), facts.get("pid")
+    host = str(facts.get("host", ""))
     return RankFacts(rank=rank, host=host, pid=pid if type(pid) is int else None) if type(rank) is int else None
 
 

@@ -67,6 +67,7 @@
     refreshSoon();
     if (body.dataset.job) { logsSoon(); savedSoon(); curvesSoon(); }
   }
+  if (live && dot) connected(false);
   if (live && window.EventSource) {
     let wasOpen = false;
     const source = new EventSource("/live");
@@ -101,6 +102,10 @@
     probe.remove();
     return value || colour(name);
   }
+  function tick(value) {
+    const large = Math.abs(value) >= 1e5, small = value !== 0 && Math.abs(value) < 1e-3;
+    return large || small ? value.toExponential(1) : String(Number(value.toPrecision(4)));
+  }
   async function drawCurves() {
     const section = document.getElementById("curves");
     if (!section || !window.uPlot) return;
@@ -131,7 +136,7 @@
         cursor: { y: false, points: { size: 6 } },
         legend: { show: false },
         scales: { x: { time: false } },
-        axes: [{ ...axis, size: 26 }, { ...axis, size: 48 }],
+        axes: [{ ...axis, size: 26 }, { ...axis, size: 56, values: (_, ticks) => ticks.map(tick) }],
         series: [{}, { stroke: line, width: 1.6, spanGaps: true, points: { show: false } }],
         hooks: {
           setCursor: [(plot) => {
