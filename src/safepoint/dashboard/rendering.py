@@ -7,7 +7,7 @@ import datetime
 import json
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -120,8 +120,8 @@ def _environment() -> jinja2.Environment:
         "number": _number,
         "count": plural,
     }
-    cast("dict[str, Any]", environment.filters).update(filters)
-    cast("dict[str, Any]", environment.globals)["release"] = __version__
+    environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
+    environment.globals["release"] = __version__  # pyright: ignore[reportUnknownMemberType]
     return environment
 
 

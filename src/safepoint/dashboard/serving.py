@@ -1,5 +1,6 @@
 """Listens, prints the link, and serves until the process is interrupted."""
 
+import contextlib
 import logging
 import socket
 from collections.abc import Callable, Mapping
@@ -58,7 +59,8 @@ def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Ca
     )
     show_link()
     show("Each link works once. Ctrl-C ends the dashboard; the jobs continue.")
-    uvicorn.Server(config).run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(settings: DashboardSettings) -> socket.socket:

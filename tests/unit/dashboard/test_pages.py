@@ -172,7 +172,7 @@ def test_a_page_that_does_not_exist_says_so(samples: Path, dashboard: Dashboard)
         assert (document["type"], bool(document["message"])) == ("exit_error", True)
     missing = dashboard.get("/checkpoints?location=/does/not/exist")
     assert missing.status_code == 400
-    assert "there is no folder /does/not/exist" in missing.text
+    assert "There is no folder /does/not/exist" in missing.text
 
 
 def test_costs_and_storage_have_numbers(samples: Path, dashboard: Dashboard) -> None:

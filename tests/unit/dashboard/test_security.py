@@ -78,7 +78,7 @@ def test_every_answer_has_the_headers_that_protect_it(home: Path, dashboard: Das
             assert "default-src 'none'" in policy
             assert not re.search(r"unsafe|https?:|\*|data:", policy)
             assert answer.headers["x-content-type-options"] == "nosniff"
-            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["referrer-policy"] == "same-origin"
             assert answer.headers["x-frame-options"] == "DENY"
             if not path.startswith("/static"):
                 assert answer.headers["cache-control"] == "no-store"

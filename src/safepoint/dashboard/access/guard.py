@@ -35,7 +35,8 @@ _SECURITY = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    "referrer-policy": "no-referrer",  # the address of a page may have the token of a link
+    # The address of a page may have the token of a link. With `no-referrer`, forms would be sent without their origin.
+    "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }

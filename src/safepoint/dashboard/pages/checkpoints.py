@@ -29,10 +29,24 @@ async def of_job(request: Request) -> Response:
 
     def read() -> tuple[str, list[CheckpointRow]]:
         inventory = _of_job(request)()
+        is_missing = inventory.folder is not None and not inventory.folder.is_dir()
+        if is_missing and not request.state.wants_json:  # the job has saved nothing yet
+            return str(inventory.store.location), []
         return str(inventory.store.location), rows_of(inventory)
 
-    location, rows = await in_thread(read)
     base = f"/jobs/{quote(reader.key)}/{quote(name)}"
+    await in_thread(lambda: reader.job(name))
+    try:
+        location, rows = await in_thread(read)
+    except SafepointError as error:
+        if request.state.wants_json:
+            raise
+        # A part of another page shows the reason, too; htmx would drop an answer with the status of an error.
+        status = 200 if "hx-request" in request.headers else 502
+        values: dict[str, Any] = {"rows": [], "base": base, "title": name, "job": base, "is_form": False}
+        return respond(
+            request, "checkpoints.html", [], status=status, location="", failure=_sentence(error), **values
+        )
     return _page(request, rows, location=location, base=base, title=name, job=base)
 
 
@@ -60,8 +74,15 @@ async def of_location(request: Request) -> Response:
         if request.state.wants_json:
             raise
         values: dict[str, Any] = {"rows": [], "base": "", "title": "", "job": "", "is_form": True}
-        return respond(request, "checkpoints.html", [], status=400, location=location, failure=str(error), **values)
+        return respond(
+            request, "checkpoints.html", [], status=400, location=location, failure=_sentence(error), **values
+        )
     return _page(request, rows, location=location, base="", title="", job="")
+
+
+def _sentence(error: SafepointError) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _page(request: Request, rows: list[CheckpointRow], *, location: str, base: str, title: str, job: str) -> Response:

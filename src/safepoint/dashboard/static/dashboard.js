@@ -53,9 +53,32 @@
     const selects = selection && !selection.isCollapsed && region && region.contains(selection.anchorNode);
     return types || selects || (region && region.querySelector("form details[open], td details[open]"));
   }
-  function refresh() {
-    if (!document.getElementById("live") || isBusy() || !window.htmx) return;
-    window.htmx.ajax("GET", location.href, { target: "#live", select: "#live", swap: "outerHTML" }).catch(() => {});
+  const focusable = "a[href], button, summary, [tabindex]";
+  function place(region) {  // what a replacement would lose: the focus, and what is open
+    const all = [...region.querySelectorAll(focusable)], at = all.indexOf(document.activeElement);
+    const open = [...region.querySelectorAll("details")].map((one) => one.open);
+    return { at, href: at < 0 ? "" : all[at].getAttribute("href"), text: at < 0 ? "" : all[at].textContent, open };
+  }
+  function restore(region, was) {
+    region.querySelectorAll("details").forEach((one, index) => { if (was.open[index]) one.open = true; });
+    if (was.at < 0) return;
+    const all = [...region.querySelectorAll(focusable)];
+    const isSame = (one) => one && one.getAttribute("href") === was.href && one.textContent === was.text;
+    const found = isSame(all[was.at]) ? all[was.at] : all.find(isSame);
+    if (found) found.focus({ preventScroll: true });
+  }
+  async function refresh() {
+    const region = document.getElementById("live");
+    if (!region || isBusy() || !window.htmx) return;
+    let was = null;
+    const remember = (event) => { if (event.detail.target === region) was = place(region); };
+    body.addEventListener("htmx:beforeSwap", remember);
+    try {
+      await window.htmx.ajax("GET", location.href, { target: "#live", select: "#live", swap: "outerHTML" });
+      if (was) restore(document.getElementById("live"), was);
+    } catch { /* the server is away; the next event repeats the request */ } finally {
+      body.removeEventListener("htmx:beforeSwap", remember);
+    }
   }
   const refreshSoon = atMost(wait.page, refresh);
   const logsSoon = atMost(wait.logs, () => window.htmx && window.htmx.trigger(body, "logged"));
@@ -69,12 +92,10 @@
   }
   if (live && dot) connected(false);
   if (live && window.EventSource) {
-    let wasOpen = false;
     const source = new EventSource("/live");
     source.addEventListener("hello", () => {
       connected(true);
-      if (wasOpen) changed([live]);  // what happened while the connection was closed
-      wasOpen = true;
+      changed([live]);  // what happened since the page was made, or while the connection was closed
     });
     source.addEventListener("changed", (event) => changed(JSON.parse(event.data)));
     source.addEventListener("error", () => connected(false));
