@@ -27,7 +27,7 @@ def test_the_life_of_a_job(place: Place, dashboard: Served, sign_in: SignIn) -> 
     page.get_by_text("Trains: step").wait_for()
     place.wait_for_saved("tiny", 2)
     page.get_by_text(re.compile("the newest save is step [2-9]")).wait_for()
-    page.get_by_role("img", name=re.compile("^loss from step")).wait_for()
+    page.get_by_role("img", name=re.compile("^steps_per_s from step")).wait_for()
 
     page.keyboard.press("p")
     page.get_by_role("heading", name="Suspend tiny?").wait_for()

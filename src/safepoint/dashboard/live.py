@@ -4,6 +4,7 @@ While no page is open, nothing is looked at.
 """
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator, Iterable
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
 from safepoint.errors import SafepointError
 
-_LOOK_EVERY_S = 0.25
+_LOOK_EVERY_S = 0.4
 _LOOK_AT_CLUSTER_EVERY_S = 3.0
 _ALIVE_EVERY_S = 15.0
 _MOST_PENDING = 1000
@@ -86,6 +87,8 @@ class Live:
     def _look(self, reader: PlaceReader) -> None:
         before: dict[str, object] = {}
         is_first = True
+        with contextlib.suppress(SafepointError):
+            reader.read()  # so that the first page need not wait for it
         while not self._is_closed.is_set():
             if not self._is_watched.wait(_ALIVE_EVERY_S):
                 is_first = True

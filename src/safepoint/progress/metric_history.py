@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from safepoint.errors import without_credentials
 from safepoint.foundation.bounded_json import parse_object
@@ -104,6 +104,33 @@ class MetricHistory:
         self._gap *= 2
 
 
+class MetricReader:
+    """Reads a file again and again; what was read before is not parsed again.
+
+    Args:
+        path: the file; without it there are no points.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] = (0, 0)
+        self._offset = 0
+        self._points: list[MetricPoint] = []
+
+    def read(self) -> list[MetricPoint]:
+        """All points, in the order in which they were written; lines that are no points are left out."""
+        with contextlib.suppress(OSError), open_regular(self._path) as file:
+            status = os.fstat(file.fileno())
+            identity = (status.st_dev, status.st_ino)
+            if identity != self._file or status.st_size < self._offset:  # it was thinned, or the job is another one
+                self._file, self._offset, self._points = identity, 0, []
+            file.seek(self._offset)
+            added, self._offset = _lines(file, min(_MAX_BYTES, status.st_size))
+            self._points = [*self._points, *added]
+            return self._points
+        return []
+
+
 def read_points(path: Path, *, last_bytes: int | None = None) -> list[MetricPoint]:
     """The points in the file, in the order in which they were written; lines that are no points are left out.
 
@@ -112,14 +139,24 @@ def read_points(path: Path, *, last_bytes: int | None = None) -> list[MetricPoin
         last_bytes: read only this many bytes at its end. At most 64 MiB are read in any case, because a file in an
             output folder may be of any size.
     """
-    found: list[MetricPoint] = []
     with contextlib.suppress(OSError), open_regular(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         file.seek(max(0, size_bytes - min(_MAX_BYTES, size_bytes if last_bytes is None else last_bytes)))
-        while line := file.readline(_MAX_LINE_BYTES):
-            with contextlib.suppress(ValueError):
-                found.append(_parse(line))
-    return found
+        return _lines(file, _MAX_BYTES)[0]
+    return []
+
+
+def _lines(file: BinaryIO, end: int) -> tuple[list[MetricPoint], int]:
+    """The points from the position of the file on, and where the next point begins; a line without its end waits."""
+    found: list[MetricPoint] = []
+    offset = file.tell()
+    while offset < end and (line := file.readline(_MAX_LINE_BYTES)):
+        if len(line) < _MAX_LINE_BYTES and not line.endswith(b"\n"):
+            break
+        offset += len(line)
+        with contextlib.suppress(ValueError):
+            found.append(_parse(line))
+    return found, offset
 
 
 def current_points(points: Sequence[MetricPoint]) -> list[MetricPoint]:

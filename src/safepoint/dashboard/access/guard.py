@@ -35,7 +35,7 @@ _SECURITY = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # The address of a page may have the token of a link. With `no-referrer`, forms would be sent without their origin.
+    # The address of a page may have the token of a link. With `no-referrer`, a form would come without its origin.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",

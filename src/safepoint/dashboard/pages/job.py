@@ -19,6 +19,7 @@ from safepoint.dashboard.pages.jobs import TONES
 from safepoint.dashboard.reading.job_view import metric_columns, read_job
 from safepoint.dashboard.reading.places import PlaceReader
 from safepoint.dashboard.rendering import Refusal, json_response, respond
+from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.records import JobEvent
 
@@ -27,6 +28,7 @@ _MOST_EVENTS = 2000
 _NUM_LINES = 200
 _MOST_LINES = 2000
 _LONGEST_LINE = 4000
+_TAIL_BYTES = 256 << 10
 
 
 def place_and_name(request: Request) -> tuple[PlaceReader, str]:
@@ -67,11 +69,7 @@ async def events(request: Request) -> Response:
     """The events; as JSON, what `safepoint events --json` prints."""
     reader, name = place_and_name(request)
 
-    def read() -> list[JobEvent]:
-        reader.job(name)
-        return reader.call(lambda jobs: jobs.events(name))
-
-    found = await in_thread(read)
+    found = await in_thread(lambda: reader.events(reader.job(name)))
     if request.state.wants_json:
         return json_response([event_document(event) for event in found])
     shown = _rows(found[-_MOST_EVENTS:])
@@ -111,7 +109,9 @@ def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: in
     wanted = query.lower()
     # A connection of its own: an output may be long, and the thread of the place must not wait for it.
     with reader.open_jobs("dashboard") as jobs:
-        lines = (line for line in jobs.logs(name, rank=rank) if wanted in line.text.lower())
+        # A search reads everything; without one, the end of a long output is enough.
+        limit = {"last_bytes": _TAIL_BYTES} if isinstance(jobs, LocalJobs) and not query else {}
+        lines = (line for line in jobs.logs(name, rank=rank, **limit) if wanted in line.text.lower())
         last = collections.deque(lines, maxlen=most)
     return [LogLine(source=line.source, text=line.text[:_LONGEST_LINE]) for line in last]
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from safepoint.answers.costs import cost_document, held_s, history_of, waited_s
-from safepoint.dashboard.reading.places import ListedJob, Places
+from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
 from safepoint.errors import SafepointError
-from safepoint.jobs.model.job_place import JobPlace
-from safepoint.planning.costs import HOUR_S
+from safepoint.jobs.model.records import AttemptRecord
+from safepoint.planning.costs import HOUR_S, JobHistory
 
 _MOST_JOBS = 200
 _INTERVAL_S = 3600.0
@@ -54,19 +54,18 @@ def read_costs(places: Places, *, price: float) -> list[JobCost]:
     for reader in places.readers.values():
         listed = sorted(reader.read().jobs.values(), key=lambda one: one.job.created, reverse=True)[:_MOST_JOBS]
         try:
-            found += reader.call(lambda jobs, listed=listed: [_cost(jobs, one, price) for one in listed])
+            found += [_cost(reader, one, price) for one in listed]
         except SafepointError:
             continue  # the list of jobs shows why
     return sorted(found, key=lambda cost: cost.held_s, reverse=True)
 
 
-def _cost(jobs: JobPlace[Any], one: ListedJob, price: float) -> JobCost:
+def _cost(reader: PlaceReader, one: ListedJob, price: float) -> JobCost:
     job = one.job
     gpus = job.particulars.get("gpu_per_node") or 0
     slots = gpus or job.particulars.get("cpu_per_node") or job.ranks_per_node or 1
     num_slots = int(slots) * job.num_nodes
-    attempts = jobs.attempts(job.name)
-    history = history_of(jobs.events(job.name))
+    attempts, history = _read(reader, one)
     document = cost_document(job.name, history, price=price * num_slots, interval_s=_INTERVAL_S)
     return JobCost(
         listed=one,
@@ -80,6 +79,16 @@ def _cost(jobs: JobPlace[Any], one: ListedJob, price: float) -> JobCost:
         num_interruptions=len(history.interruptions),
         document=document,
     )
+
+
+def _read(reader: PlaceReader, one: ListedJob) -> tuple[list[AttemptRecord], JobHistory]:
+    """The attempts and interruptions of a job. While nothing about the job changes, they are read once."""
+    mark = (one.job, one.mark)
+    before = reader.histories.get(one.job.name)
+    if before is None or before[0] != mark:
+        read = reader.call(lambda jobs: (jobs.attempts(one.job.name), history_of(jobs.events(one.job.name))))
+        reader.histories[one.job.name] = before = (mark, read)
+    return before[1]
 
 
 def hours(seconds: float) -> float:

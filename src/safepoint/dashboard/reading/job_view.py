@@ -76,10 +76,11 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
     listed = reader.job(name)
     job = listed.job
 
-    def ask(jobs: JobPlace[Any]) -> tuple[str | None, list[AttemptRecord], list[JobEvent]]:
-        return jobs.output_of(job), jobs.attempts(name), jobs.events(name)
+    def ask(jobs: JobPlace[Any]) -> tuple[str | None, list[AttemptRecord]]:
+        return jobs.output_of(job), jobs.attempts(name)
 
-    output, attempts, events = reader.call(ask)
+    output, attempts = reader.call(ask)
+    events = reader.events(listed)
     points = reader.points(listed)
     return JobView(
         listed=listed,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from safepoint.answers.situation import Attention, attention_of
@@ -18,7 +19,9 @@ from safepoint.errors import NotFoundError, SafepointError, WaitTimeoutError
 from safepoint.foundation import clock
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import Job, JobPlace
-from safepoint.progress.metric_history import MetricPoint, current_points, point_of
+from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.planning.costs import JobHistory
+from safepoint.progress.metric_history import MetricPoint, MetricReader, current_points, point_of, read_points
 from safepoint.progress.record import Progress
 
 OpenJobs = Callable[[str], contextlib.AbstractContextManager[JobPlace[Any]]]
@@ -32,6 +35,10 @@ _BUSY_SHARE = 4
 _ANSWER_WITHIN_S = 30.0
 _SPARKLINE_BYTES = 16 << 10
 _MOST_OBSERVED = 4096
+_MOST_KEPT = 16
+"""For how many jobs events and metrics stay in memory."""
+_ATTENTION_EVERY_S = 5.0
+"""How often it is looked whether the mere time has made a job need attention."""
 _T = TypeVar("_T")
 
 
@@ -95,6 +102,11 @@ class PlaceReader:
         self._again_s = 0.0
         self._losses: dict[str, tuple[object, tuple[float, ...]]] = {}
         self._observed: dict[str, list[MetricPoint]] = {}
+        self.histories: dict[str, tuple[object, tuple[list[AttemptRecord], JobHistory]]] = {}
+        """What the page of costs has read of each job."""
+        self._events: dict[str, tuple[object, tuple[JobEvent, ...]]] = {}
+        self._readers: dict[str, MetricReader] = {}
+        self._attention_s = float("-inf")
 
     @property
     def is_local(self) -> bool:
@@ -145,11 +157,32 @@ class PlaceReader:
         name = listed.job.name
 
         def ask(jobs: JobPlace[Any]) -> list[MetricPoint]:
-            if isinstance(jobs, LocalJobs):
-                return jobs.metrics_of(jobs.job(name), last_bytes=last_bytes)
-            return list(self._observed.get(name, ()))
+            if not isinstance(jobs, LocalJobs):
+                return list(self._observed.get(name, ()))
+            path = jobs.metrics_file(name)
+            return self._metrics(name, path) if last_bytes is None else read_points(path, last_bytes=last_bytes)
 
         return current_points(self.call(ask))
+
+    def events(self, listed: ListedJob) -> tuple[JobEvent, ...]:
+        """The events of a job, oldest first. While nothing about the job changes, they are read once."""
+        name = listed.job.name
+        mark = (listed.job, listed.mark)
+        before = self._events.get(name)
+        if before is None or before[0] != mark or not self.is_local:
+            before = (mark, tuple(self.call(lambda jobs: jobs.events(name))))
+            self._events.pop(name, None)
+            self._events[name] = before
+            if len(self._events) > _MOST_KEPT:
+                del self._events[next(iter(self._events))]
+        return before[1]
+
+    def _metrics(self, name: str, path: Path) -> list[MetricPoint]:
+        reader = self._readers.pop(name, None) or MetricReader(path)
+        self._readers[name] = reader
+        if len(self._readers) > _MOST_KEPT:
+            del self._readers[next(iter(self._readers))]
+        return reader.read()
 
     @property
     def title(self) -> str:
@@ -209,13 +242,19 @@ class PlaceReader:
     def _listed(self, jobs: JobPlace[Any], found: Iterable[Any]) -> dict[str, ListedJob]:
         before = self._now.jobs
         listed: dict[str, ListedJob] = {}
+        is_new_time = clock.monotonic_s() - self._attention_s > _ATTENTION_EVERY_S
+        if is_new_time:
+            self._attention_s = clock.monotonic_s()
         for job in found:
             old = before.get(job.name)
             # Only ranks report, so the reports of a job without processes stay as they are.
-            is_live = job.state.holds_slots or old is None or old.job != job
+            is_live = job.state.holds_slots or old is None or old.job is not job
             mark = old.mark if old is not None else None
             if is_live and isinstance(jobs, LocalJobs):
                 mark = jobs.report_mark(job.name)
+            if old is not None and old.job is job and old.mark == mark and not is_new_time:
+                listed[job.name] = old
+                continue
             if old is not None and old.job == job and old.mark == mark and isinstance(jobs, LocalJobs):
                 progress = old.progress
             else:

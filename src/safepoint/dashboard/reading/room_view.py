@@ -1,21 +1,21 @@
 """How full the folders of jobs are, how fast they grow, and when a save will not fit any more."""
 
+import contextlib
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from safepoint.dashboard.reading.places import ListedJob, Places
 from safepoint.errors import SafepointError
-from safepoint.foundation.bounded import Work
+from safepoint.foundation.bounded import do_within
 from safepoint.foundation.volumes.room import Room, room_of
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.progress.record import SpaceRecord
 from safepoint.storage.location import parse_location
 
 _LOOK_S = 0.5
-"""A network folder whose server does not answer is left out after this time."""
-_MOST_FOLDERS = 200
+"""Folders that are not read by then, such as those of a server that does not answer, are shown without their room."""
+_MOST_FOLDERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,9 @@ def read_rooms(places: Places) -> list[PlaceRoom]:
         for one, output in zip(listed, outputs, strict=True):
             if output is not None:
                 found.setdefault(("" if reader.is_local else reader.key, output), []).append(one)
-    rooms = [
-        _room(location, jobs, is_local=not place) for (place, location), jobs in list(found.items())[:_MOST_FOLDERS]
-    ]
+    shown = list(found.items())[-_MOST_FOLDERS:]
+    measured = _measured([location for (place, location), _ in shown if not place])
+    rooms = [_room(location, jobs, *measured.get(location, (None, None))) for (_, location), jobs in shown]
     return sorted(rooms, key=lambda room: (not room.is_low, room.free_bytes is None, room.free_bytes or 0))
 
 
@@ -88,10 +88,9 @@ def _outputs(jobs: JobPlace[Any], listed: list[ListedJob]) -> list[str | None]:
     return [jobs.output_of(one.job) for one in listed]
 
 
-def _room(location: str, jobs: list[ListedJob], *, is_local: bool) -> PlaceRoom:
+def _room(location: str, jobs: list[ListedJob], room: Room | None, share: float | None) -> PlaceRoom:
     record = _record(jobs)
     newest = next((one.progress for one in reversed(jobs) if one.progress is not None), None)
-    room, share = _measured(location) if is_local else (None, None)
     return PlaceRoom(
         location=location,
         jobs=tuple((one.place, one.job.name) for one in reversed(jobs))[:20],
@@ -114,20 +113,17 @@ def _record(jobs: list[ListedJob]) -> SpaceRecord | None:
     return None
 
 
-def _measured(location: str) -> tuple[Room | None, float | None]:
-    try:
-        place = parse_location(location)
-        if not place.is_folder:
-            return None, None
-        folder = place.folder
-    except ValueError:
-        return None, None
-    return Work(lambda: _measure(folder)).result(_LOOK_S) or (None, None)
+def _measured(locations: list[str]) -> dict[str, tuple[Room | None, float | None]]:
+    """The room of folders, and how full their disks are; without those that could not be read in time."""
+    found: dict[str, tuple[Room | None, float | None]] = {}
 
+    def measure() -> None:
+        for location in locations:
+            with contextlib.suppress(ValueError, OSError):
+                place = parse_location(location)
+                if place.is_folder:
+                    usage = shutil.disk_usage(place.folder)
+                    found[location] = room_of(place.folder), usage.used / usage.total if usage.total else None
 
-def _measure(folder: Path) -> tuple[Room | None, float | None]:
-    try:
-        usage = shutil.disk_usage(folder)
-        return room_of(folder), usage.used / usage.total if usage.total else None
-    except OSError:
-        return None, None
+    do_within(measure, _LOOK_S)
+    return dict(found)

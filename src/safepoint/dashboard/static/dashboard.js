@@ -108,6 +108,7 @@
     showTimes(document);
     addCopies(document);
     mark(chosen, false);
+    if (event.detail.target && event.detail.target.id === "curves") { plots.clear(); drawCurves(); }
     const lines = event.detail.target && event.detail.target.id === "logs" ? document.getElementById("lines") : null;
     if (lines) lines.scrollTop = lines.scrollHeight;
   });
@@ -137,6 +138,14 @@
       data = await answer.json();
     } catch { return; }
     const line = resolved("--accent"), quiet = resolved("--muted"), grid = resolved("--line"), stop = resolved("--wait");
+    const shown = new Set([...section.querySelectorAll("figure[data-metric]")].map((one) => one.dataset.metric));
+    const isNew = data.steps.length > 1 && Object.entries(data.metrics).some(([name, values]) =>
+      !shown.has(name) && values.filter((value) => value !== null).length > 1);
+    if (isNew && window.htmx && !section.dataset.asked) {  // the server draws the new curves, then this script again
+      section.dataset.asked = "yes";
+      window.htmx.trigger(body, "measured");
+      return;
+    }
     const breaks = data.attempts.slice(1).map((one) => one.first_step);
     for (const figure of section.querySelectorAll("figure[data-metric]")) {
       const values = data.metrics[figure.dataset.metric];

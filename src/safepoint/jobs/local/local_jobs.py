@@ -34,8 +34,8 @@ from safepoint.jobs.model.job_progress import output_of, place_of, with_claims
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary, RequestedAction, this_user
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.states import JobState
-from safepoint.progress.metric_history import METRICS_NAME, MetricPoint, read_points
-from safepoint.progress.record import Progress
+from safepoint.progress.metric_history import METRICS_NAME
+from safepoint.progress.record import PROGRESS_NAME, Progress
 
 _POLL_S = 0.1
 _EXITS_WITHIN_S = 15.0
@@ -96,11 +96,13 @@ class LocalJobs:
 
     def report_mark(self, name: str) -> tuple[object, ...]:
         """A value that changes when the ranks of a job have reported progress or an event."""
-        return rank_reports.newest_report(job_folder(name)), rank_reports.newest_event(job_folder(name))
+        # Called for every active job, several times a second: without objects of Path.
+        folder = f"{job_folder('')}{os.sep}{name}{os.sep}"
+        return rank_reports.mark_of(folder + PROGRESS_NAME), rank_reports.mark_of(folder + rank_reports.EVENTS)
 
-    def metrics_of(self, job: JobRecord | JobSummary, *, last_bytes: int | None = None) -> list[MetricPoint]:
-        """The metrics over the steps of a job; with `last_bytes`, only those in so many bytes at the end."""
-        return read_points(job_folder(job.name) / METRICS_NAME, last_bytes=last_bytes)
+    def metrics_file(self, name: str) -> Path:
+        """The file with the metrics over the steps of a job; see `safepoint.progress.metric_history`."""
+        return job_folder(name) / METRICS_NAME
 
     def progress_of(self, job: JobRecord | JobSummary) -> Progress | None:
         """The last progress report of the first rank; None before the first report."""
@@ -114,6 +116,7 @@ class LocalJobs:
         node: int | None = None,
         step: str | None = None,
         follow: bool = False,
+        last_bytes: int | None = None,
     ) -> Iterator[LogLine]:
         """The output of a job.
 
@@ -124,6 +127,7 @@ class LocalJobs:
             step: return only the output of this step before the launchers start: `dataset-initializer` or
                 `model-initializer`.
             follow: wait for new lines until the job has stopped; with `step`, until the launchers have started.
+            last_bytes: begin this many bytes before the end of the output of each process.
 
         Raises:
             NotFoundError: there is no such job, or it has no such rank.
@@ -144,7 +148,9 @@ class LocalJobs:
             return job is None or not job.needs_supervisor
 
         is_over_now = is_over if follow else None
-        yield from read_logs(job_folder(name), ranks=ranks, nodes=nodes, step=step, is_over=is_over_now)
+        yield from read_logs(
+            job_folder(name), ranks=ranks, nodes=nodes, step=step, is_over=is_over_now, last_bytes=last_bytes
+        )
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[JobRecord]]:
         """The active jobs, or one job, at every interval; see `JobPlace.watch`."""

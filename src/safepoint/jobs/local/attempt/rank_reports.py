@@ -3,6 +3,7 @@
 See docs/progress.md. An incomplete last line is ignored.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,17 +59,13 @@ def newest_report(folder: Path) -> tuple[int, int] | None:
 
     When the ranks write a new report, the value changes.
     """
-    return _mark_of(folder / PROGRESS_NAME)
+    return mark_of(str(folder / PROGRESS_NAME))
 
 
-def newest_event(folder: Path) -> tuple[int, int] | None:
-    """A value that changes when an event is added; None if there is no event."""
-    return _mark_of(folder / EVENTS)
-
-
-def _mark_of(path: Path) -> tuple[int, int] | None:
+def mark_of(path: str) -> tuple[int, int] | None:
+    """A value that changes when the file at `path` changes; None if there is no file."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns
