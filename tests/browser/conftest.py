@@ -14,6 +14,7 @@ from tests.support.patience import PATIENCE
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
+_EXPECTED = ("/live", "404", "ERR_CONNECTION", "htmx:sendError", "htmx:afterRequest")
 SignIn = Callable[..., "Page"]
 
 
@@ -85,9 +86,9 @@ def sign_in(browser: "Browser") -> Iterator[SignIn]:
         page = context.new_page()
 
         def note(message: Any) -> None:
-            # The stream of events fails while the server is away, and a page that does not exist is looked at.
+            # Requests fail while the server is away, and a page that does not exist is looked at.
             text = f"{message.text} {message.location}"
-            if message.type == "error" and "/live" not in text and "404" not in text:
+            if message.type == "error" and not any(one in text for one in _EXPECTED):
                 errors.append(message.text)
 
         page.on("console", note)

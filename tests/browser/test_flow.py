@@ -38,7 +38,7 @@ def test_the_life_of_a_job(place: Place, dashboard: Served, sign_in: SignIn) -> 
     job = place.jobs.job("tiny")
     assert (job.state, job.was_saved) == (JobState.SUSPENDED, True)
     assert f"Safe step\n{job.safe_step}" in facts
-    assert re.search(r"Digest of its manifest\n\w{32}", facts)
+    assert re.search(r"Digest of its manifest\nxxh3-128:\w{32}", facts)
 
     page.goto(f"{dashboard.base}/jobs/local/tiny/checkpoints")
     newest = max(place.steps("tiny"))

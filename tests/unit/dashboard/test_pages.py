@@ -132,6 +132,7 @@ def test_a_page_shows_what_has_changed(samples: Path, dashboard: Dashboard, monk
     with History() as history:
         history.become("reward-model", JobState.FAILED, actor="test", message="the disk is full")
         history.add(_new_spec(samples), actor="test")
+    assert "Is about to start." in dashboard.get("/jobs/local/brand-new").text
     assert "Failed at step 820: the disk is full." in dashboard.get("/jobs/local/reward-model").text
     assert "brand-new" in dashboard.get("/jobs").text
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,6 +129,10 @@ class PlaceReader:
         """
         found = self.read()
         job = found.jobs.get(name)
+        if job is None:  # it may have been submitted a moment ago
+            self._on_thread(self._refresh_now)
+            found = self._now
+            job = found.jobs.get(name)
         if job is None:
             if found.failure:
                 raise SafepointError(found.failure)
@@ -211,6 +215,11 @@ class PlaceReader:
         if self._jobs is None:
             self._jobs = self._exit.enter_context(self.open_jobs(_READER))
         return self._jobs
+
+    def _refresh_now(self) -> None:
+        self._again_s = 0.0
+        self._now = replace(self._now, read_s=float("-inf"))
+        self._refresh()
 
     def _refresh(self) -> None:
         now_s = clock.monotonic_s()
