@@ -146,6 +146,7 @@ def _new_spec(root: Path) -> Any:
 def test_a_suspension_is_explained_before_it_is_done(samples: Path, dashboard: Dashboard) -> None:
     """The safe step, the time of a save, the grace period, and what would be lost."""
     dashboard.visitor()
+    assert "and only 27 s of the 30 s grace period can be used." in dashboard.get("/jobs/local/llama-sft-8b").text
     text = dashboard.get("/jobs/local/llama-sft-8b/suspend").text
     assert "The last safe point is step 1,200, 2 m " in text
     assert "only 27 s of the 30 s grace period can be used: it may not fit, and 44 s of work would be lost." in text

@@ -11,6 +11,7 @@ from safepoint.answers.situation import sentence_of
 from safepoint.dashboard.reading.drawings import Curve, Timeline, curve_of, timeline_of
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader
 from safepoint.jobs.model.job_place import JobPlace
+from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.progress.metric_history import MetricPoint
 from safepoint.settings.run_settings import RunSettings
@@ -45,6 +46,7 @@ class JobView:
         attempts: oldest first.
         events: oldest first.
         sentence: what it is doing, and why.
+        risk: a warning if a save may not fit into the grace period; None if it fits, or if that is not known.
         timeline: None before the first attempt.
         curves: of its metrics, the most important ones first.
         ranks: of the newest attempt, as far as it has reported them.
@@ -58,6 +60,7 @@ class JobView:
     attempts: tuple[AttemptRecord, ...]
     events: tuple[JobEvent, ...]
     sentence: str
+    risk: str | None
     timeline: Timeline | None
     curves: tuple[Curve, ...]
     ranks: tuple[RankFacts, ...]
@@ -88,6 +91,7 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
         attempts=tuple(attempts),
         events=tuple(events),
         sentence=sentence_of(job, listed.progress),
+        risk=risk_of_suspending(job, listed.progress),
         timeline=timeline_of(attempts, events),
         curves=tuple(curve for one in metric_names(points) if (curve := curve_of(one, points)) is not None),
         ranks=_ranks(events),
