@@ -228,7 +228,7 @@ class PeerError(SafepointError):
 class Interrupted(SystemExit):
     """Ends the training loop after all ranks have agreed to stop.
 
-    It derives from `SystemExit`: the user's `finally` blocks run, and the code after `train()` does not.
+    It derives from `SystemExit`, so that the user's `finally` blocks run, but not the code after `train()`.
 
     Args:
         exit_code: 75 if the state is saved, 143 if it is not, 13 if the run stops because uploads fail.
@@ -245,7 +245,7 @@ def require_torch(what: str) -> None:
     """Check that PyTorch is installed, without importing it.
 
     Args:
-        what: what needs it, as the subject of a sentence.
+        what: what needs PyTorch, as the subject of a sentence.
 
     Raises:
         MissingExtraError: PyTorch is not installed.

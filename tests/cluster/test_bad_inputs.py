@@ -144,7 +144,7 @@ _CASES = {
         "ReadWriteMany",
     ),
     "path out of the claim": _bad(f"--output-dir pvc://{CLAIM}/../x", _USAGE, "`..` in its path", "in full"),
-    "claim with a blank": _bad(("--output-dir", "pvc://a b/x"), _USAGE, "'a b' is not a valid name", "letters"),
+    "claim with a blank": _bad(("--output-dir", "pvc://a b/x"), _USAGE, "invalid name of a claim", "255 letters"),
     "claim with a user": _bad("--output-dir pvc://me@a/x", _USAGE, "user name", "pvc://<claim>/<path>"),
     "folder of each pod": _bad(
         (*_TWO, "--output-dir", "/tmp/x"), _USAGE, "/tmp/x would be a separate folder", "pvc://"
@@ -167,7 +167,9 @@ _CASES = {
     # runtimes
     "no such runtime": _bad("--runtime none", _NOT_FOUND, ("no runtime 'none'", "nothing was"), RUNTIME),
     "runtime with a blank": _bad(("--runtime", "a b"), _USAGE, "'a b' is not a valid name", "letters"),
-    "runtime that does not train": _bad("--runtime odd", _USAGE, "runtime odd has no part", "kubectl get"),
+    "runtime that does not train": _bad(
+        "--runtime odd", _USAGE, "odd has no replicated job that trains", "kubectl get"
+    ),
     # images
     "image without name": _bad("--image=", _USAGE, "'' is not a valid name of an image", "REGISTRY/PATH:TAG"),
     "image with a blank": _bad(("--image", "a b"), _USAGE, "'a b' is not a valid name of an image", "REGISTRY"),
@@ -193,7 +195,7 @@ _CASES = {
     "env with a key": _bad(
         "--env AWS_SECRET_ACCESS_KEY=x", _USAGE, ("AWS_SECRET_ACCESS_KEY", "nothing was"), "Secret"
     ),
-    "env of the Trainer": _bad("--env PET_NNODES=3", _USAGE, ("PET_NNODES", "nothing was"), "leave it out"),
+    "env of the Trainer": _bad("--env PET_NNODES=3", _USAGE, ("PET_NNODES", "nothing was"), "leave out PET_NNODES"),
     # code
     "no such folder": _bad("--code none", _USAGE, ("--code none is not a folder", "nothing was"), "leave --code out"),
     "script instead of a folder": _bad(

@@ -139,6 +139,7 @@ def test_what_cannot_work_is_said(team: Workspace, tmp_path: Path) -> None:
         "spec": {**pending, "storageClassName": "no"},
     }
     apply(team.cluster, [{**document, "metadata": {**metadata, "name": "pending"}}])
+    team.kubectl("wait", "--for=jsonpath={.status.phase}=Bound", f"pvc/{CLAIM}", "--timeout=60s")
 
     def fails(code: int, *words: str, options: tuple[object, ...] = (), claim: str = CLAIM) -> None:
         done = safepoint("checkpoints", "list", *ON, team.namespace, *options, f"pvc://{claim}/out")

@@ -138,7 +138,7 @@ def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
     with no_orphans(job):
         assert job.wait() == 2, job.text
     assert "save_only_model=True: a checkpoint without optimizer state cannot be resumed" in job.text
-    assert "remove it from the script's TrainingArguments" in job.text
+    assert "remove save_only_model from the script's TrainingArguments" in job.text
     assert not (output / "marks-0").exists()
     assert not committed_steps(output)
 

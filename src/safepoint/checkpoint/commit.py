@@ -1,11 +1,11 @@
 """The commit: the action after which files count as a checkpoint (docs/adr/0016).
 
-Every save, copy, fetch, export and final model ends in `commit`. Until then, the files are in a working folder, or in
-a store under a name without a manifest, so that no reader uses them as a checkpoint. The commit is:
+Every save, copy, fetch, export and final model ends in `commit`. Before the commit, the files are in a working
+folder, or in a store under a name without a manifest. So no reader uses them as a checkpoint. The commit is:
 
 - in a folder: one rename (`FolderDestination`);
-- in a folder on each of several nodes: one rename on each node, after all nodes have prepared their parts (the files
-  of the checkpoint that the node's own folder holds);
+- in a folder on each of several nodes: one rename on each node, after all nodes have prepared their parts. (The part
+  of a node is the files of the checkpoint that the node's own folder holds.)
 - in an object store: one conditional write of the manifest (`checkpoint.remote.store_destination`).
 
 A model that is exported outside of a run's location has no manifest. In a store, it counts as complete when its last
@@ -84,8 +84,8 @@ def commit(
             parts needs this: no node publishes its part before all nodes have prepared theirs.
 
     Raises:
-        SafepointError, OSError: nothing was committed. If an fsync failed after the rename in `publish`, the files
-            are committed, but may not survive a power loss.
+        SafepointError, OSError: nothing was committed, with one exception: if an fsync failed after the rename in
+            `publish`, the files are committed, but may not survive a power loss.
     """
     together(lambda: destination.prepare(record))
     together(destination.publish)
@@ -127,7 +127,7 @@ class FolderDestination:
                 f"a later release of Safepoint wrote {self.target}; this release does not replace it",
                 hint="move it away, or use that release",
             )
-        no_links.make_folders(self.source)  # one node's part may have no files
+        no_links.make_folders(self.source)  # create the folder, because one node's part may have no files
         present = list_files(self.source)
         if record is not None:
             faults = compare_listing(record.files, present, extra=True)
@@ -145,7 +145,8 @@ class FolderDestination:
     def publish(self) -> None:
         """See `Destination`. If another program has put a checkpoint at `target`, it is moved aside, not deleted."""
         if lacks_record(self.target) and os.listdir(self.target):
-            for reason in set_aside(self.target.parent, [self.target]).left.values():  # it would be deleted below
+            # Raise an error if the checkpoint cannot be moved, because the code below would delete it.
+            for reason in set_aside(self.target.parent, [self.target]).left.values():
                 raise SaveError(
                     f"{self.target} exists, Safepoint did not write it, and it cannot be moved aside: {reason}",
                     hint="move it away",

@@ -1,4 +1,5 @@
-"""The options that name the place of a job, and the options of `submit` that have an effect on a cluster only."""
+"""The options that name where a job runs (this machine or a cluster), and the options of `submit` that have an effect
+on a cluster only."""
 
 import contextlib
 import dataclasses
@@ -64,8 +65,9 @@ def open_jobs(
 ) -> Generator[JobPlace[Any]]:
     """The jobs of the place that `on` names.
 
-    If `on` is None, the jobs are those of this machine, with two exceptions: if there is a default place, a
-    `namespace` selects its jobs, and a `name` selects the place that has this job.
+    If `on` is None, the jobs are those of this machine. If the settings have a default place, there are two
+    exceptions. With `namespace`, the jobs are those of the default place. With `name`, the jobs are those of the
+    place that has this job.
 
     Args:
         on: the place, as the option `--on` names it.
@@ -137,7 +139,7 @@ def _has(jobs: JobPlace[Any], name: str) -> bool:
     except NotFoundError:
         return False
     except StorageError:
-        if isinstance(jobs, LocalJobs):  # the entry of the job cannot be read, but it exists
+        if isinstance(jobs, LocalJobs):  # the job exists, but its entry cannot be read
             return True
         raise
     return True
@@ -152,7 +154,7 @@ def connected(on: str, namespace: str | None, *, within_s: float | None = None) 
 
 def cluster_api(on: str, namespace: str | None, *, within_s: float | None = None) -> "ClusterApi":
     """A namespace of a cluster, as a context manager that closes the connections. No request is sent yet."""
-    from safepoint.jobs.cluster.api import WITHIN_S, ClusterApi  # these libraries take 0.2 s to import
+    from safepoint.jobs.cluster.api import WITHIN_S, ClusterApi  # not at the top: the import takes 0.2 s
     from safepoint.jobs.cluster.connection import connect_to
 
     place = Configuration.of_user().places.get(on, ClusterPlace(name=on, context=None if on == "." else on))
@@ -179,7 +181,7 @@ class SubmitOptions:
         queue: the name of Kueue's LocalQueue.
         priority_class: the name of Kueue's WorkloadPriorityClass.
         runtime: the name of the training runtime.
-        image: the image of the pods; None for that of the runtime.
+        image: the container image of the pods; None for that of the runtime.
         memory: the memory of each pod, as Kubernetes writes it, such as `32Gi`.
         code: a folder whose files are sent to the pods.
         is_dry_run: print the Kubernetes objects of the job, and create nothing.
@@ -204,7 +206,7 @@ def refuse_without_cluster(namespace: str | None, options: SubmitOptions | None 
     _refuse(values, "on this machine", hint="name a cluster with --on, or omit the option")
 
 
-def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "leave it out") -> None:
+def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "omit the option") -> None:
     """Raise UsageError if one of the options is not None, because they have an effect on this machine only."""
     _refuse(options, f"with --on {on}", hint=hint)
 

@@ -132,7 +132,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
         code = refused.exit_code
         if not as_json and (show := getattr(refused, "show", None)) is not None:
             refused.message = printable_lines(refused.message)
-            show()  # the text includes the usage of the command
+            show()  # this text includes the usage of the command
             return code
         context = getattr(refused, "ctx", None)
         command = "safepoint" if context is None else " ".join(context.command_path.split())

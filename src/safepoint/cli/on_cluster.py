@@ -1,4 +1,4 @@
-"""Implements `safepoint submit --on PLACE`."""
+"""Implements `safepoint submit --on PLACE`, for jobs on a cluster."""
 
 import io
 import json

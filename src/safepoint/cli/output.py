@@ -43,7 +43,7 @@ def print_log_line(line: str) -> None:
     escape sequences are printed as text, because they could change the clipboard or hide lines.
     """
     if sys.stdout.isatty():
-        shown = line.expandtabs().rpartition("\r")[2]  # of a progress bar, print only the last state
+        shown = line.expandtabs().rpartition("\r")[2]  # print only the last state of a progress bar
         parts = _COLOUR.split(shown)
         line = "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
         line += "\x1b[0m" if len(parts) > 1 else ""

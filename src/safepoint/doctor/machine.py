@@ -13,7 +13,7 @@ from safepoint.snapshot.memory import block, host_memory
 _LEAST_DEV_SHM_BYTES = 512 << 20
 _LEAST_OPEN_FILES = 4096
 _MOST_SKEW_S = 30.0
-_ADJTIMEX_BYTES = 256  # no `struct timex` is larger
+_ADJTIMEX_BYTES = 256  # the size of the buffer; no `struct timex` is larger
 _TIME_ERROR = 5
 
 
@@ -67,7 +67,7 @@ def judge_dev_shm(folder: str = "/dev/shm") -> Finding:
     try:
         status = os.statvfs(folder)
     except OSError as error:
-        fix = "mount a tmpfs there"
+        fix = "mount a tmpfs at /dev/shm"
         return Finding(check=check, status=Status.WARNING, found=error.strerror or str(error), why=why, fix=fix)
     free = status.f_bavail * status.f_frsize
     found = f"{format_bytes(free)} of {format_bytes(status.f_blocks * status.f_frsize)} free"
@@ -78,7 +78,7 @@ def judge_dev_shm(folder: str = "/dev/shm") -> Finding:
         status=Status.WARNING,
         found=found,
         why=why,
-        fix="make it larger: docker run --shm-size 8g, or in a pod an emptyDir with medium: Memory",
+        fix="make /dev/shm larger: docker run --shm-size 8g, or in a pod an emptyDir with medium: Memory",
     )
 
 

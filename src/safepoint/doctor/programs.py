@@ -224,7 +224,7 @@ def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
         answer = ask([program, "check"], limit_s=_LIMIT_S)
     except OSError as error:
         found = f"{program}: {error.strerror}"
-        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="reinstall it")
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="reinstall CRIU")
     if answer.code == 0 and held:
         return Finding(check=check, status=Status.OK, found=f"{program} works, {rights}", why=why)
     result = "it works" if answer.code == 0 else answer.last_error or f"it ends with exit code {answer.code}"

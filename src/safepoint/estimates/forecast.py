@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 _MOST_SAMPLES = 48
-"""The slopes of all pairs are computed at each sample: about a thousand."""
+"""How many samples a trend keeps. For each new sample, the slopes of all pairs are computed: about a thousand."""
 _LEAST_SAMPLES = 4
 _REACH = 30.0
 _FEW_SAVES = 3
@@ -26,12 +26,12 @@ class Demand:
     """What the coming saves need, in bytes or in inodes.
 
     Args:
-        needed: must be free when a save begins.
-        kept: what each save adds, as long as retention has not reached its limit.
-        saves_until_limit: how many more saves that is; None if all checkpoints stay.
-        kept_later: what each save adds on average when retention has reached its limit.
-        interval_s: from one save to the next; None if it is not known, or no save is due.
-        next_s: until the next save.
+        needed: how much must be free when a save begins.
+        kept: how much each save adds until retention has reached its limit.
+        saves_until_limit: after how many more saves retention has reached its limit; None if all checkpoints stay.
+        kept_later: how much each save adds on average after that.
+        interval_s: the time from one save to the next; None if it is not known, or if no save is due.
+        next_s: the time until the next save.
     """
 
     needed: int
@@ -44,12 +44,12 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """How long the room suffices.
+    """How long the free space suffices.
 
     Args:
         saves_left: how many more saves fit; None if the number is unlimited or not known.
-        remaining_s: seconds until the first save that does not fit, or until the room is used up if the time of the
-            saves is not known. None if that does not happen, or cannot be forecast.
+        remaining_s: seconds until the first save that does not fit; if the time of the saves is not known, until the
+            free space is used up. None if there is no such time, and also if it cannot be forecast.
     """
 
     saves_left: int | None = None
@@ -57,7 +57,7 @@ class Forecast:
 
 
 class Trend:
-    """How fast other programs use up room.
+    """How fast other programs use up the free space.
 
     The rate is the median of the slopes between all pairs of samples (P. K. Sen, Estimates of the regression
     coefficient based on Kendall's tau, Journal of the American Statistical Association 63, 1968). A few samples that
@@ -68,7 +68,7 @@ class Trend:
         self._samples: deque[tuple[float, int]] = deque(maxlen=_MOST_SAMPLES)
 
     def add(self, time_s: float, used: int) -> None:
-        """Add a sample. `used` may have any origin, such as the negative of what is free."""
+        """Add a sample. Only the changes of `used` count, so it may also be the negative of what is free."""
         if not self._samples or time_s > self._samples[-1][0]:
             self._samples.append((time_s, used))
 
@@ -92,12 +92,12 @@ class Trend:
 
 
 def forecast(free: int, demand: Demand, trend: Trend | None = None) -> Forecast:
-    """How long the room suffices.
+    """How long the free space suffices.
 
     Args:
         free: what is free now.
-        demand: of the saves.
-        trend: of other programs; None if it is not known.
+        demand: what the coming saves need.
+        trend: how fast other programs use up the free space; None if that is not known.
     """
     of_saves = _forecast(free, demand, 0.0)
     if trend is None or not trend.per_s:
@@ -124,7 +124,8 @@ def _forecast(free: int, demand: Demand, growth_per_s: float) -> Forecast:
 
 
 def _saves_that_fit(spare: float, demand: Demand, growth: float) -> int | None:
-    """How many saves fit, if `spare` is left beside the first one, and others add `growth` between two saves."""
+    """How many saves fit, if `spare` is left beside the first save, and other programs add `growth` between two
+    saves."""
     limit = demand.saves_until_limit
     further = _quotient(spare, demand.kept + growth)
     if limit is not None and (further is None or further >= limit):
@@ -152,9 +153,9 @@ class Change(enum.Enum):
 
 
 class Alarm:
-    """Decides when to warn that room is low: early, not at each change, and again after half an hour.
+    """Decides when to warn that the free space is low: early, not at each change, and again after half an hour.
 
-    The room is low if at most three more saves fit, or if a save will not fit within the next hour.
+    The free space is low if at most three more saves fit, or if a save will not fit within the next hour.
     """
 
     def __init__(self) -> None:
@@ -164,14 +165,14 @@ class Alarm:
 
     @property
     def is_low(self) -> bool:
-        """Whether the last report was that room is low."""
+        """Whether the last report was that the free space is low."""
         return self._level > 0
 
     def update(self, now_s: float, found: Forecast) -> Change:
         """What to report after a new forecast.
 
         Args:
-            now_s: by the monotonic clock.
+            now_s: the current time, by the monotonic clock.
             found: the forecast.
         """
         level = _level(found)
@@ -186,7 +187,7 @@ class Alarm:
     def _calm(self, now_s: float) -> Change:
         if self._calm_since_s is None:
             self._calm_since_s = now_s
-        # Where free space jumps up and down, the room is not regained at every jump.
+        # Report only after `_CALM_S` seconds that space was regained, because the free space may jump up and down.
         if self._level == 0 or now_s < self._calm_since_s + _CALM_S:
             return Change.NONE
         self._level, self._reported_s = 0, -math.inf

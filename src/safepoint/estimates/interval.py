@@ -7,7 +7,7 @@ the rate λ = 1/M, also during a restart. There are three kinds of them:
 | kind | what is kept |
 |---|---|
 | announced | all work: the ranks save when they receive SIGTERM |
-| of the ranks only | the work up to the newest snapshot in memory, which the keeper still has |
+| of the ranks only | the work up to the newest snapshot in memory, which another process, the keeper, still has |
 | of the machine | the work up to the newest durable checkpoint |
 
 With T = interval + δ, the expected work that survives an interruption after a start is
@@ -24,8 +24,9 @@ The productive share of the time is the expected work divided by that; it is cal
 ratio.
 
 For interruptions of the machine only and D = δ this is the exact expression of J. T. Daly, A higher order estimate of
-the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22 (2006), equation 20. It
-assumes that the state with which a start begins is durable, and that a save is durable before the next one begins.
+the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22 (2006), equation 20. The
+model assumes that the state with which a start begins is durable, and that a save is durable before the next one
+begins.
 """
 
 import math
@@ -33,7 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _MOST_EXPONENT = 700.0
-"""exp() of more than this is not a float."""
+"""The largest exponent: `exp` of a larger number is not a float."""
 _GRID = 240
 SHORTEST_STEP_S = 1e-3
 """No training step is shorter. A best interval that is not longer stands for a save after each step."""
@@ -46,8 +47,8 @@ class Interruptions:
 
     Args:
         between_s: mean seconds between two interruptions of any kind, while the training runs or restarts.
-        announced: the share of them, from 0 to 1, that are announced early enough for a save.
-        ranks_only: the share of them that end processes and leave the memory of the machine alone.
+        announced: the share of interruptions, from 0 to 1, that are announced early enough for a save.
+        ranks_only: the share of interruptions that end processes, but do not clear the memory of the machine.
 
     Raises:
         ValueError: a value is out of range.
@@ -72,7 +73,7 @@ class Interruptions:
 
     @property
     def of_machine(self) -> float:
-        """The share that also loses the memory of the machine."""
+        """The share of interruptions that also clear the memory of the machine."""
         return max(0.0, 1 - self.announced - self.ranks_only)
 
 
@@ -88,8 +89,8 @@ class SaveTimes:
         restart_s: from an interruption until the training works again.
         announced_restart_s: the same after an announced interruption, with its save; None: the same.
         ranks_restart_s: the same after an interruption of the ranks only; None: the same.
-        snapshot_every_s: seconds of work between snapshots in memory that do not become checkpoints; None: there are
-            no others than those of the saves.
+        snapshot_every_s: seconds of work between snapshots in memory that do not become checkpoints; None: only saves
+            take snapshots.
         snapshot_stall_s: for how long such a snapshot delays the training.
 
     Raises:
@@ -122,12 +123,12 @@ class SaveTimes:
 
     @property
     def durable_lag_s(self) -> float:
-        """From the end of a stall until the save is durable."""
+        """The seconds from the end of a stall until the save is durable."""
         return 0.0 if self.durable_s is None else self.durable_s - self.stall_s
 
     @property
     def copied_lag_s(self) -> float:
-        """From the end of a stall until the snapshot in memory is complete."""
+        """The seconds from the end of a stall until the snapshot in memory is complete."""
         return 0.0 if self.copied_s is None else self.copied_s - self.stall_s
 
 
@@ -148,16 +149,16 @@ def blocking_optimum_s(stall_s: float, between_s: float) -> float:
     """The exact best interval if no interruption is announced: the root of 1 - τ/M = e^(-(τ + δ)/M).
 
     That is where the derivative of τ / (e^((τ + δ)/M) - 1) is 0. Times until a save is durable, and restarts,
-    multiply the expected work by factors without τ, so they do not move this optimum. Newton's method from Young's
-    value: the function is convex, so that it converges from there; four steps are exact to a float's precision in
-    practice.
+    multiply the expected work by factors without τ, so they do not move this optimum. The root is found with Newton's
+    method, which begins at Young's value. It converges, because the function is convex. In practice, four steps are
+    exact to the precision of a float.
     """
     if stall_s <= 0:
         return 0.0
     delay = stall_s / between_s
     share = min(math.sqrt(2 * delay), 1.0)
     for _ in range(40):
-        ended = -math.expm1(-share - delay)  # expm1: for cheap saves, 1 - e^x would lose all its digits
+        ended = -math.expm1(-share - delay)  # `expm1`, because for cheap saves 1 - e^x would lose all its digits
         step = (share - ended) / ended
         share -= step
         if abs(step) <= 1e-14 * share:
@@ -177,7 +178,8 @@ def productive_share(interval_s: float, times: SaveTimes, interruptions: Interru
         ValueError: `interval_s` is not above 0.
 
     The formula is in the docstring of this module. With `snapshot_every_s`, work goes on at the rate s / (s + stall
-    of a snapshot), and an interruption of the ranks only keeps the work up to the newest of these snapshots.
+    of a snapshot). In this case, an interruption that ends only ranks keeps the work up to the newest of these
+    snapshots.
     """
     if not interval_s > 0:
         raise ValueError(f"interval_s is {interval_s!r}, and must be above 0")
@@ -223,10 +225,10 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     """The interval with the largest `productive_share`, in seconds of work.
 
     Returns:
-        `math.inf` if no periodic save pays, because all interruptions are announced or saves cost too much. Never
-        less than the time that a save needs to become durable after its stall, because saves are written one after
-        another. At most `SHORTEST_STEP_S` if a save after each step is best, because saves cost nothing or too little
-        to matter.
+        `math.inf` if no periodic save pays, because all interruptions are announced or saves cost too much. The
+        result is never less than the time that a save needs to become durable after its stall, because saves are
+        written one after another. It is at most `SHORTEST_STEP_S` if a save after each step is best, because saves
+        cost nothing or too little to matter.
     """
     least_s = max(times.durable_lag_s, min(SHORTEST_STEP_S, 1e-9 * interruptions.between_s))
     if interruptions.announced == 0 and times.snapshot_every_s is None:
@@ -242,8 +244,8 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     def value(logarithm: float) -> float:
         return productive_share(math.exp(logarithm), times, interruptions)
 
-    # The share has at most one maximum besides the limit of never saving, but it may be flat between the two: a grid
-    # finds its hill, and the golden section its top.
+    # Apart from the limit of never saving, the share has at most one maximum. It may be flat elsewhere. So a grid
+    # finds the region of the maximum, and a golden-section search finds the maximum in this region.
     top = max(range(_GRID + 1), key=lambda number: value(steps[number]))
     best = _golden_section(value, steps[max(0, top - 1)], steps[min(_GRID, top + 1)])
     never = productive_share(math.inf, times, interruptions)

@@ -41,7 +41,7 @@ class Pace:
         took_s = now_s - self._mark_s + self._small_s
         self._mark_s, self._small_s = now_s, 0.0
         self._num_steps += 1
-        # The first step is cold: workers start, kernels are chosen or compiled, memory is touched for the first time.
+        # The mean does not include the first step, in which workers start, and kernels are chosen or compiled.
         if self._num_steps > 1:
             self._steps_s.append(took_s)
             self._mean_s = sum(self._steps_s) / len(self._steps_s)

@@ -41,12 +41,12 @@ class Strategy(enum.StrEnum):
 
     @property
     def is_zero(self) -> bool:
-        """Whether it is one of DeepSpeed's."""
+        """Whether this is a strategy of DeepSpeed."""
         return self in {Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3}
 
     @property
     def is_fsdp(self) -> bool:
-        """Whether it is one of FSDP2's."""
+        """Whether this is a strategy of FSDP2."""
         return self in {Strategy.FSDP, Strategy.FSDP_FULL}
 
 
@@ -54,8 +54,8 @@ class StateTensor(NamedTuple):
     """A tensor of an optimizer's state.
 
     Args:
-        name: of the state, such as `exp_avg`.
-        sizes: of its dimensions.
+        name: the name of the state, such as `exp_avg`.
+        sizes: the sizes of its dimensions.
         item_bytes: bytes of an element.
     """
 
@@ -122,10 +122,10 @@ class Optimizer:
 
     Args:
         name: as `safepoint plan storage --optimizer` names it.
-        states: the tensors, from the sizes and the bytes of an element of a parameter.
+        states: returns the tensors for a parameter, from the parameter's sizes and the bytes of its elements.
         num_settings: how many settings a group of parameters has; each is an item of a checkpoint of DCP.
         moments: how many states in full precision ZeRO keeps for each trained parameter.
-        also: the values of `TrainingArguments.optim` that mean it.
+        also: the values of `TrainingArguments.optim` that select this optimizer.
         states_of_embeddings: the tensors for the weight of an embedding; None where they are the same.
     """
 
@@ -193,7 +193,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         ),
     )
 }
-"""By name."""
+"""The optimizers by their names."""
 
 
 def optimizer_named(name: str) -> Optimizer | None:
@@ -220,13 +220,13 @@ def rows_of_shard(sizes: tuple[int, ...], *, num_ranks: int) -> tuple[int, int]:
 
 
 def flat_of_zero2(counts: Sequence[int], *, num_ranks: int) -> int:
-    """The elements of the flat buffer in which ZeRO-1 and 2 hold trained weights, padded for all ranks."""
+    """How many elements the flat buffer has in which ZeRO-1 and 2 hold trained weights, padded for all ranks."""
     total = sum(counts)
     return total + -total % (_ZERO_ALIGNMENT * num_ranks)
 
 
 def flat_of_zero3(counts: Sequence[int], *, num_ranks: int) -> int:
-    """The elements of one rank's partition under ZeRO-3: of each weight an equal share, rounded up."""
+    """How many elements one rank's partition has under ZeRO-3: an equal share of each weight, rounded up."""
     return sum(-(-count // num_ranks) for count in counts)
 
 
@@ -237,9 +237,9 @@ class TrainingMemory(NamedTuple):
     """Bytes of one rank during training, without activations.
 
     Args:
-        weights_bytes: of all weights that the rank holds.
-        gradients_bytes: of the gradients of the trained weights.
-        optimizer_bytes: of the optimizer's states and, under ZeRO, of the weights in full precision.
+        weights_bytes: the bytes of all weights that the rank holds.
+        gradients_bytes: the bytes of the gradients of the trained weights.
+        optimizer_bytes: the bytes of the optimizer's states and, under ZeRO, of the weights in full precision.
     """
 
     weights_bytes: int
@@ -248,7 +248,7 @@ class TrainingMemory(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """The sum."""
+        """The bytes of weights, gradients and optimizer states together."""
         return sum(self)
 
 
@@ -262,19 +262,19 @@ def training_memory(
     num_ranks: int,
     embeddings: Sequence[tuple[int, ...]] = (),
 ) -> TrainingMemory:
-    """The memory of the rank with the most.
+    """The memory of the rank that needs the most memory.
 
     Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
     section 3: stage 1 shares optimizer states, stage 2 also gradients, stage 3 also weights; FSDP shares all three.
 
     Args:
         strategy: how ranks share the model.
-        frozen_bytes: of weights that are not trained.
+        frozen_bytes: the bytes of the weights that are not trained.
         trained: the sizes of the trained weights.
         item_bytes: bytes of an element of a trained weight.
         optimizer: the optimizer.
         num_ranks: how many ranks share the model.
-        embeddings: the sizes of the trained embeddings, which `trained` does not have.
+        embeddings: the sizes of the trained embeddings, which are not in `trained`.
     """
     counts = [math.prod(sizes) for sizes in (*trained, *embeddings)]
     weights = sum(counts) * item_bytes

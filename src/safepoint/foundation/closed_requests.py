@@ -168,7 +168,7 @@ def _acknowledge(connection: socket.socket) -> None:
     Without this call, Linux acknowledges the headers only after 40 ms.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # closed by the server, or not TCP
+        with contextlib.suppress(OSError):  # the server has closed the connection, or it is not TCP
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 

@@ -4,8 +4,9 @@ A file has these tables:
 
 - one for each command, such as `[run]` and `[checkpoints.list]`: the options of the command;
 - `[pvc]`: the folders of this machine that stand for claims (volumes of a cluster);
-- `[local]`, only in the user's own file: the slots of this machine;
-- `[places.NAME]`, only in the user's own file: a cluster, and the options of `submit` on it.
+- `[local]`, only in the user's own file: the slots of this machine (the CPU cores and GPUs that jobs may use);
+- `[places.NAME]`, only in the user's own file: a place, that is, a namespace of a cluster; and the options of
+  `submit` there.
 
 Dashes and underscores are equivalent. For each setting the first file that has it is used.
 
@@ -311,7 +312,7 @@ def _tables(path: Path, text: str | None) -> Iterator[Table]:
     # A pyproject.toml without our table is not parsed, so that an error in another tool's table is not reported.
     if text is None or (prefix and "safepoint" not in text):
         return
-    import tomllib  # here, because the import takes 10 ms, and most commands find no file
+    import tomllib  # not at the top, because the import takes 10 ms, and most commands find no file
 
     try:
         document: Any = tomllib.loads(text)
@@ -356,7 +357,9 @@ def _walk(
         # The keys of [pvc] are names of claims, not options. In these names, `_` is not another spelling of `-`.
         known = key if name[0] == _PVC else setting.name
         if known in settings:
-            raise setting.refuse(f"{settings[known].key} in the same table sets it too", hint="delete one of them")
+            raise setting.refuse(
+                f"{settings[known].key} in the same table sets it too", hint="delete one of the two lines"
+            )
         settings[known] = setting
     if name:
         line = lines.get((*prefix, *name))

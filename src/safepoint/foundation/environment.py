@@ -58,7 +58,7 @@ class Place:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Place":
-        """Read torchrun's variables, RANK, WORLD_SIZE and so on; a single process when unset."""
+        """Read torchrun's variables: RANK, WORLD_SIZE and so on. Without them, this process is the only rank."""
         environ = os.environ if environ is None else environ
 
         def number(name: str, default: int) -> int:
@@ -91,7 +91,7 @@ def is_launched(place: Place) -> bool:
 
 def host_name() -> str:
     """The name of this node, for messages only."""
-    return os.uname().nodename  # as socket.gethostname, without importing it
+    return os.uname().nodename  # the same as `socket.gethostname()`, without an import
 
 
 def current_folder() -> str:
@@ -103,11 +103,11 @@ def current_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as error:
-        raise UsageError("the current folder was deleted", hint="change to one that exists") from error
+        raise UsageError("the current folder was deleted", hint="change to a folder that exists") from error
 
 
 def home_folder() -> str:
-    """The user's home folder. For a user without one, as in many containers, a folder in the temporary folder.
+    """The user's home folder; for a user without one, as in many containers, a folder in the temporary folder.
 
     Raises:
         UsageError: another user has made that folder: its files could make this user run programs.
@@ -119,7 +119,7 @@ def home_folder() -> str:
     home = os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
     try:
         found = os.lstat(home)
-    except OSError:  # it does not exist yet
+    except OSError:  # the folder does not exist yet
         return home
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:
         raise UsageError(
@@ -156,7 +156,7 @@ def temporary_folder() -> str:
     Raises:
         StorageError: there is none that can be written.
     """
-    import tempfile  # here, because every command imports this module, and few call this function
+    import tempfile  # not at the top, because every command imports this module, and few call this function
 
     try:
         return tempfile.gettempdir()
@@ -164,16 +164,16 @@ def temporary_folder() -> str:
         raise StorageError(
             "no folder for temporary files can be written: TMPDIR, /tmp, /var/tmp and the current folder were tried; "
             "nothing was started",
-            hint="make one of them writable, or free space in it; in a pod, mount an emptyDir at /tmp",
+            hint="make one of these folders writable, or free space there; in a pod, mount an emptyDir at /tmp",
         ) from error
 
 
 def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
     """Whether `path`, or a folder above it, belongs to another user and lies in a folder that everyone may write to.
 
-    The rule is that of the kernel's `protected_symlinks`: in a folder with the sticky bit that everyone may write to,
-    such as /tmp, a file or folder is accepted only if it belongs to this user, to root, or to the owner of that
-    folder.
+    The rule is that of the kernel's `protected_symlinks`. It concerns folders with the sticky bit that everyone may
+    write to, such as /tmp. In such a folder, a file or folder is accepted only if it belongs to this user, to root,
+    or to the owner of that folder.
 
     Args:
         path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.
@@ -192,7 +192,7 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
 
 
 def is_of_stranger(path: str | os.PathLike[str]) -> bool:
-    """`is_planted` for `path` alone, without the folders above it."""
+    """The rule of `is_planted` for `path` alone, without the folders above it."""
     return _is_planted(path)
 
 
@@ -221,7 +221,7 @@ def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file that may contain keys, or names of programs to run. Links are followed.
 
     The user has chosen the path, so the file may belong to another user. The other rules are those of `why_foreign`:
-    the file is refused if everyone may write to it, or if a stranger may have chosen its group, given it its name, or
+    the file is refused if everyone can write to it, or if a stranger may have chosen its group, given it its name, or
     planted it.
 
     Raises:
@@ -348,9 +348,10 @@ def _has_open_names(folder: Path) -> bool:
 
 
 def _stranger_of(folder: Path) -> int | None:
-    """The user whose group or access control list new files in `folder` get, unless it is this user or root.
+    """The user who has decided which group or access control list new files in `folder` get.
 
-    A folder passes its group on if it has the set-group-ID bit, and its default access control list in any case.
+    None if that is this user or root, or if the folder passes nothing on. A folder with the set-group-ID bit passes
+    its group on to new files. Every folder passes its default access control list on, also to new folders in it.
     """
     for one in (folder, *folder.parents):
         found = os.stat(one)
@@ -383,7 +384,7 @@ def file_system_of(folder: Path) -> str:
 
 def user_name(uid: int) -> str:
     """The name of a user; the number of a user without a name."""
-    import pwd  # here, because few commands need it
+    import pwd  # not at the top, because few commands need it
 
     try:
         return pwd.getpwuid(uid).pw_name

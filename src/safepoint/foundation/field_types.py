@@ -17,7 +17,7 @@ class Kind:
     """Which values a field takes.
 
     Args:
-        words: what messages call a value of this kind: `a whole number`.
+        words: the words for a value of this kind, for messages, such as `a whole number`.
         fits: whether a value of any type is of this kind.
         least: the smallest valid number; None for no limit.
         most: the greatest valid number; None for no limit.
@@ -72,7 +72,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that can be made a float, as arithmetic with other floats does it."""
+    """Whether `value` is a number that can be converted to a float. Arithmetic with floats converts whole numbers."""
     if isinstance(value, float):
         return True
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

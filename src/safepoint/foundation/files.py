@@ -103,8 +103,8 @@ def write_in_room(path: Path, data: bytes, room: Path) -> None:
     Args:
         path: the file.
         data: the whole content.
-        room: the other file, in the same folder, with at least as many bytes. It becomes the file at `path`, and may
-            be this file already.
+        room: the other file, in the same folder, with at least as many bytes. It is renamed to `path`; it may also be
+            the file at `path` itself.
     """
     descriptor = no_links.open_file(room, os.O_WRONLY)
     try:
@@ -186,7 +186,8 @@ def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool
     for path in trash.glob("*.????????????????????????????????"):
         target = folder / path.stem
         if is_name(path.stem) and not os.path.lexists(target):
-            with contextlib.suppress(OSError):  # such as an immutable folder; it must not end a start
+            # A folder that cannot be moved, such as an immutable one, must not end a start.
+            with contextlib.suppress(OSError):
                 no_links.rename(path, target)
                 fsync_folder(folder)
 
@@ -225,7 +226,7 @@ def delete_entries(root: Path, *below: str, pattern: str) -> int:
         root: where `below` begins. Its own path may contain links.
         below: names of folders from `root` down to the folder; a link is refused. If one is missing, nothing is
             deleted.
-        pattern: of the entries' names, as for `fnmatch`.
+        pattern: a pattern for the names of the entries, as for `fnmatch`.
 
     Returns:
         The number of entries that were deleted.
@@ -293,7 +294,7 @@ def _delete_deep(path: str, parent: int | None) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """The free space for this user; 2^62 bytes if the file system reports no size, as ramfs does."""
+    """The free space for this user; 2^62 bytes if the file system, such as ramfs, reports no size."""
     usage = shutil.disk_usage(folder)
     return usage.free if usage.total else _UNKNOWN_BYTES
 
@@ -394,7 +395,7 @@ class FolderLock:
         else:
             raise BlockingIOError(errno.EAGAIN, "replaced again and again by another process", str(path))
         _let_only_writers_read(file)
-        with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
+        with contextlib.suppress(OSError):  # on a full disk, the lock is held although `owner` cannot be written
             # The file is overwritten, then set to the new length. If it were emptied first, a full disk might have no
             # block left for the new content.
             os.ftruncate(file.fileno(), os.pwrite(file.fileno(), json.dumps(owner).encode(), 0))

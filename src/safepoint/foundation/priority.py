@@ -51,7 +51,7 @@ class Priority:
             retry.daemon = True
             retry.start()
         except OSError:
-            self._niceness = self._requested  # this kernel has no such groups
+            self._niceness = self._requested  # this kernel has no autogroups
 
     def _try_again(self) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ _OWNER_OF_NAMESPACE = 0xB701
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel: the namespace that contains all others."""
 JOB_VARIABLE = "SAFEPOINT_JOB_DIR"
-"""Holds the job's folder in all its processes."""
+"""The environment variable with the job's folder. It is set in all processes of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,14 @@ class ProcessId:
 
     def send_to_group(self, number: int) -> None:
         """Send the signal `number` to the process group that this process leads or, if it has ended, has led."""
-        if identify(self.pid) in {None, self}:  # and no other process has the pid now
+        if identify(self.pid) in {None, self}:  # do nothing if another process has this pid now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
 
 def identify(pid: int) -> ProcessId | None:
     """The identity of a process; None when there is no such process."""
-    ticks = _start_ticks(pid, also_ended=True)  # a child may have ended already and not been reaped
+    ticks = _start_ticks(pid, also_ended=True)  # include a child that has ended but was not reaped
     return None if ticks is None else ProcessId(pid=pid, start_ticks=ticks, boot=boot_id())
 
 
@@ -96,7 +96,7 @@ def user_of(pid: int) -> int | None:
 
 
 def is_this_user(user: int) -> bool:
-    """Whether the user that the kernel reports for a socket is certainly this one.
+    """Whether `user`, as the kernel reports the user of a socket, is certainly the user of this process.
 
     In a user namespace, the kernel reports one number for all users who have no number there. If this process has
     that number, its user cannot be distinguished from these users, unless its network namespace belongs to its user
@@ -133,22 +133,22 @@ def _place_of(status: os.stat_result) -> str:
 def find_lock(status: os.stat_result) -> tuple[bool, bool]:
     """Whether any process of this machine holds a lock on a file, and whether one of this user's processes does.
 
-    The pids in the kernel's list of locks are not used: a process may pass its lock on together with the open file,
-    and end, and another process may get its pid. So the open files of this user's processes are searched.
+    The pids in the kernel's list of locks are not used. A process may pass its lock on together with the open file,
+    and end. Another process may then get its pid. So the open files of this user's processes are searched.
     """
     place, is_listed = _place_of(status), False
     with contextlib.suppress(OSError):
         is_listed = place in (_PROC / "locks").read_text(encoding="utf-8").split()
     for entry in os.listdir(_PROC):
         if entry.isdecimal() and user_of(int(entry)) == os.getuid():
-            with contextlib.suppress(OSError):  # it has ended, or hides its open files
+            with contextlib.suppress(OSError):  # the process has ended, or hides its open files
                 if any(_holds_lock(file, place) for file in (_PROC / entry / "fdinfo").iterdir()):
                     return True, True
     return is_listed, False
 
 
 def _holds_lock(file: Path, place: str) -> bool:
-    with contextlib.suppress(OSError):  # it was closed meanwhile
+    with contextlib.suppress(OSError):  # the process has closed the file meanwhile
         lines = file.read_text(errors="replace").splitlines()
         return any(place in line.split() for line in lines if line.startswith("lock:"))
     return False

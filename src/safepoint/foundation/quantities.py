@@ -51,7 +51,7 @@ def parse_bytes(text: str | int) -> int:
         raise ValueError(
             f"{text!r} is not a size: write bytes, or a number with Ki, Mi, Gi, Ti or k, M, G, T, such as 8Gi"
         )
-    from decimal import Decimal  # takes 7 ms to import, and most commands read no size
+    from decimal import Decimal  # not at the top: the import takes 7 ms, and most commands read no size
 
     return math.ceil(Decimal(match[1]) * _BYTES[match[2]])
 

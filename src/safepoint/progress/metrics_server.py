@@ -69,7 +69,7 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: "type[_Handler]") -> None:
-        self._connections: dict[socket.socket, float] = {}  # when each has to end; the oldest is first
+        self._connections: dict[socket.socket, float] = {}  # connection → when it has to end; the oldest one is first
         super().__init__(address, handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:

@@ -22,7 +22,7 @@ from safepoint.foundation.shared_folders.opening import read_regular
 VERSION = 1
 PROGRESS_NAME = "progress.json"
 SPACE_NAME = "space.json"
-"""The file in which the launcher records the room of the folders of its node, for the first rank."""
+"""The file in which the launcher records the free space of the folders of its node, for the first rank."""
 _MAX_BYTES = 1 << 20
 _MOST = (1 << 63) - 1
 _Kind = TypeVar("_Kind")
@@ -65,7 +65,7 @@ class SaveStatistics:
         last_durable_s: seconds from the end of the last checkpoint's step until the checkpoint was durable.
         last_bytes: the size of the last checkpoint.
         expected_s: seconds that the next save is expected to take: the time of the last save. Before the first save,
-            an estimate from the size of the state and a typical speed; None if this size is not known.
+            it is an estimate from the size of the state and a typical speed, and None if this size is not known.
         is_measured: whether `expected_s` comes from a save of this start.
     """
 
@@ -81,18 +81,18 @@ class SaveStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceRecord:
-    """The room of one folder that the launcher of the first rank watches.
+    """The free space of one folder that the launcher of the first rank watches.
 
     Args:
         place: `output folder`, `local folder` or `temporary folder`.
-        path: of the folder.
-        limit: what ends its room: `disk`, `inodes`, `eviction` or `size_limit`.
+        path: the path of the folder.
+        limit: what limits the free space: `disk`, `inodes`, `eviction` or `size_limit`.
         free_bytes: how much may still be written.
         needed_bytes: how much has to be free for the next save.
-        free_inodes: how many files may still be created; None if there is no limit.
-        needed_inodes: how many have to be free for the next save.
-        saves_left: how many saves still fit; None if there is no end, or it is not known.
-        remaining_s: seconds until a save does not fit; None if there is no end, or it is not known.
+        free_inodes: how many files and folders may still be created; None if there is no limit.
+        needed_inodes: how many inodes have to be free for the next save.
+        saves_left: how many saves still fit; None if the number is unlimited or not known.
+        remaining_s: seconds until a save does not fit; None if all saves fit, or if the time is not known.
         num_deletable: how many checkpoints may be deleted when a save does not fit.
         is_low: whether the launcher has warned.
     """
@@ -128,10 +128,10 @@ class Progress:
         loss: the last reported loss; None before the first, and for a value that is not finite.
         train_metrics: other metrics of the training, by name; None for a value that is not finite.
         eval_metrics: metrics of evaluations, by name; None for a value that is not finite.
-        step_s: seconds of a step in this attempt; None until two were measured.
+        step_s: seconds of a step in this attempt; None until two steps were measured.
         pause_s: seconds that evaluations and saves add to each step.
-        samples_per_step: of all ranks together; 0 when unknown.
-        world_size: ranks.
+        samples_per_step: samples that all ranks together process in a step; 0 when unknown.
+        world_size: the number of ranks.
         run_id: the run, the same over all attempts.
         attempt: which start of the run this is, from 1.
         restart: how often the ranks of this attempt were restarted.
@@ -178,8 +178,10 @@ class Progress:
 
     @property
     def percent(self) -> float | None:
-        """From 0 to 100, rounded down to a tenth; 100 only for a training that has finished and did not stop early;
-        None when unknown."""
+        """The part of the training that is done, from 0 to 100, rounded down to a tenth; None when unknown.
+
+        It is 100 only for a training that has finished and did not stop early.
+        """
         if self.state is State.FINISHED and not self.early_end:
             return 100.0
         if self.max_steps <= 0:
@@ -265,7 +267,7 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def read_space(path: Path) -> tuple[SpaceRecord, ...]:
-    """The records of folders at `path`, a list; empty when the file does not exist or is invalid."""
+    """The list of records of folders in the file `path`; empty if the file does not exist or is invalid."""
     try:
         return _space(parse_object(read_regular(path, _MAX_BYTES)).get("space"))
     except (OSError, ValueError):

@@ -34,7 +34,7 @@ class ProgressTracker:
         restart: see `Progress`.
         world_size: see `Progress`.
         grace_s: see `Progress`.
-        space: the file in which the launcher records the room of the folders; None if there is none.
+        space: the file in which the launcher records the free space of the folders; None if there is no such file.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class ProgressTracker:
         """Report where the ranks have decided to start.
 
         Args:
-            path: the file of the record in the output folder. If it already has a record of this run,
-                and the run resumes, the epoch, total steps and total epochs of that record are used until the loop
-                reports its own.
+            path: the file of the record in the output folder. If the file already has a record of this run, and the
+                run resumes, the epoch, total steps and total epochs of that record are used until the loop reports
+                its own values.
             location: see `Progress`.
             run_id: see `Progress`.
             attempt: see `Progress`.

@@ -31,7 +31,7 @@ SPACE_SAVES, SPACE_SECONDS = "spaceSavesLeft", "spaceSeconds"
 CHECKPOINT = "checkpoint"
 """The key of the newest checkpoint in a termination message."""
 _MOST_S = 2**31 - 1
-"""The controllers store numbers in 32 bits."""
+"""The largest number of seconds. The controllers store numbers in 32 bits."""
 _MOST_METRICS = 256
 """A request with more metrics is refused (KEP-2779)."""
 _MOST_TERMINATION_BYTES = 4000
@@ -43,7 +43,8 @@ class TrainerStatus:
     """The progress of a job as the controllers read it; None where a value is unknown.
 
     Args:
-        percentage: from 0 to 100; 100 only when the job has succeeded and its training did not stop early.
+        percentage: how much of the training is done, from 0 to 100; 100 only when the job has succeeded and its
+            training did not stop early.
         remaining_s: seconds; 0 only when the job has succeeded.
         step: see `Progress`.
         total_steps: see `Progress.max_steps`.
@@ -188,8 +189,8 @@ def _below_hundred(percent: float | None) -> int | None:
 
 
 def _left(progress: Progress) -> int | None:
-    """The seconds left; None when unknown or after a failure. They are never 0, because the controllers take a job
-    with 0 seconds left for complete."""
+    """The seconds left; None when unknown or after a failure. The result is never 0, because the controllers treat a
+    job with 0 seconds left as complete."""
     if progress.state is State.FAILED or progress.remaining_s is None:
         return None
     return min(_MOST_S, max(1, math.ceil(progress.remaining_s)))

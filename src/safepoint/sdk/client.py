@@ -42,7 +42,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             return
         try:
             if backend_config is None or isinstance(backend_config, KubernetesBackendConfig):
-                from safepoint.sdk.cluster_backend import ClusterBackend  # needs lightkube
+                from safepoint.sdk.cluster_backend import ClusterBackend  # this import needs lightkube
 
                 self.backend = ClusterBackend(backend_config or KubernetesBackendConfig())
             else:

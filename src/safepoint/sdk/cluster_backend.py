@@ -203,7 +203,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
     Raises:
         UsageError: a field is invalid.
     """
-    trainer.check()  # its fields may have been assigned since it was made
+    trainer.check()  # check again, because fields may have been assigned since the trainer was made
     untyped: Any = trainer
     given: dict[str, Any] = untyped.env or {}
     env = {name: str(text) for name, text in given.items() if text is not None}

@@ -56,7 +56,7 @@ _KINDS: tuple[tuple[type[SafepointError], type[SafepointError]], ...] = (
 
 @contextlib.contextmanager
 def as_kubeflow_raises() -> Generator[None]:
-    """Raise the matching exception of this module instead of another exception of Safepoint."""
+    """In this context, replace an exception of Safepoint by the matching exception of this module."""
     try:
         yield
     except SafepointError as error:

@@ -14,13 +14,13 @@ def initializer_of(given: types.Initializer | None) -> tuple[dict[str, Any], dic
         given: Kubeflow's initializer, or None.
 
     Returns:
-        Two dicts, each with the keys `dataset` and `model` as far as they are given: the parts of the field
-        `initializer`, and the variables with secrets.
+        Two dicts: the parts of the field `initializer`, and the variables with secrets. Each dict has the keys
+        `dataset` and `model`, as far as they are given.
 
     Raises:
         ValueError: the initializer of the dataset or of the model is not an object of one of Kubeflow's classes.
     """
-    upstream: Any = kubernetes_utils  # it declares no types
+    upstream: Any = kubernetes_utils  # Any, because the module declares no types
     found: dict[str, Any] = {}
     if given is not None and given.dataset:
         found["dataset"] = upstream.get_dataset_initializer(given.dataset).to_dict()

@@ -100,9 +100,9 @@ class PeriodicCheckpointConfig:
 class TransformersTrainer(types.CustomTrainer):
     """A training that saves when it is preempted, and resumes later.
 
-    Its code uses a trainer of Hugging Face or TRL, or `safepoint.session`.
+    The code of the training uses a trainer of Hugging Face or TRL, or `safepoint.session`.
 
-    A subclass of Kubeflow's `CustomTrainer`.
+    This class is a subclass of Kubeflow's `CustomTrainer`.
 
     Args:
         func: the training: a function that imports and defines everything it needs inside it, the path of a script,
@@ -250,7 +250,8 @@ class TransformersTrainer(types.CustomTrainer):
             raise ValueError(f"periodic_checkpoint_config is the class {name}: use {name}()")  # noqa: TRY004  as above
         if not all(hasattr(config, name) for name in names):
             raise ValueError(f"periodic_checkpoint_config must be a PeriodicCheckpointConfig, not {config!r}")
-        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)  # another class may not have checked its fields
+        # Check them, because an object of another class may not have checked its fields.
+        check_fields(config, PERIODIC_CHECKPOINT_CONFIG)
         if self.save_every is not None and config.save_strategy != "no":
             raise ValueError(
                 f"save_every {self.save_every!r} contradicts save_strategy {config.save_strategy!r} of "
@@ -339,7 +340,8 @@ def own_trainer(trainer: Any, *, is_accepted: Callable[[Any], bool] = lambda tra
 
     Args:
         trainer: the trainer.
-        is_accepted: whether the backend takes another trainer of Red Hat's version; it is returned unchanged.
+        is_accepted: returns whether the backend takes another trainer of Red Hat's version; such a trainer is
+            returned unchanged.
 
     Raises:
         UnsupportedError: this is a trainer of Red Hat's version, but not its `TransformersTrainer`.

@@ -49,9 +49,9 @@ class TrainJob(types.TrainJob):
         attempts: how many times the job was started.
         safe_step: the step of the newest checkpoint; None while no checkpoint is known.
         output_dir: the location of the job's checkpoints; None while it is unknown.
-        receipt: which checkpoint the suspension of this job has saved, and what was checked in it. A suspended job
-            on a cluster has a receipt, and so has the result of `scale_job`, which suspends the job first. None for
-            other jobs, and if the suspension saved no checkpoint that could be checked.
+        receipt: which checkpoint the suspension of this job has saved, and what was checked in it. It is set for a
+            suspended job on a cluster, and in the result of `scale_job`, which suspends the job first. None for other
+            jobs, and if the suspension saved no checkpoint that could be checked.
     """
 
     progress: "Progress | None" = None
@@ -109,9 +109,9 @@ def train_job(job: "JobRecord", runtime: types.Runtime, progress: "Progress | No
 
 
 def _steps(job: "JobRecord") -> list[types.Step]:
-    """One step for each node, after those of the initializers.
+    """The steps of a job, as Kubeflow calls its parts: one `Step` for each initializer, then one for each node.
 
-    A job that waits or is suspended has no steps, because it has no processes.
+    A job that waits or is suspended has none, because it has no processes.
     """
     if not job.state.holds_slots and not job.state.is_over:
         return []

@@ -1,1 +1,1 @@
-"""The settings of a run: options, variables and the place for its output."""
+"""The settings of a run: options, variables, and the location of its output."""

@@ -1,4 +1,4 @@
-"""The options of a run, which the ranks receive as SAFEPOINT_* variables, and the place for the run's output."""
+"""The options of a run, which the ranks receive as SAFEPOINT_* variables, and the location of the run's output."""
 
 import hashlib
 import os
@@ -280,7 +280,8 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
         raise UsageError(f"{error}; training was not started") from error
     if not location.is_remote:
         return OutputPlace(folder=location.folder)
-    from safepoint.checkpoint.format.catalog import step_of  # here, because every command imports this module
+    # Not at the top, because every command imports this module.
+    from safepoint.checkpoint.format.catalog import step_of
 
     if any(step_of(Path(name)) is not None for name in location.path.split("/")):
         raise UsageError(

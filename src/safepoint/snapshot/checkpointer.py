@@ -54,8 +54,8 @@ class Saving:
     """A save that is in progress. `Checkpointer.save` makes this object.
 
     Args:
-        step: of the checkpoint.
-        path: the checkpoint's folder, once it is committed.
+        step: the step of the checkpoint.
+        path: the folder of the checkpoint after its commit.
         snapshotter: copies the state, and passes the snapshot to the keeper.
         torn: steps whose snapshots were discarded, because parameters changed during the copy. The checkpointer adds
             steps to this set.
@@ -100,8 +100,8 @@ class Saving:
 class Checkpointer:
     """Checkpoints of one process.
 
-    The state of models and optimizers is copied during the next forward and backward; an optimizer's step waits for
-    the end of the copy. Call `Saving.wait_staged` before any code but an optimizer's step changes parameters.
+    The state of models and optimizers is copied during the next forward and backward. An optimizer's step waits for
+    the end of the copy. Before any other code changes parameters, call `Saving.wait_staged`.
 
     The keeper's process starts in the background. The first save waits until it has started.
 
@@ -230,11 +230,11 @@ class Checkpointer:
             self._snapshotter.watch(optimizers)
 
     def save(self, state: Mapping[str, Any], step: int, *, trigger: Trigger = Trigger.ON_DEMAND) -> Saving:
-        """Save `state` as the checkpoint of `step`; waits while earlier saves occupy all the memory.
+        """Save `state` as the checkpoint of `step`. This call waits while earlier saves occupy all the memory.
 
         Args:
             state: name → module, optimizer, any object with `state_dict`, or plain values and tensors.
-            step: optimizer steps done.
+            step: how many optimizer steps are done.
             trigger: why the checkpoint is saved.
 
         Raises:
@@ -304,14 +304,17 @@ class Checkpointer:
         found = newest_valid(self._output.root, rejected=reject)
         if found is None:
             return None
-        if rejected:  # these are newer than the loaded checkpoint, and retention would count them as the newest
+        if rejected:
+            # Without this call, retention would count the rejected checkpoints as the newest, because their steps are
+            # later than that of the loaded checkpoint.
             self._output.pass_over(rejected)
         load_state(found[0], state)
         self._continue_run(*found)
         return found[1].step
 
     def _continue_run(self, path: Path, manifest: Manifest) -> None:
-        """Make later saves belong to the run of the loaded checkpoint; report if that is another run than before."""
+        """Make later saves belong to the run of the loaded checkpoint. Report an event if the last load or save
+        belonged to another run."""
         run_id = manifest.run_id
         if self._last_run not in {None, run_id}:
             event = ResumedFromOtherRun(
@@ -349,7 +352,7 @@ class Checkpointer:
 
 
 class StateImages:
-    """Composes an image for each name at each save, and remembers the layout of each value."""
+    """Composes an image (a file's future bytes) for each name at each save. Remembers the layout of each value."""
 
     def __init__(self) -> None:
         self._images: dict[str, TorchImages] = {}
@@ -359,7 +362,7 @@ class StateImages:
         """The image of a value as it is now.
 
         Args:
-            name: of the value.
+            name: the name of the value.
             value: a module, an optimizer, any object with `state_dict`, or plain values and tensors.
 
         Raises:

@@ -101,7 +101,7 @@ class StorePath:
 
     Args:
         tree: the listing and the cache of one `browse`; all its paths share them.
-        key: relative to the prefix of `browse`.
+        key: the key of the object, relative to the prefix of `browse`.
     """
 
     __slots__ = ("_tree", "key")
@@ -207,7 +207,7 @@ class RawReader(io.RawIOBase):
     """A file object over a source of byte ranges.
 
     Args:
-        size_bytes: of the file.
+        size_bytes: the size of the file.
         read_range: takes `start` and `length`, and returns at most `length` bytes from `start` on. The range is not
             empty, and lies within the file.
     """

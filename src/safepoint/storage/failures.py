@@ -1,6 +1,6 @@
 """Translates errors of servers and libraries into messages that say what to do.
 
-Of a request, messages show only the method and the address, so they contain no credentials.
+Messages show only the method and the address of a request, so they contain no credentials.
 """
 
 import re
@@ -40,7 +40,8 @@ _CAUSES = (
         "check the endpoint, AWS_ENDPOINT_URL_S3, and the network",
     ),
     (
-        r"timed out|TimeoutError|TimedOut|kind: Timeout",  # not any "timeout": libraries also show their settings
+        # Not every "timeout", because libraries also show their settings.
+        r"timed out|TimeoutError|TimedOut|kind: Timeout",
         "the server did not answer in time",
         "the network or the server is slow",
     ),
@@ -72,7 +73,7 @@ def from_status(status: int, code: str, what: str) -> StorageError:
     if status in {409, 412}:
         return ConditionError(
             f"{answer}: another writer was first, nothing was written",
-            hint="another run writes to the same place; stop one of them",
+            hint="another run writes to the same location; stop one of the two runs",
         )
     if code in _WRONG_CHECKSUM:
         return changed_in_transit(what)
@@ -98,7 +99,7 @@ def from_connection(text: str, what: str) -> StorageError:
         text: the library's message; searched for known causes, and not shown.
         what: what was tried.
     """
-    text = _ADDRESS.sub("", text)  # the name of a bucket may look like a cause
+    text = _ADDRESS.sub("", text)  # remove addresses, because the name of a bucket may look like a cause
     if _CERTIFICATE.search(text):
         return StorageError(
             f"{what}: the server's certificate is not trusted",

@@ -174,7 +174,7 @@ class LocalStore:
                     raise ConditionError(
                         f"{path} {'exists already' if condition.version is None else 'has changed'}; "
                         "nothing was written",
-                        hint="another run writes to the same place; stop one of them",
+                        hint="another run writes to the same location; stop one of the two runs",
                     )
             working.rename(path)
             # `fsync` takes the descriptor, not the path: another process may have deleted the object already, and
@@ -190,7 +190,7 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 return
             remains = path.parent
-            with contextlib.suppress(OSError):  # the folder holds other objects
+            with contextlib.suppress(OSError):  # keep a folder that holds other objects
                 while remains != self._root:
                     remains.rmdir()
                     remains = remains.parent
@@ -302,7 +302,8 @@ def _receive(content: Content, target: int, progress: Progress | None) -> None:
 def _locked(folder: Path) -> Generator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # on a file system without locks, comparison and rename are two steps
+        # On a file system without locks, comparison and rename are not one atomic step.
+        with contextlib.suppress(OSError):
             _wait_for_lock(descriptor, folder)
         yield descriptor
     finally:

@@ -38,7 +38,7 @@ class _Facts(NamedTuple):
     Args:
         form: how its locations are written.
         is_remote: whether its locations are in an object store.
-        bucket: what users call the first part of the URI: `bucket`, `container` or `claim`; empty if there is none.
+        bucket: the word for the first part of the URI: `bucket`, `container` or `claim`; empty if there is none.
         extra: the extra of Safepoint that installs what the scheme needs; empty if it needs no other package.
     """
 
@@ -67,8 +67,8 @@ class Location:
     Args:
         scheme: its kind.
         bucket: bucket, container or claim; empty for `file`.
-        path: for `file` the path as given, relative or absolute; otherwise the prefix within the bucket or claim,
-            with neither a leading nor a trailing slash.
+        path: for `file`, the path as given, relative or absolute. For other schemes, the prefix within the bucket or
+            claim, with neither a leading nor a trailing slash.
     """
 
     scheme: Scheme
@@ -183,7 +183,7 @@ def parse_location(text: str) -> Location:
 
 
 def resolve_claim(location: Location, mounts: str | None = None) -> Location:
-    """The folder where the claim of a `pvc://` location is mounted; any other location as it is.
+    """The folder where the claim of a `pvc://` location is mounted; other locations are returned unchanged.
 
     Args:
         location: the location.

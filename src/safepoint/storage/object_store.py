@@ -118,7 +118,7 @@ class ObjectStore:
                 return version
             if version.strip('"') == md5:
                 return version
-            condition = condition and Condition(version=version)  # the next try may replace only what this one wrote
+            condition = condition and Condition(version=version)  # the next try may replace only what this try wrote
             if self._version_if_equal(key, data, deadline_s) is None:
                 name = f"{self.location.scheme}://{self.location.bucket}/{self._full(key)}"
                 raise failures.changed_in_transit(f"PUT {name}")
@@ -240,7 +240,7 @@ def _gathered(content: Content) -> bytes:
 
     def take(block: memoryview) -> None:
         data.extend(block)
-        if len(data) > content.size_bytes:  # too long: raise now, before it fills the memory
+        if len(data) > content.size_bytes:  # raise the error now, before the stream fills the memory
             check_length(content, len(data))
 
     content.write_to(take)

@@ -81,7 +81,7 @@ def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
         found = bytes(store.read(key, length=len(data), deadline_s=deadline_s))
         listed = {item.key: item for item in store.list(".safepoint", deadline_s=deadline_s)}
     except StorageError:
-        with contextlib.suppress(StorageError):  # the first error is raised, not that of the deletion
+        with contextlib.suppress(StorageError):  # raise the first error, not that of the deletion
             store.delete(key, deadline_s=clock.monotonic_s() + _TIDY_WITHIN_S)
         raise
     store.delete(key, deadline_s=deadline_s)

@@ -41,7 +41,7 @@ class OpenFile:
     Args:
         descriptor: the open file. It is read at given offsets, on several threads; its position is not used.
         size_bytes: the size when the file was opened.
-        name: of the file, for messages.
+        name: the name of the file, for messages.
     """
 
     descriptor: int
@@ -66,7 +66,8 @@ def opened(path: Path, *, below: Path | None = None) -> Generator[OpenFile]:
 
 
 def opened_source(source: "Path | OpenFile | Content") -> "contextlib.AbstractContextManager[OpenFile | Content]":
-    """The source of an upload; a path is opened."""
+    """A context that returns the source of an upload. If `source` is a path, the context opens the file, and closes
+    it at the end."""
     return opened(source) if isinstance(source, Path) else contextlib.nullcontext(source)
 
 
@@ -75,7 +76,7 @@ class StoredObject:
     """An object in a store.
 
     Args:
-        key: relative to the store's location, with `/`.
+        key: the key of the object, relative to the store's location, with `/`.
         size_bytes: the size of the object.
         version: a string that identifies what was written. In a folder and in Google's stores, the version changes
             with every write. In other stores, the version is the ETag, which may stay the same when the same content
@@ -162,7 +163,7 @@ class Store(Protocol):
         """Read `length` bytes from `start` on; without `length`, all bytes from `start` to the end.
 
         Args:
-            key: of the object.
+            key: the key of the object.
             start: the first byte.
             length: the number of bytes.
             most_bytes: without `length`, the most bytes that are read. What the server says about the size of the
@@ -215,14 +216,14 @@ class Store(Protocol):
         parts, so a stream of more than 300 GB has parts of more than 32 MiB; then one part at a time is in memory.
 
         Args:
-            key: of the object.
+            key: the key of the object.
             source: a regular file that does not change meanwhile, by its path or open; or a stream. A path is opened
                 once, and may not be a link.
             fence: called immediately before the object becomes visible. An exception that `fence` raises stops the
                 upload. Together with `sweep`, a fence prevents a replaced writer from overwriting its successor's
                 objects (docs/adr/0007-object-stores.md).
-            progress: receives the numbers of bytes sent. If the server already has parts of the file,
-                all of them are reported in one call.
+            progress: receives the numbers of bytes sent. If the server already has parts of the file, all of
+                them are reported in one call.
             deadline_s: when to give up.
 
         Raises:

@@ -7,7 +7,7 @@
 
     python -m safepoint.testing.fault_proxy --upstream 127.0.0.1:9000 --error-rate 0.05 --delay-ms 20
 
-The Host header is passed on unchanged, so that signatures stay valid. The proxy supports plain HTTP only.
+S3 signatures cover the Host header, so the proxy forwards this header unchanged. The proxy supports plain HTTP only.
 """
 
 import argparse
@@ -50,11 +50,12 @@ class Kind(enum.StrEnum):
     WRONG_LENGTH = "wrong-length"
     """The answer's `Content-Length` is seven bytes more than the length of its body."""
     CUT_LIST = "cut-list"
-    """The proxy sends half of the answer's body as if it were all: the XML of a listing ends in the middle."""
+    """The proxy sends half of the answer's body, with a `Content-Length` that matches. The XML of a listing ends
+    early."""
     FLIPPED = "flipped"
     """One bit of the request's body is changed on the way to the server."""
     STALL = "stall"
-    """The proxy sends no byte of the answer for `Fault.seconds`."""
+    """The proxy waits for `Fault.seconds` before it sends the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +64,12 @@ class Fault:
 
     Args:
         kind: what breaks.
-        method: only requests of this method; None for all.
-        contains: only requests whose path and query contain this.
-        nth: of the requests that `method` and `contains` select, only the n-th, from 1; None for all of them.
-        probability: that a selected request breaks, from 0 to 1.
-        status: for `Kind.STATUS`.
-        seconds: for `Kind.STALL`.
+        method: break only requests with this HTTP method; None for all methods.
+        contains: break only requests whose path and query contain this text.
+        nth: break only the n-th of the requests that `method` and `contains` select, counted from 1; None for all.
+        probability: the probability that a selected request breaks, from 0 to 1.
+        status: for `Kind.STATUS`, the HTTP status of the answer.
+        seconds: for `Kind.STALL`, how long the proxy waits.
     """
 
     kind: Kind
@@ -91,9 +92,9 @@ class FaultProxy:
 
     Args:
         upstream: `host:port` of the server.
-        seed: of the random numbers for `Fault.probability`.
+        seed: the seed of the random numbers for `Fault.probability`.
         delay_s: how long to wait before each request is forwarded.
-        bytes_per_s: limit for the bodies of each direction, over all connections together; None for no limit.
+        bytes_per_s: the limit for the bodies in each direction, for all connections together; None for no limit.
         port: 0 for a free one.
     """
 
@@ -114,7 +115,8 @@ class FaultProxy:
         self.injected = Counter[Kind]()
         """Faults injected, by kind."""
         self.expired: set[str] = set()
-        """Session tokens and access keys that are refused with ExpiredToken."""
+        """The proxy refuses requests that use one of these session tokens or access keys, with the error
+        ExpiredToken."""
         self._faults: list[Fault] = []
         self._matched = Counter[int]()
         self._random = random.Random(seed)
@@ -137,7 +139,7 @@ class FaultProxy:
             self._faults.append(fault)
 
     def clear(self) -> None:
-        """Inject no faults any more."""
+        """Remove all faults. Later requests are forwarded unchanged."""
         with self._lock:
             self._faults.clear()
             self._matched.clear()
@@ -293,7 +295,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._proxy.down.wait_for(len(block))
             self.wfile.write(block)
             left -= len(block)
-        response.read()  # even if it is empty: before that, http.client sends no further request
+        response.read()  # http.client sends no further request until this response is read, even if it is empty
         if kind in {Kind.TRUNCATED, Kind.WRONG_LENGTH}:
             self.close_connection = True
 
@@ -312,7 +314,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _reset(self) -> None:
-        # Linger of zero seconds: close sends RST, which a client also receives from a broken network.
+        # With a linger time of zero seconds, `close` sends RST. A client also receives RST if the network breaks.
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.request.close()
         self.close_connection = True
@@ -351,8 +353,9 @@ def main(arguments: list[str]) -> int:
 def add_mixture(proxy: FaultProxy, error_rate: float) -> None:
     """Break requests in five ways that a client must survive, about equally often.
 
-    A small `error_rate` is about the share of requests that break. A request passes the five faults in turn, so at a
-    rate of 1 only two thirds of the requests break.
+    Each of the five faults has a fifth of `error_rate` as its probability. For each request, the faults are tried one
+    after another. A small `error_rate` is therefore about the share of requests that break; at a rate of 1, only two
+    thirds break.
     """
     kinds = (Kind.STATUS, Kind.RESET_BEFORE_BODY, Kind.RESET_AFTER_BODY, Kind.LOST_ANSWER, Kind.TRUNCATED)
     for kind in kinds:

@@ -4,11 +4,11 @@
 library, because a rank must install its signal handlers before it imports torch.
 
 launcher      starts the ranks of one node, relays signals, returns one exit code
-rendezvous    the store where the ranks of a job find each other, closed to strangers
+rendezvous    the store where the ranks of a job find each other; other programs cannot use it
 rank          one rank: signal handlers, hooks, the user's program, its exit code
 integrations  transformers, lightning, deepspeed
 plain         hand-written loops: `safepoint.session`
-engine        what all loops share: vote, save, leave
+engine        what all loops share: vote, save, end
 start         claims the folders, chooses a checkpoint, copies it to every node
 collective    the ranks' process group and the vote
 context       one rank's settings, signal handlers, connections, progress and end

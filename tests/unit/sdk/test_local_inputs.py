@@ -100,7 +100,7 @@ def test_folders_of_this_machine(machine: Path) -> None:
         (lambda: S3_DATA("s3://bucket/x", endpoint="ftp://x"), "dataset: endpoint 'ftp://x' must begin with http://"),
         (
             lambda: kubeflow.DataCacheInitializer("cache://a/b", metadata_loc="s3://x", num_data_nodes=2),
-            r"dataset is a DataCacheInitializer, .*nothing was started — read the table in the training function",
+            r"dataset is a DataCacheInitializer, .*nothing was started — read the dataset's table in the training",
         ),
         (lambda: "hf://a/b", "dataset is a str, which is no initializer of Kubeflow"),
     ],

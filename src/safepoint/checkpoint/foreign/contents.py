@@ -132,7 +132,8 @@ def check_dcp(folder: ReadablePath, names: AllowedNames, budget: Budget) -> DcpF
     for index, info in cast("dict[Any, Any]", storage).items():
         name, key = info.get("relative_path"), index.get("fqn")
         (begin, length), offsets = numbers_of([info.get("offset"), info.get("length")]), index.get("offset", None)
-        if type(name) is not str or type(key) is not str:  # not printed: nested tuples, for example, take long
+        # The message does not quote these values: to print nested tuples, for example, can take very long.
+        if type(name) is not str or type(key) is not str:
             raise CheckpointError("it has names that are no strings")
         fault = path_fault(name)
         if fault or "/" in name:
@@ -167,7 +168,8 @@ def _check_parts(described: dict[str, Any], places: Collection[tuple[str, tuple[
                 raise CheckpointError(f"it does not say where {key} is")
             continue
         num_elements = 0
-        budget.spend(Cost.CHUNKS, len(entry.get("chunks")))  # for each entry: many entries may share one list
+        # Counted for each entry, because many entries may share one list.
+        budget.spend(Cost.CHUNKS, len(entry.get("chunks")))
         for chunk in entry.get("chunks"):
             num_elements += math.prod(numbers_of(chunk.get("sizes")))
             if (key, numbers_of(chunk.get("offsets"))) not in places:

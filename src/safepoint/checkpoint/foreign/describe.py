@@ -33,9 +33,9 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
         progress: called with bytes read so far and bytes in all.
 
     Raises:
-        CheckpointError: the checkpoint changed after it was examined; it has too many files for a manifest, or a
-            value that no manifest can have; a file in a folder cannot be read; or the object store refuses one object
-            of the checkpoint, but not others.
+        CheckpointError: the checkpoint has changed since it was examined, or has too many files or an invalid value
+            for a manifest. Also if a file in a folder cannot be read, or if the object store refuses one object of
+            the checkpoint, but not others.
         StorageError: the object store cannot be read.
     """
     facts = found.facts
@@ -46,7 +46,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
     except ObjectNotFoundError as error:
         raise CheckpointError(f"{found.name} changed while it was read: {error.message}") from error
     except StorageError as error:
-        if not store.location.is_folder:  # an error of the store, not of this checkpoint
+        if not store.location.is_folder:  # this is an error of the store, not of this checkpoint
             raise
         raise CheckpointError(f"{found.name} cannot be read: {error.message}") from error
     except (ValueError, OverflowError) as error:

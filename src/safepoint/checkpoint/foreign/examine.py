@@ -3,6 +3,7 @@
 Promises: nothing is changed, nothing is run, no name in a file leads outside of the checkpoint, and the memory and
 time that a file costs are bounded. A checkpoint without faults has all files that the Trainer needs, and each has the
 form and the size that it states.
+
 Not promised: that the values of tensors are right. There is no digest with which to compare them.
 """
 
@@ -52,8 +53,8 @@ class Examination:
         files: path → size in bytes.
         faults: why no run can resume from the checkpoint; empty if a run can.
         facts: what the files state; None if there is a fault. `run_id` is "unknown".
-        is_batch_known: whether the files state how many samples a step has. If not, `global_batch` is 1, and so is
-            `gradient_accumulation` unless it is known.
+        is_batch_known: whether the files state how many samples a step has. If not, `global_batch` is 1, and
+            `gradient_accumulation` is 1 unless the files or the caller state it.
         writer: the library that wrote the checkpoint, for messages.
         modified_s: when a file was last written, seconds since 1970.
         read: the ranges of the files that were read.
@@ -303,7 +304,8 @@ class _Examiner:
         return facts, is_known
 
     def _read_arguments(self) -> dict[str, Any]:
-        """The attributes of the TrainingArguments; empty if the file cannot be read, since no Trainer loads it."""
+        """The attributes of the TrainingArguments; empty if their file cannot be read. That is no fault, because the
+        Trainer does not load this file."""
         try:
             found: Any = read_torch_file(self._folder / layout.ARGUMENTS, budget=self._budget)
             state: Any = found.state if isinstance(found, Inert) else None

@@ -98,7 +98,7 @@ def missing_rng(paths: Collection[str], at_least: int = 1) -> list[str]:
     if num_ranks == 1:
         return [] if ranks else ["rng_state.pth"]
     lacking = (f"rng_state_{rank}.pth" for rank in range(num_ranks) if rank not in ranks)
-    return list(itertools.islice(lacking, _MAX_SHOWN))  # a file's name may state any rank
+    return list(itertools.islice(lacking, _MAX_SHOWN))  # limited, because the name of a file may state any rank
 
 
 def num_ranks(paths: Collection[str]) -> int:

@@ -1,9 +1,9 @@
 """The classes and functions that the pickles of a checkpoint may name.
 
-They are those that `weights_only=True` of torch allows, and those that Safepoint allows in addition for frameworks
-(`training/state/data_only.py`, which checks the names once more before a file is loaded). Each of them only makes
-data: a call of it runs no other code. Tensor types such as `torch.FloatTensor` are not among them: `torch.save` does
-not write them, and `torch.FloatTensor(1000)` returns memory that is not initialised.
+These are the names that `weights_only=True` of torch allows, and further names that frameworks need.
+(`training/state/data_only.py` checks the names again before a file is loaded.) Each allowed class or function only
+makes data: a call of it runs no other code. Tensor types such as `torch.FloatTensor` are not allowed: `torch.save`
+does not write them, and `torch.FloatTensor(1000)` returns memory that is not initialised.
 """
 
 import re

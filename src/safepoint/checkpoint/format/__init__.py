@@ -1,1 +1,2 @@
-"""A checkpoint as files: manifest, digests, the part of one node; verifying and listing folders."""
+"""A checkpoint as files: manifest, digests, the record of the files that one node holds; verifying and listing
+folders."""

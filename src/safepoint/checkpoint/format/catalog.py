@@ -40,7 +40,8 @@ def step_of(path: Path) -> int | None:
 
 
 def list_checkpoints(output: Path) -> list[Path]:
-    """Everything in `output` that is named like a checkpoint and counts, newest first; valid or not."""
+    """The paths in `output` that have the name of a checkpoint, newest first. They need not be valid. Paths that do
+    not count because they belong to other users are left out."""
     return [path for path in _list_named(output) if not is_of_stranger(path)]
 
 
@@ -72,10 +73,9 @@ def _list_named(output: Path) -> list[Path]:
 def refuse_inside_checkpoint(folder: Path) -> None:
     """Refuse a folder that must not receive new files, because it belongs to a checkpoint or to Safepoint.
 
-    A folder with a file that is called like a manifest counts as a checkpoint if the file is a manifest, or if the
-    folder has the name of a checkpoint; then the manifest may be damaged. A manifest in a folder that everyone may
-    write to, such as /tmp, is ignored if another user may have put it there. With such a manifest, that user could
-    stop all runs below this folder.
+    A folder that contains a valid manifest counts as a checkpoint. If the folder has the name of a checkpoint, a
+    damaged manifest suffices. A manifest in a folder that everyone can write to, such as /tmp, is ignored if another
+    user may have put it there. With such a manifest, that user could stop all runs below this folder.
 
     Raises:
         UsageError: `folder` is a committed checkpoint or `.safepoint`, or is inside one of these.
@@ -87,7 +87,7 @@ def refuse_inside_checkpoint(folder: Path) -> None:
             what = "a checkpoint" if is_committed else "Safepoint's own folder"
             raise UsageError(
                 f"{folder} belongs to {what}, {place}; nothing was written",
-                hint=f"name a folder outside of it; for a run, use --output-dir {place.parent}",
+                hint=f"name a folder outside of {place}; for a run, use --output-dir {place.parent}",
             )
 
 
@@ -160,7 +160,7 @@ def refuse_invalid(output: Path) -> NoReturn:
         raise NothingValidError(
             f"{output} holds {plural(len(found), 'checkpoint folder')} without a manifest; training was not started",
             hint="`safepoint checkpoints list` says which were not written by Safepoint and which have lost their "
-            "manifest; to start at step 0, use --from-scratch, which moves them aside and deletes nothing",
+            "manifest; to start at step 0, use --from-scratch, which moves the folders aside and deletes nothing",
         )
     raise NothingValidError(
         f"{output} holds {plural(len(found), 'checkpoint folder')} and none of them is a valid checkpoint; training "

@@ -72,7 +72,8 @@ class FileDigester:
         self._size += PART_BYTES
 
     def differs(self, parts: Sequence[str]) -> bool:
-        """Whether the last complete part has another digest than in `parts`; False if `parts` does not have it."""
+        """Whether the last complete part has another digest than in `parts`; False if `parts` has no digest for this
+        part."""
         number = len(self._parts) - 1
         return 0 <= number < len(parts) and self._parts[number] != parts[number]
 
@@ -121,9 +122,9 @@ def digest_file(
         expected_bytes: the size that the file should have. If the file is larger, only one byte more is read, and the
             size in the result is this size plus one. None if any size is right.
         expected_parts: the digests that the parts of the file should have, if they are known. Reading stops after the
-            first part with another digest, and the result is the digest of what was read. A part that should be
-            zeros, and is a hole of the file, is not read: to read a sparse file of many terabytes, which occupies no
-            disk space, would take hours.
+            first part with another digest, and the result is the digest of what was read. A part that should contain
+            only zeros, and is a hole of the file, is not read. Otherwise, reading a sparse file of many terabytes
+            would take hours, although the file occupies no disk space.
 
     Raises:
         OSError: unreadable, a link, or not a regular file.

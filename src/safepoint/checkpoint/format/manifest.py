@@ -3,9 +3,9 @@
 Where every node has an output folder of its own, that folder holds a part of the checkpoint (docs/adr/0008). The part
 has a record in place of the manifest, so that no reader takes it for a complete checkpoint.
 
-Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part; a record with an altered
-byte is refused; a hostile record is refused before any path in it is used. Reading executes no code. Not promised:
-that the files are there. `safepoint.checkpoint.format.verify` checks that.
+Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part. A record with an altered
+byte is refused. A hostile record is refused before any path in it is used. Reading executes no code. Not promised:
+that the files exist. `safepoint.checkpoint.format.verify` checks that.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ FORMAT = "safepoint-checkpoint"
 _PART_FORMAT = "safepoint-part"
 VERSION = 1
 UNKNOWN_DIGEST = f"{ALGORITHM}:{'0' * 32}"
-"""The digest of a frozen base model that is not known, in `base`."""
+"""The value that stands in `base` for an unknown digest of the frozen base model."""
 MAX_MANIFEST_BYTES = 64 << 20
 """Enough for about 500,000 files. A larger manifest is neither read into memory nor written."""
 
@@ -127,7 +127,7 @@ class FileEntry:
     """One file of a checkpoint.
 
     Args:
-        path: relative to the checkpoint's folder, with `/`; without `..` and control characters.
+        path: the path in the checkpoint's folder, with `/`; without `..` and control characters.
         size_bytes: its size.
         digest: `xxh3-128:<32 hex digits>`.
         parts: the digest of each part of 64 MiB; empty for a file of at most one part.
@@ -156,7 +156,7 @@ class FileEntry:
             raise ValueError(f"the digest of {self.path!r} does not match the digests of its parts")
 
 
-@functools.lru_cache(maxsize=1024)  # each save checks the same few paths while training waits
+@functools.lru_cache(maxsize=1024)  # cached, because each save checks the same few paths while training waits
 def path_fault(path: str) -> str | None:
     """Why `path` must not be used inside a checkpoint; None if it may be used."""
     parts = path.split("/")
@@ -346,7 +346,7 @@ class NodePart:
         node: the node's number, from 0.
         num_nodes: how many parts make the checkpoint.
         paths: the files that the node holds, sorted.
-        manifest: of the whole checkpoint.
+        manifest: the manifest of the whole checkpoint.
         is_open: whether callbacks may still add files. Added files change the manifest. A run can resume from an open
             part; the uploader waits until the part is closed, or until the training ends.
     """
@@ -451,7 +451,8 @@ def is_of_newer_release(data: bytes) -> bool:
         record = parse_json_object(data)
         version = record.get("version")
         is_later = isinstance(version, str) or (isinstance(version, int | float) and version > VERSION)
-        return record.get("format") in (FORMAT, _PART_FORMAT) and is_later  # not in a set, because a list has no hash
+        # Compared with a tuple, not a set, because a format that is a list has no hash.
+        return record.get("format") in (FORMAT, _PART_FORMAT) and is_later
     return False
 
 
@@ -480,7 +481,8 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
         ManifestError: `data` is something else.
     """
     is_large = MAX_BYTES < len(data) <= MAX_MANIFEST_BYTES
-    if is_large and has_more_values(data, len(data) // _LEAST_BYTES):  # each value takes a lot of memory
+    # Count the values first, because each value takes a lot of memory.
+    if is_large and has_more_values(data, len(data) // _LEAST_BYTES):
         raise ManifestError(f"it has more JSON values than Safepoint writes into {len(data)} bytes")
     try:
         return parse_object(data, max_bytes=MAX_MANIFEST_BYTES)

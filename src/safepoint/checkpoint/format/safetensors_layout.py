@@ -1,8 +1,8 @@
 """Computes the layout of a safetensors file from the names, types and shapes of its tensors.
 
 The format: 8 bytes with the length of a JSON header, the header, the tensors without gaps. As in the library's own
-files, tensors are sorted by the size of their elements, largest first, and then by name, and the header is padded to
-8 bytes, so that every tensor is aligned.
+files, tensors are sorted by the size of their elements, largest first, and then by name. The header is padded to a
+multiple of 8 bytes, so that every tensor is aligned.
 """
 
 import json

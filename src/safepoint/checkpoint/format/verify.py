@@ -95,7 +95,8 @@ def read_manifest_of_any(folder: Path) -> Manifest:
     try:
         return read_manifest(folder)
     except ManifestError:
-        if not os.path.isfile(folder / PART_NAME):  # `Path.is_file` raises if the folder is unreadable
+        # Not `Path.is_file`, which raises an error if the folder is unreadable.
+        if not os.path.isfile(folder / PART_NAME):
             raise
         return read_part(folder).manifest
 
@@ -204,7 +205,7 @@ def compare_listing(
     """Compare names, kinds and sizes with a manifest.
 
     Args:
-        entries: of the manifest.
+        entries: the entries of the manifest.
         found: path → size in bytes; None for a link or a special file.
         extra: whether a file that the manifest does not name is a fault.
     """
@@ -231,7 +232,7 @@ def compare_content(
 
     Args:
         folder: the folder of the checkpoint or part.
-        entries: of the manifest.
+        entries: the entries of the manifest.
         progress: called with bytes read so far and bytes in all.
     """
     counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))

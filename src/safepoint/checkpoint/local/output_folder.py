@@ -76,7 +76,8 @@ class OutputFolder:
                 files.make_folder(self.root)
             except OSError as error:
                 raise self._unusable(error, consequence) from error
-            is_strange = is_planted_folder(self.root)  # checked again: another user may have just made the folder
+            # Check again, because another user may have just made the folder.
+            is_strange = is_planted_folder(self.root)
         if is_strange:
             raise StorageError(
                 f"the output folder {self.root}, or a folder above it, belongs to another user and is in a folder "
@@ -101,7 +102,7 @@ class OutputFolder:
         try:
             while found:
                 path = found.pop()
-                with contextlib.suppress(FileNotFoundError):  # a working file that another process has deleted
+                with contextlib.suppress(FileNotFoundError):  # another process has deleted this working file
                     status = path.lstat()
                     if stat.S_ISDIR(status.st_mode):
                         found += path.iterdir() if path == self.control else []
@@ -172,7 +173,7 @@ class OutputFolder:
                 self._lock = files.FolderLock.acquire(path, owner)
                 held = self.keeper_lock
                 self._check_keeper(keeper)
-                self.check_control()  # checked again: the process that had the lock may have put links there
+                self.check_control()  # check again, because the process that had the lock may have put links there
             except StorageError:
                 self.release()
                 raise
@@ -210,7 +211,7 @@ class OutputFolder:
     def release(self, attempt_id: str | None = None) -> None:
         """Release the lock for the next run, after deleting the attempt's own working folder."""
         if attempt_id is not None and self._lock is not None:
-            with contextlib.suppress(OSError):  # the next start deletes it
+            with contextlib.suppress(OSError):  # if this fails, the next start deletes the folder
                 files.delete_tree(self.work / attempt_id)
         if self._lock is not None:
             self._lock.release()
@@ -276,7 +277,8 @@ class OutputFolder:
         Checkpoints that cannot be moved are passed over from now on; see `passed_over`.
         """
         aside = set_aside(self.root, paths)
-        if aside.left or (aside.num_moved and read_notes(self.control)):  # deletes the notes of moved ones
+        # `pass_over` also deletes the notes of checkpoints that were moved.
+        if aside.left or (aside.num_moved and read_notes(self.control)):
             self.pass_over(aside.left)
         return aside
 

@@ -7,7 +7,7 @@ stay: the newest checkpoint, the newest valid one, those that a process reads or
 protects. A checkpoint that is known to be damaged does not count as one of the N of a policy, and is not deleted.
 
 These rules apply to each run separately: checkpoints of one run are never deleted because another run has newer or
-better ones at the same place. A run deletes only its own checkpoints.
+better ones at the same location. A run deletes only its own checkpoints.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -65,9 +65,9 @@ class Candidate:
         """Make a candidate from a checkpoint's manifest.
 
         Args:
-            manifest: of the checkpoint.
-            policies: if they are given, only the metrics that they use are kept, to save memory: there can be any
-                number of manifests, and each can have any number of metrics.
+            manifest: the manifest of the checkpoint.
+            policies: if given, the candidate keeps only the metrics that these policies use. This saves memory,
+                because there can be any number of manifests, and each can have any number of metrics.
         """
         try:
             created_s = clock.parse_utc(manifest.created)
@@ -262,7 +262,7 @@ class CheckpointFolder(Protocol):
         """Delete the checkpoint called `name` so that readers see it whole or not at all.
 
         Returns:
-            False when a process is reading or uploading it, or a later release wrote it; then it stays.
+            False when a process is reading or uploading it, or if a later release wrote it; then it stays.
         """
         ...
 
@@ -297,7 +297,7 @@ def prune(
         ConflictError: another attempt has claimed the store.
         StorageError: the store cannot be used.
     """
-    from safepoint.checkpoint.format.catalog import checkpoint_name  # here, because it imports manifests
+    from safepoint.checkpoint.format.catalog import checkpoint_name  # not at the top, because it imports manifests
     from safepoint.foundation.events.run_events import Pruned, PruneFailed
 
     try:
@@ -321,14 +321,14 @@ def delete_one(
 
     Args:
         folder: the checkpoints.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
         report: receives the events.
         deadline_s: when to give up on a store.
 
     Returns:
         Whether it is deleted. Also False while a process reads or uploads it.
     """
-    from safepoint.checkpoint.format.catalog import checkpoint_name  # here, because it imports manifests
+    from safepoint.checkpoint.format.catalog import checkpoint_name  # not at the top, because it imports manifests
     from safepoint.foundation.events.run_events import PruneFailed
 
     name = checkpoint_name(step)

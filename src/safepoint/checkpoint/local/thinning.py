@@ -1,14 +1,14 @@
 """Thinning: deletes old checkpoints before a save, if the save would not fit.
 
-Retention deletes checkpoints after a save. If there is no room for the next save, thinning deletes more, and
-earlier: `newest=N` then counts as `newest=1`. Oldest first, and only as many as are needed. What `every`, `best` and
-`younger` keep stays, and so does everything if no policy sets a limit. As in retention, these always stay: the newest
-checkpoint, the newest valid one, those that a process reads or uploads, those that the caller protects, and those of
-other runs and programs.
+Retention deletes checkpoints after a save. If the next save would not fit, thinning deletes more, and
+earlier: `newest=N` then counts as `newest=1`. It deletes the oldest checkpoints first, and only as many as necessary.
+What `every`, `best` and `younger` keep stays, and so does everything if no policy sets a limit. As in retention,
+these always stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, those that the
+caller protects, and those of other runs and programs.
 
-A folder that does not state its room, or does not answer, is not thinned before the save. If the save then fails
-because the disk or a quota is full, `is_full` is true of the error, and the caller deletes one checkpoint and tries
-again.
+A folder that does not state its free space, or does not answer, is not thinned before the save. If the save then
+fails because the disk or a quota is full, `is_full` returns True for the error. In this case, the caller deletes one
+checkpoint and tries again.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from safepoint.foundation.volumes.occupied import Occupied, occupied
 from safepoint.foundation.volumes.room import Limit, Room, room_of
 
 _LIMIT_S = 5.0
-"""How long a save waits for a folder that does not state its room."""
+"""How long a save waits for a folder that does not state its free space."""
 _SPARE_BYTES, _SPARE_SHARE, _SPARE_INODES = 1 << 20, 1 / 64, 16
-"""For the manifest, folders, and what the file system adds to the files."""
+"""Space for the manifest, for folders, and for what the file system adds to the files."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -42,7 +42,7 @@ def with_spare(save: Occupied) -> Occupied:
 
 
 def under_pressure(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """The policies that apply while there is no room: those given, with `newest=1` in place of `newest=N`."""
+    """The policies that apply while a save does not fit: those given, with `newest=1` in place of `newest=N`."""
     return tuple(KeepNewest(1) if isinstance(policy, KeepNewest) else policy for policy in policies)
 
 
@@ -68,18 +68,19 @@ def make_room(
 ) -> int:
     """If a save does not fit, delete checkpoints until it fits, and report each deletion.
 
-    Nothing is deleted if the save would not fit even then. No error is raised: the save shows whether there is room.
+    If the save would not fit even after all these deletions, nothing is deleted, and no error is
+    raised: the save itself will fail.
 
     Args:
         output: the folder. The caller is the only process that commits and prunes there.
-        policies: of the run.
+        policies: the retention policies of the run.
         report: receives the events.
         save: what the files of the save will occupy.
         protected: steps that are never deleted.
         run_id: the run, whose checkpoints may be deleted.
         has_failed: whether the save was tried, and the disk or a quota was full. Then one checkpoint is deleted,
-            even if there seems to be room: a quota may be smaller than the file system.
-        read_room: measures the room.
+            even if there seems to be enough space: a quota may be smaller than the file system.
+        read_room: measures the free space.
 
     Returns:
         The number of deleted checkpoints.
@@ -113,7 +114,7 @@ def _deletable(
     output: OutputFolder, policies: Sequence[Policy], protected: Collection[int], run_id: str
 ) -> Iterator[tuple[int, Occupied]]:
     """The steps that may be deleted, oldest first, each with what its deletion frees."""
-    with contextlib.suppress(OSError):  # the folder cannot be read; the prune after the save reports it
+    with contextlib.suppress(OSError):  # if the folder cannot be read, the pruning after the save reports it
         for step in output.superseded(under_pressure(policies), protected=protected, run_id=run_id):
             if not output.is_in_use(checkpoint_name(step)):
                 yield step, occupied(output.root / checkpoint_name(step))

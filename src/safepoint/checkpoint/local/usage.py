@@ -1,6 +1,6 @@
 """What the checkpoints of one run occupy in a folder, and how much each further save will add.
 
-A forecast of the room in a folder needs both (`estimates.forecast`).
+A forecast of the free space of a folder needs both (`estimates.forecast`).
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Usage:
     total: Occupied = field(default_factory=Occupied)
 
     def num_deletable(self, policies: Sequence[Policy]) -> int:
-        """How many checkpoints thinning may delete; leases and protected steps are not regarded."""
+        """How many checkpoints thinning may delete. Leases and protected steps are not taken into account."""
         pressed = under_pressure(policies)
         return len(select_superseded(self.checkpoints, pressed, now_s=clock.wall_s()))
 
@@ -64,7 +64,7 @@ class Growth:
 
     Args:
         saves_until_limit: how many more saves add a checkpoint each; None if all checkpoints stay.
-        share_later: after that, the share of saves whose checkpoint stays for good.
+        share_later: of all saves after these, the share whose checkpoint is never deleted.
     """
 
     saves_until_limit: int | None
@@ -75,9 +75,9 @@ def growth_of(usage: Usage, policies: Sequence[Policy], interval_s: float | None
     """How the number of checkpoints will grow under these policies.
 
     Args:
-        usage: of the folder.
-        policies: of the run.
-        interval_s: between two saves; None if it is not known.
+        usage: the usage of the folder.
+        policies: the retention policies of the run.
+        interval_s: the time between two saves; None if it is not known.
     """
     if not any(policy.is_limit for policy in policies):
         return Growth(saves_until_limit=None, share_later=1.0)
@@ -103,7 +103,7 @@ class UsageReader:
     Args:
         output: the folder.
         run_id: the run.
-        policies: of the run; metrics that they do not use are not kept in memory.
+        policies: the retention policies of the run; metrics that they do not use are not kept in memory.
     """
 
     def __init__(self, output: OutputFolder, run_id: str, policies: Sequence[Policy]) -> None:
@@ -144,7 +144,8 @@ class UsageReader:
         if manifest.run_id != self._run_id or manifest.step != step_of(path):
             return None, Occupied()
         size = occupied(path)
-        if not (path / PART_NAME).exists():  # files with a second name are not in `size`
+        # `occupied` does not count files that have a second name, but the manifest of a whole checkpoint lists them.
+        if not (path / PART_NAME).exists():
             size = Occupied(
                 num_bytes=max(size.num_bytes, manifest.size_bytes),
                 num_inodes=max(size.num_inodes, len(manifest.files)),

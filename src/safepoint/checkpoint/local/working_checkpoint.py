@@ -57,7 +57,7 @@ class WorkingCheckpoint(FolderDestination):
         output: the output folder.
         attempt_id: the name of this start of the run. A process of an earlier start has another name, so it writes to
             another folder.
-        step: optimizer steps done.
+        step: how many optimizer steps are done.
         target: the folder to commit to; `checkpoint-<step>` in the output folder when None.
     """
 

@@ -1,7 +1,7 @@
 """Checks the directory of a zip archive before anything in the archive is read.
 
-`torch.save` stores the records of its archives as they are. In an archive that an attacker has written, records can
-be compressed (4 MB become 4 GB), overlap, or have the same name, so that two readers read different data.
+`torch.save` stores the records of its archives without compression. In an archive that an attacker has written,
+records can be compressed (4 MB become 4 GB), overlap, or have the same name, so that two readers read different data.
 `check_records` refuses such an archive.
 """
 
@@ -48,14 +48,16 @@ def check_records(file: BinaryIO) -> None:
     The position does not change.
 
     Raises:
-        ArchiveError: the archive is damaged; a record is compressed or encrypted, two records have the same name, the
-            records together have more bytes than the file, or zip readers could find two different directories.
+        ArchiveError: the archive is damaged, or two zip readers could find different directories in it. Also if a
+            record is compressed or encrypted, if two records have the same name, or if the records together have more
+            bytes than the file.
         OSError: the file cannot be read.
     """
     place = file.tell()
     try:
         file.seek(0, io.SEEK_END)
-        size_bytes = file.tell() - place  # `seek` of DCP's file objects returns the position in another file
+        # Not the result of `seek`: DCP's file objects return the position in another file.
+        size_bytes = file.tell() - place
 
         def read_range(start: int, count: int) -> bytes:
             file.seek(place + start)
@@ -78,16 +80,16 @@ def check_directory(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: i
     """Like `check_records`, for an archive that is open already.
 
     Args:
-        file: of the archive; its position is changed.
+        file: the file that contains the archive; the position in the file is changed.
         archive: the opened archive.
-        size_bytes: of the file.
+        size_bytes: the size of the file.
 
     Raises:
         ArchiveError: see `check_records`.
     """
     _check_place(file, archive, size_bytes)
     records = archive.infolist()
-    names = {record.filename.lower() for record in records}  # as torch's reader ignores case
+    names = {record.filename.lower() for record in records}  # in lower case, because torch's reader ignores the case
     if len(names) != len(records):
         raise ArchiveError("two of its records have the same name")
     if len({name.partition("/")[0] for name in names}) > 1:  # torch reads the first folder, and others the last one

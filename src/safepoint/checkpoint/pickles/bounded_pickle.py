@@ -34,8 +34,8 @@ class KeyLimits:
         most_tuples: how many tuples all keys together may have.
         most_parts: how many values, at any depth, one key may have.
         number_bits: how large the numbers in keys may be.
-        is_plain: whether a key is allowed that is neither a tuple nor a number, and whose type is not in
-            `PLAIN_KEYS`.
+        is_plain: returns whether a key is allowed. It is called for keys that are neither tuples nor numbers, and
+            whose type is not in `PLAIN_KEYS`.
         parts_of: returns, for a key that `is_plain` allows, the values from which the hash of the key is computed;
             None if there are none.
     """
@@ -95,7 +95,7 @@ class InstructionLimits:
         if self._left < 0:
             raise CheckpointError(f"a pickle has more than {self.most} instructions")
         if code == pickle.EMPTY_SET[0]:
-            self._sets_left -= 1  # each takes as much memory as a hundred instructions
+            self._sets_left -= 1  # a set takes as much memory as a hundred instructions
             if self._sets_left < 0:
                 raise CheckpointError(f"a pickle has more than {_MAX_SETS} sets")
 

@@ -3,7 +3,7 @@
 `weights_only=True` restricts which functions a pickle calls, but not the arguments of the calls. These dangers
 remain:
 
-- numpy's arrays and types take a state from the pickle, and do not check it: if a type is larger than its state says,
+- numpy's arrays and types take a state from the pickle, and do not check it. If a type is larger than its state says,
   numpy reads and writes outside of the array. So stand-ins take the place of numpy's functions while a pickle is
   read, and `finish` makes the arrays afterwards.
 - A container may contain itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
@@ -43,7 +43,8 @@ class _SavedType:
         self.dtype = np.dtype(text)
 
     def __setstate__(self, state: Any) -> None:
-        self.dtype = self.dtype.newbyteorder(state[1])  # the rest says nothing more about a type of numbers
+        # For a type of numbers, only the byte order in the state matters.
+        self.dtype = self.dtype.newbyteorder(state[1])
 
 
 class _SavedArray:
@@ -70,7 +71,8 @@ def _empty_bytes() -> bytes:
 
 
 _STAND_INS: dict[str, Any] = {
-    "builtins.bytes": _empty_bytes,  # so pickle writes `b""`, which torch refuses; other bytes are `_codecs.encode`
+    # pickle writes `b""` as a call of `bytes`, which torch refuses. It writes all other bytes with `_codecs.encode`.
+    "builtins.bytes": _empty_bytes,
     "numpy.dtype": _SavedType,
     "numpy.ndarray": _SavedArray,
     **{f"numpy.{core}.multiarray._reconstruct": _reconstruct for core in ("core", "_core")},
@@ -120,7 +122,8 @@ def finish(loaded: Any) -> Any:
 _PLAIN = {bool, bytes, float, int, str, type(None)}
 _STORAGES: Any = (torch.TypedStorage, torch.UntypedStorage)
 _STORAGE_NAME: Any = torch.serialization.StorageType
-"""The class of what torch returns for the name of a type of storages. torch saves it, and does not load it again."""
+"""The class of the objects that torch returns for a pickled name of a type of storages. torch can save such an
+object, but cannot load it again."""
 _WITHOUT_STATE: Any = (type, FunctionType, ModuleType, enum.Enum, *_STORAGES)
 """Objects whose attributes no pickle sets."""
 

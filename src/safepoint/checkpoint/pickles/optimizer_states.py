@@ -1,7 +1,7 @@
 """Checks the optimizer states that are loaded from a checkpoint which an attacker may have written.
 
 An optimizer keeps the tensors that it loads. Its fused kernels assume, without a check, that the memory of each
-tensor is as large as that of the parameter: with a smaller or an expanded tensor, a step reads and writes other
+tensor is as large as that of the parameter. With a smaller or an expanded tensor, a step would read and write other
 memory of the process. So while `checked_optimizers` runs, a loaded state is compared with the parameters, and with
 the state that the optimizer itself creates.
 
@@ -106,7 +106,8 @@ class _Before:
             raise
 
     def with_own_settings(self, state: Any) -> Any:
-        """A loaded state in which `_OWN` are the settings of this optimizer. Invalid states are left as they are."""
+        """A loaded state, in which this optimizer's values replace the settings `_OWN`. An invalid state is returned
+        unchanged."""
         if not isinstance(state, Mapping):
             return state
         saved = cast("Mapping[str, Any]", state)
@@ -152,7 +153,8 @@ class _States:
 
     def check(self) -> None:
         """Raise CheckpointError if a tensor does not fit its parameter."""
-        if isinstance(self._optimizer, torch.optim.LBFGS):  # it has vectors of all parameters, and no kernels
+        # LBFGS has vectors of all parameters, and no kernels of its own.
+        if isinstance(self._optimizer, torch.optim.LBFGS):
             return
         number = 0
         for group_index, group in enumerate(self._optimizer.param_groups):
@@ -173,12 +175,13 @@ class _States:
     def _fault(self, name: Any, tensor: Any, parameter: torch.Tensor, place: tuple[int, int]) -> str:
         """Why a tensor does not fit; empty if it fits."""
         here, there = _local(tensor), _local(parameter)
-        if not there.numel():  # this rank has no part of the parameter, or DeepSpeed has moved it to a disk
+        # This rank has no part of the parameter, or DeepSpeed has moved the parameter to a disk.
+        if not there.numel():
             return ""
         is_scalar = name in _SCALARS and here.numel() == 1
         if type(here) is not torch.Tensor and type(here) is not torch.nn.Parameter:
-            # Such as torchao's quantized tensors: the script has allowed their class, and the methods of the class
-            # check sizes.
+            # The script has allowed the class of this tensor, such as torchao's quantized tensors. The methods of the
+            # class check sizes.
             fits, is_whole = here.shape == there.shape, True
         elif is_scalar or (here.numel() == there.numel() and not self._loads_itself):
             fits, is_whole = True, _is_whole(here)
@@ -187,7 +190,7 @@ class _States:
             is_tensor = isinstance(created, torch.Tensor)
             fits = is_tensor and created.shape == here.shape and created.dtype == here.dtype
             if not fits and not self._has_kernels and name not in _ELEMENTWISE:
-                return ""  # a state of the script's own optimizer, whose operations check sizes
+                return ""  # the optimizer is of the script, and its operations check sizes
             is_whole = _is_whole(here)
         if not fits:
             return f"has the shape {tuple(here.shape)} and the type {here.dtype}, which do not fit the parameter"
@@ -210,7 +213,7 @@ def _create(optimizer: Any, parameter: torch.Tensor, place: tuple[int, int]) -> 
     own = {
         name: list(cast("list[Any]", one)) if type(one) is list else _copied(one) for name, one in attributes.items()
     }
-    own.pop("step", None)  # schedulers put a wrapper there
+    own.pop("step", None)  # remove the wrapper of `step` that a scheduler may have installed
     copy = object.__new__(cast("Any", type(optimizer)))
     copy.__dict__.update(own)
     with torch.no_grad():
@@ -222,7 +225,7 @@ def _create(optimizer: Any, parameter: torch.Tensor, place: tuple[int, int]) -> 
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     random: Any = torch.random
     with random.fork_rng(devices=devices):
-        if hasattr(copy, "init_state"):  # bitsandbytes
+        if hasattr(copy, "init_state"):  # only optimizers of bitsandbytes have this method
             if hasattr(copy, "page_mng"):
                 copy.page_mng = SimpleNamespace(paged_tensors=[])
             copy.init_state(group, fresh, *place)
@@ -251,7 +254,8 @@ def _copied(state: Any) -> Any:
 
 
 def _with_own(group: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with the optimizer's own settings for `_OWN`. The order stays, so files have the same bytes."""
+    """A group of a loaded state, in which the optimizer's values replace the settings `_OWN`. The order of the
+    settings stays, so that files have the same bytes."""
     kept = {name: one for name, one in group.items() if name not in _OWN or name in own}
     return {**kept, **{name: own[name] for name in _OWN if name in own}}
 

@@ -1,7 +1,7 @@
 """Checks the states of schedulers that are loaded from a checkpoint which an attacker may have written.
 
-A scheduler of torch sets every entry of a loaded state as one of its attributes, even if the entry has the name of a
-method, or of the attribute with the optimizer.
+A scheduler of torch makes an attribute of itself from every entry of a loaded state. It does so even if the entry has
+the name of a method, or of the attribute that holds the optimizer.
 """
 
 import contextlib

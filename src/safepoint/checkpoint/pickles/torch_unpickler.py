@@ -1,7 +1,8 @@
 """torch's restricted unpickler (`weights_only=True`), with checks of what it calls and of the keys that it hashes.
 
-torch restricts which functions a pickle calls, but not the arguments of the calls: `torch.FloatTensor(20000)` returns
-memory of this process that was freed, and the next checkpoint would contain it.
+torch restricts which functions a pickle calls, but not the arguments of the calls. For example,
+`torch.FloatTensor(20000)` returns memory that this process has freed, and the next checkpoint would contain this
+memory.
 """
 
 import codecs
@@ -120,8 +121,8 @@ class CheckedUnpickler(restricted.Unpickler):
         elif code in {pickle.REDUCE[0], pickle.NEWOBJ[0]}:
             self._check_call(stack[-2], stack[-1])
         elif code == pickle.BUILD[0] and isinstance(stack[-2], torch.Tensor | enum.Enum):
-            # The state of a tensor may enlarge the tensor's storage. The member of an enum is shared by the whole
-            # process.
+            # Refused, because the state of a tensor may enlarge the tensor's storage, and because a change of a
+            # member of an enum would affect the whole process.
             raise pickle.UnpicklingError(
                 f"the pickle sets the state of a {type(stack[-2]).__name__}, which is not allowed"
             )
@@ -140,7 +141,8 @@ class CheckedUnpickler(restricted.Unpickler):
             raise pickle.UnpicklingError(
                 f"the pickle encodes a text, but not with one of {', '.join(sorted(_ENCODINGS))}"
             )
-        if function is _REBUILD_FROM_TYPE and len(values) > 2:  # this function calls its first value with its third
+        # This function calls its first argument with its third one.
+        if function is _REBUILD_FROM_TYPE and len(values) > 2:
             self._check_call(values[0], values[2])
         if id(function) in _COLLECTIONS:
             for value in values:
@@ -148,7 +150,7 @@ class CheckedUnpickler(restricted.Unpickler):
 
     def _check_items(self, kind: Any, items: Any) -> None:
         """Check what a set or a dictionary is made of."""
-        if isinstance(items, dict | set):  # its keys were checked when the pickle made it
+        if isinstance(items, dict | set):  # the keys of `items` were checked when the pickle made it
             return
         if not isinstance(items, list | tuple):
             raise pickle.UnpicklingError(f"the pickle makes a {kind.__name__} of something other than a list")

@@ -48,7 +48,7 @@ def write_code(location: Location, data: bytes, digest: str, store: Store | None
         location: where the code is written; its name contains the digest.
         data: the code.
         digest: its SHA-256.
-        store: of the folder or prefix of `location`; opened with the variables of this process when None.
+        store: the store of the folder or prefix of `location`; opened with the variables of this process when None.
 
     Raises:
         StorageError: it cannot be written.

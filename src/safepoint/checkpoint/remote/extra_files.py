@@ -99,7 +99,7 @@ class ExtraFiles:
 
         Args:
             reason: why.
-            names: of the files; None for all that are not uploaded yet.
+            names: the names of the files; None for all that are not uploaded yet.
         """
         if names is None:
             chosen, _ = self._choose()
@@ -119,7 +119,8 @@ class ExtraFiles:
                 return False
         root = Path(os.path.realpath(self._output.root))
         source = _place_in(root, path)
-        if source is None:  # deleted since it was listed, or replaced by a link that leads out of the folder
+        # The file was deleted since it was listed, or replaced by a link that leads out of the folder.
+        if source is None:
             return False
         # From here on no link is followed: another user may replace the file, or a folder above it, at any time.
         file = SourceFile(path=path, source=source, below=root)
@@ -169,7 +170,7 @@ class ExtraFiles:
 
 
 def _place_in(root: Path, path: str) -> Path | None:
-    """The regular file to which `path` leads; None if it is outside of the folder `root`, or in `.safepoint`.
+    """The regular file to which `path` leads; None if this file is outside of `root`, or inside of `.safepoint`.
 
     A link may lead out of the folder or into `.safepoint`, to files that are not the program's output.
     """

@@ -1,8 +1,13 @@
 """Fetches a checkpoint from a store into a working folder: parallel ranged reads, each checked when it is complete.
 
-Promises: if a part of a file (a piece with a digest of its own) has a wrong digest, only this part is fetched again;
-nothing is written outside the working folder; the used memory does not grow with the size of the checkpoint; the
-disk's free space is checked before the first byte is fetched. The caller commits.
+Promises:
+
+- If a part of a file (a piece with a digest of its own) has a wrong digest, only this part is fetched again.
+- Nothing is written outside the working folder.
+- The used memory does not grow with the size of the checkpoint.
+- The disk's free space is checked before the first byte is fetched.
+
+The caller commits.
 """
 
 import contextlib
@@ -96,7 +101,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
 
     Raises:
         CheckpointError: the file system does not allow a path of the checkpoint, such as one that is too long.
-        StorageError: the disk has too little room; nothing was created.
+        StorageError: the disk has too little free space; nothing was created.
         OSError: the folder cannot be written.
     """
     no_links.make_folders(folder)
@@ -106,7 +111,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
         raise StorageError(
             f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)}, "
             f"plus {format_bytes(_SPARE_BYTES)} that must stay free; nothing was fetched",
-            hint="make room, or use a folder on another disk (for a run with an object store: --local-dir)",
+            hint="free some space, or use a folder on another disk (for a run with an object store: --local-dir)",
         )
     for entry in entries:
         path = folder / entry.path
@@ -144,7 +149,7 @@ def fetch(
 
     Args:
         store: the store with the checkpoint.
-        name: such as `checkpoint-20`.
+        name: the name of the checkpoint, such as `checkpoint-20`.
         parts: the parts to fetch; see `share`.
         folder: a folder for which this node, or another node that shares it, has called `create_files`.
         progress: receives the number of bytes that were fetched and checked since its last call; one call at a time.
@@ -182,7 +187,7 @@ def check(
 
     Args:
         store: the store with the checkpoint.
-        name: such as `checkpoint-20`; empty for the store's own location.
+        name: the name of the checkpoint, such as `checkpoint-20`; empty for the store's own location.
         parts: the parts to read.
         read: the ranges of the checkpoint that the caller has read or is going to read; a range that was read with
             other bytes is a fault.

@@ -110,7 +110,7 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
     the marks.
 
     Args:
-        remote: claimed by this attempt.
+        remote: the location in the store, which this attempt has claimed for itself.
 
     Returns:
         The names of the checkpoints that were committed.
@@ -135,8 +135,8 @@ class NodeMarks:
 
     Args:
         store: the store that holds the marks.
-        name: of the checkpoint.
-        manifest: of the whole checkpoint.
+        name: the name of the checkpoint.
+        manifest: the manifest of the whole checkpoint.
         deadline_s: when to give up on the store.
     """
 
@@ -245,12 +245,12 @@ class NodeUploaders:
 
     def note(self, name: str, manifest: Manifest, published: Published) -> None:
         """Record the result of an upload."""
-        self.awaited.pop(name, None)  # the entry may be of an earlier save of this step, with another manifest
+        self.awaited.pop(name, None)  # an entry of an earlier save of this step may have another manifest
         if published is Published.IN_PART:
             self.awaited[name] = manifest
 
     def renew_mark(self, name: str, record: Record, deadline_s: float | None) -> None:
-        """Renew, every 15 seconds, the mark which says that this node uploads its files; cheap to call often."""
+        """Renew the mark which says that this node uploads its files, if the last renewal is more than 15 s old."""
         now_s = clock.monotonic_s()
         if isinstance(record, NodePart) and self.exist and now_s - self._renewed_s > _RENEW_EVERY_S:
             self._renewed_s = now_s

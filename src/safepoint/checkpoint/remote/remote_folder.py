@@ -188,8 +188,8 @@ class RemoteFolder:
         steps = [step for step in self.steps(deadline_s=deadline_s) if step not in self._passed_over]
         now_s = clock.wall_s()
         if all(isinstance(policy, KeepNewest) for policy in policies):
-            # These policies use only the steps. If they keep all checkpoints when all count as one run, they also
-            # keep all of each run, and no manifest has to be read.
+            # These policies use only the steps. If they keep all checkpoints as if these belonged to one run, they
+            # also keep all checkpoints of each run. In this case, no manifest has to be read.
             as_one_run = [Candidate(step=step) for step in steps]
             if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
                 return []
@@ -252,7 +252,7 @@ class RemoteFolder:
         except ConditionError as error:
             raise ConflictError(
                 f"another run began to use {self.store.location} at the same moment; training was not started",
-                hint="stop one of them, or give each a location of its own",
+                hint="stop one of the two runs, or give each run a location of its own",
             ) from error
         self._seen_claim = Condition(version=version)
         self._attempt_id = claim.attempt_id
@@ -303,7 +303,7 @@ class RemoteFolder:
         """Add files to the mark of `name`: the list of the files that Safepoint has begun to write or delete.
 
         Args:
-            name: of a checkpoint or model.
+            name: the name of a checkpoint or model.
             files: path → size in bytes of the files that are going to be written.
             existing: the paths of files that Safepoint has written before, and may delete.
             deadline_s: when to give up.
@@ -338,7 +338,7 @@ class RemoteFolder:
         """Abort the unfinished uploads of files that a mark or a manifest lists. Uploads of other tools stay.
 
         Args:
-            names: of checkpoints and models; None for all.
+            names: the names of checkpoints and models; None for all.
             only: called with the path of each file; uploads of the files for which it returns True are aborted.
             begun_before_s: see `Store.sweep`.
             deadline_s: when to give up.
@@ -349,7 +349,7 @@ class RemoteFolder:
         marked = self.unfinished(deadline_s=deadline_s) if names is None else names
         listed: dict[str, Mapping[str, int]] = {}
         for name in marked:
-            listed[name] = {}  # stays empty if the store refuses the mark
+            listed[name] = {}  # this entry stays empty if the store refuses the mark
             with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{UNFINISHED}/{name}"):
                 listed[name] = self.marked_files(name, deadline_s=deadline_s)
 
@@ -424,7 +424,7 @@ class RemoteFolder:
         """Delete the leftovers that the mark of `name` lists (see `Mark`), and then the mark. Other files stay.
 
         Args:
-            name: of a checkpoint or model.
+            name: the name of a checkpoint or model.
             own: paths of files to delete in any case, because Safepoint has written them.
             but: paths of files to keep: those of the committed checkpoint. If `but` is empty, the mark is deleted
                 only when no file is left below `name`.

@@ -40,7 +40,7 @@ class StoreDestination:
 
     Args:
         remote: the location.
-        name: such as `checkpoint-20` or `final`.
+        name: the name of the checkpoint or model, such as `checkpoint-20` or `final`.
         sent: the files that earlier writers of the name have uploaded; `put` adds each file that it uploads. None:
             there were no earlier writers.
         deadline_s: when to give up, by the monotonic clock.
@@ -68,12 +68,12 @@ class StoreDestination:
     def begin(self, manifest: Manifest | None = None, *, files: Mapping[str, int] | None = None) -> bool:
         """Write the mark that the name is unfinished. After a failure the caller may call this again, to continue.
 
-        A committed checkpoint of this name loses its manifest, so that it is no longer a checkpoint, unless
-        `manifest` only adds files to it. If the store has exactly this manifest, but lacks some of its files, `put`
-        uploads only the missing files.
+        A committed checkpoint of this name loses its manifest, so that it is no longer a checkpoint. There are two
+        exceptions: `manifest` is the checkpoint's own manifest, or its own manifest with more files. If it is the
+        checkpoint's own manifest, and the store lacks some of its files, `put` uploads only the missing files.
 
         Args:
-            manifest: of the checkpoint that is going to be committed, if it is known.
+            manifest: the manifest of the checkpoint that is going to be committed, if it is known.
             files: path → size of the files that are going to be put; None: those of `manifest`.
 
         Returns:
@@ -211,7 +211,8 @@ class StoreDestination:
             if self._remote.bytes_of_manifest(self._name, deadline_s=self._deadline_s) != data:
                 raise
         self._remote.note_commit(self._manifest.step)
-        with contextlib.suppress(StorageError):  # it is committed; the next start deletes the marks
+        # Ignore errors: the checkpoint is committed, and the next start deletes the marks.
+        with contextlib.suppress(StorageError):
             self._remote.forget(self._name, self._deadline_s)
 
     def discard(self) -> None:

@@ -158,7 +158,7 @@ class Uploader:
                 f"{where} waits until the other nodes have uploaded their parts of an older checkpoint"
             )
         if self._others.exist:
-            self._prune()  # another node may have committed the newest checkpoint
+            self._prune()  # prune here too, because another node may have committed the newest checkpoint
 
     def upload_extra_files(self) -> None:
         """Upload the other files of the folder. Call this when no process of the training writes there any more.
@@ -212,7 +212,8 @@ class Uploader:
             except OSError:
                 return True
             if record is None or self._record_of(folder) is not record:
-                return True  # pruned or replaced since `next`; the following call reads the folder again
+                # The checkpoint was pruned or replaced since `next` was called; the next call reads the folder again.
+                return True
             self._upload(folder, record)
             self._done[folder.name] = _identity(record)
             self._waiting -= {folder.name}
@@ -253,7 +254,7 @@ class Uploader:
             raise
         except SafepointError as error:
             self._write_status("failing", name=name, done_bytes=done_bytes, total_bytes=size_bytes, error=str(error))
-            if self._reported_failure != folder.name:  # once for each checkpoint, not for each try
+            if self._reported_failure != folder.name:  # report a failure once for each checkpoint, not for each try
                 self._reported_failure = folder.name
                 self._report(UploadFailed(step=manifest.step, name_in_store=folder.name, reason=str(error)))
             raise

@@ -45,7 +45,7 @@ class UploaderPlan:
     Args:
         folder: the local output folder.
         location: the location that its checkpoints are published to.
-        attempt_id: of the attempt that has claimed the location.
+        attempt_id: the unique name of the attempt that has claimed the location.
         run_id: see `Uploader`.
         keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
         node: see `Uploader`.
@@ -53,7 +53,7 @@ class UploaderPlan:
         extra_bytes: see `Uploader`.
         passed_over: steps whose checkpoints in the store were found damaged at the start.
         grace_s: how long to go on uploading the newest checkpoint after the training's process has died.
-        verbosity: of the console.
+        verbosity: the verbosity of the console.
         events: the job's event stream, which is written in addition to the one in the output folder.
     """
 
@@ -161,7 +161,11 @@ class _Process:
         self._wake.clear()
 
     def _is_to_give_up(self, error: SafepointError) -> bool:
-        """Whether to give up: the uploader is to finish, and its deadline or the time `patience_s` has passed."""
+        """Whether to give up after `error`.
+
+        Only an uploader that is to finish gives up: shortly before its deadline; or, if it has no deadline, when it
+        has made no progress for `patience_s(error)` seconds.
+        """
         if not self._finishing.is_set():
             return False
         now_s, deadline_s = clock.monotonic_s(), self._uploader.deadline_s
@@ -188,14 +192,18 @@ class _Process:
                 return
 
     def _wait_for_keeper(self) -> None:
-        """Wait for the keeper of a training that has died: the checkpoint that it commits now is uploaded too."""
+        """Wait for the keeper, the process that writes snapshots to disk, after the training has died.
+
+        The checkpoint that the keeper commits in this time is uploaded too.
+        """
         deadline_s = clock.monotonic_s() + min(_KEEPER_S, self._plan.grace_s / 3)
         lock = OutputFolder(Path(self._plan.folder)).keeper_lock
         while files.is_locked(lock) and clock.monotonic_s() < deadline_s:
             clock.sleep(0.1)
 
     def _finish(self, *, newest_only: bool, deadline_s: float | None) -> None:
-        if self._uploader.with_final and newest_only:  # the final model was requested, and there is no time for it
+        # The final model was to be uploaded, but there is no time for it.
+        if self._uploader.with_final and newest_only:
             self._left_out_final = True
         self._uploader.takes_open = True
         self._uploader.newest_only = newest_only
@@ -206,7 +214,8 @@ class _Process:
             end.daemon = True
             end.start()
         if not self._finishing.is_set():
-            self._uploader.last_progress_s = clock.monotonic_s()  # the time that `patience_s` limits begins now
+            # The time that `patience_s` limits is counted from now on.
+            self._uploader.last_progress_s = clock.monotonic_s()
         self._finishing.set()
         self._priority.restore()
         self._wake.set()

@@ -40,7 +40,7 @@ class SourceFile(NamedTuple):
     """A file that is to be uploaded.
 
     Args:
-        path: within the checkpoint or model.
+        path: the path within the checkpoint or model.
         source: its bytes.
         expected: its entry in a manifest, or None.
         below: a folder above the file `source`; the folders between the two may not be links.
@@ -142,7 +142,7 @@ def _changed(file: SourceFile) -> CheckpointError:
 
 @contextlib.contextmanager
 def _digesting(file: SourceFile) -> Generator[tuple[OpenFile | Content, _Result]]:
-    """Yield the source to upload in place of `source`, and a function that returns its digest.
+    """Yield what to upload in place of `file.source`, and a function that returns the digest of the uploaded bytes.
 
     A file is read a second time, in parallel with its upload; a stream is digested while it is sent.
     """

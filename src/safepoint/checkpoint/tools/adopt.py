@@ -51,7 +51,7 @@ def adopt(
     """Adopt checkpoints, oldest first.
 
     Args:
-        inventory: of their location.
+        inventory: the inventory of the checkpoints' location.
         items: foreign checkpoints, newest first.
         accumulation: see `examine`.
         dry_run: only examine the checkpoints.
@@ -128,10 +128,11 @@ def _adopt_held(
 
 
 def _commit(destination: Destination, manifest: Manifest) -> tuple[Fault, ...]:
-    """Commit a checkpoint. Returns why it cannot be committed; the next one is adopted nevertheless."""
+    """Commit a checkpoint. Return why it cannot be committed, so that the caller can continue with the next
+    checkpoint."""
     try:
         commit(destination, manifest)
-    except (SaveError, OSError) as error:  # such as a folder that may not be written
+    except (SaveError, OSError) as error:  # for example, this user may not write to the folder
         return (Fault(file=".", reason=str(error)),)
     return ()
 

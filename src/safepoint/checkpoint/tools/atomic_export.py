@@ -112,7 +112,7 @@ def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
     try:
         remote.manifest_of(name)
     except UnreadableError:
-        return True  # it may be a checkpoint
+        return True  # refuse the prefix, because it may hold a checkpoint
     except ManifestError:
         return remote.is_newer_format(name) or (is_name(name) and _has_manifest(remote, name))
     return True
@@ -121,7 +121,7 @@ def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
 def _has_manifest(remote: RemoteFolder, name: str) -> bool:
     with contextlib.suppress(ManifestError):
         return remote.bytes_of_manifest(name) is not None
-    return True  # the manifest is too large to be read
+    return True  # there is a manifest, but it is too large to be read
 
 
 def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
@@ -144,7 +144,7 @@ def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:
             if folder.exists() and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             make_folder(folder.parent)
-            working.mkdir()  # fails in some places that look like folders, such as /proc
+            working.mkdir()  # this fails in some places that look like folders, such as /proc
             place = holding.enter_context(held(working, shown=folder))
         except OSError as error:
             raise StorageError(
@@ -160,9 +160,9 @@ class _NewFolder(FolderDestination):
     """The working folder of an export.
 
     Safepoint fills and, after an error, empties the folder through an open descriptor, not through its path. So a
-    user who may write to the folder above cannot lead the export into another folder, neither with a link nor by
-    giving another folder the name of the working folder. Until the commit, only the user who runs the export may
-    enter the working folder.
+    user who may write to the folder above cannot lead the export into another folder, even if this user replaces the
+    working folder by a link or by another folder. Until the commit, only the user who runs the export may enter the
+    working folder.
 
     Args:
         place: the working folder.
@@ -176,7 +176,7 @@ class _NewFolder(FolderDestination):
         self._set_mode(self._mode & 0o700)
 
     def _set_mode(self, mode: int) -> None:
-        with contextlib.suppress(OSError):  # a file system without modes
+        with contextlib.suppress(OSError):  # some file systems have no modes
             os.fchmod(self._place.descriptor, mode)
 
     def publish(self) -> None:
@@ -184,7 +184,8 @@ class _NewFolder(FolderDestination):
         self._place.check_name(self.source)
         self._set_mode(self._mode)
         super().publish()
-        self._place.check_name(self.target)  # another folder may have taken the name before the rename
+        # Check again after the rename, because another folder may have taken the name just before.
+        self._place.check_name(self.target)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):

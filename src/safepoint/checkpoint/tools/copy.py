@@ -67,7 +67,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
     Raises:
         CheckpointError: the checkpoint is not complete, or damaged.
         ConflictError: another checkpoint has this name at the target, or a run is using the target.
-        StorageError: a store cannot be used, or the disk has too little room.
+        StorageError: a store cannot be used, or the disk has too little free space.
     """
     manifest = source.complete_manifest(item)
     store = open_store(target)
@@ -109,7 +109,7 @@ def is_there(source: Inventory, item: Item, target: Location) -> bool:
     if target.is_folder and os.path.lexists(target.folder / item.name):
         raise ConflictError(
             f"{target.child(item.name)} exists already and is not a checkpoint; nothing was copied",
-            hint="copy to another location, or move it away first",
+            hint=f"copy to another location, or first move {item.name} away from there",
         )
     return False
 
@@ -140,8 +140,8 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
     """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
 
-    Files and folders whose name begins with a dot are left out, with a warning: no file of a model has such a name,
-    and at the target the file might become the settings of a program, such as `.git/hooks`, or the mark of an export.
+    Files and folders whose name begins with a dot are left out, with a warning. No file of a model has such a name.
+    At the target, such a file might become the settings of a program, such as `.git/hooks`, or the mark of an export.
 
     An export to an object store writes nothing to a disk of this machine.
 
@@ -157,7 +157,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     Raises:
         CheckpointError: the checkpoint is damaged, or has no files of weights that `from_pretrained` reads.
         ConflictError: there is something at the target.
-        StorageError: a store cannot be used, or the disk has too little room.
+        StorageError: a store cannot be used, or the disk has too little free space.
         UsageError: the target is inside a checkpoint.
     """
     manifest = source.complete_manifest(item)
@@ -166,7 +166,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no model in a known format (strategy {manifest.strategy}); nothing was exported",
-            hint="resume from it and save the model in the script",
+            hint="resume from this checkpoint and save the model in the script",
         )
     left_out = [entry.path for entry in chosen if _is_hidden(entry.path)]
     if left_out:

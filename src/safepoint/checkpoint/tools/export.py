@@ -74,7 +74,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
     Raises:
         CheckpointError: the checkpoint is damaged, or changed meanwhile.
         ConflictError: the target is not empty.
-        StorageError: a store cannot be used, or the disk has too little room.
+        StorageError: a store cannot be used, or the disk has too little free space.
         UsageError: the checkpoint holds adapters, or the target is inside a checkpoint.
     """
     used: ReadRanges | None = None
@@ -88,7 +88,8 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             local = store.location.folder / prefix
             if None in list_files(local).values():
                 raise CheckpointError(f"{local} holds a link or a special file; nothing was exported")
-            if (local / MANIFEST_NAME).is_file():  # so that the retention of a running training does not delete it
+            # A lease (a lock) keeps a running training from deleting the checkpoint meanwhile.
+            if (local / MANIFEST_NAME).is_file():
                 lease.enter_context(reading(local / MANIFEST_NAME))
         folder = browse(store, prefix, on_read=note)
         if (folder / "pytorch_model_fsdp_1").is_dir():
@@ -103,7 +104,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             raise UsageError(
                 f"{folder} holds adapters of {manifest.base['name'] or 'a model without a name'}, in a layout that "
                 "PEFT cannot read; nothing was exported",
-                hint="resume from it and call `model.save_pretrained` in the script",
+                hint="resume from this checkpoint and call `model.save_pretrained` in the script",
             )
         weights = _weights(folder, pieces, Budget(folder.total_bytes))
         folder.forget_blocks()
@@ -180,7 +181,7 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
         raise StorageError(
             f"{working} has {format_bytes(free)} free, and the model needs {format_bytes(size_bytes)}, plus "
             f"{format_bytes(_ROOM)} that must stay free; nothing was exported",
-            hint="make room, or name another folder",
+            hint="free some space, or name another folder",
         )
     place = LocalStore(Location.of_folder(working))
     for file in model:

@@ -137,7 +137,7 @@ class Inventory:
     """The checkpoints at one location.
 
     Args:
-        store: at the location.
+        store: the store at the location.
     """
 
     def __init__(self, store: Store) -> None:
@@ -296,7 +296,8 @@ class Inventory:
         except (ManifestError, UnreadableError) as error:
             fault = Fault(file=PART_NAME if kind is Kind.PART else MANIFEST_NAME, reason=str(error))
             return Verdict(manifest=None, faults=(fault,))
-        return verify(self.folder / prefix, deep=deep, progress=progress)  # finds links and special files too
+        # Unlike a listing, this finds links and special files too.
+        return verify(self.folder / prefix, deep=deep, progress=progress)
 
     def verify(self, item: Item, *, progress: Callable[[int, int], None] | None = None) -> tuple[Fault, ...]:
         """All faults of an item. Its files are read, so that faults in their contents are found too.
@@ -304,7 +305,7 @@ class Inventory:
         A foreign checkpoint is checked as far as its format allows.
 
         Args:
-            item: of this inventory.
+            item: a checkpoint or a model of this inventory.
             progress: receives the bytes read so far, and the bytes in all.
         """
         if item.kind is Kind.FOREIGN:
@@ -319,7 +320,8 @@ class Inventory:
         contents = {one.key.removeprefix(f"{item.prefix}/"): one.size_bytes for one in found}
         try:
             manifest = self.read_manifest(item)
-        except (ManifestError, UnreadableError) as error:  # it was deleted or replaced since it was listed
+        except (ManifestError, UnreadableError) as error:
+            # The checkpoint was deleted or replaced since it was listed.
             return _first((*item.faults, Fault(file=MANIFEST_NAME, reason=str(error))))
         missing = {fault.file for fault in compare_listing(manifest.files, contents)}
         parts = [part for part in windows_of(manifest.files) if part.path not in missing]
@@ -347,7 +349,8 @@ class Inventory:
             and item.stated is not None
             and item.name == checkpoint_name(item.stated.step)
         }
-        if self.folder is not None:  # as in a run, without checkpoints of other users in a folder with the sticky bit
+        # As in a run, leave out checkpoints of other users in a folder with the sticky bit.
+        if self.folder is not None:
             counted = {step_of(path) for path in list_checkpoints(self.folder)}
             by_step = {step: item for step, item in by_step.items() if step in counted}
         candidates = [
@@ -371,7 +374,7 @@ class Inventory:
         """Delete an item; readers see it completely or not at all.
 
         Returns:
-            False when a process is reading it, or a later release wrote it; then it stays.
+            False when a process is reading it, or if a later release wrote it; then it stays.
 
         Raises:
             ConflictError: a run has begun to use the object store meanwhile.

@@ -23,8 +23,8 @@ class CheckpointReceipt:
     Args:
         step: its step.
         name: its folder in the output location.
-        digest: of its manifest, which has the digests of all its files.
-        size_bytes: of its files.
+        digest: the digest of the checkpoint's manifest, which has the digests of all files.
+        size_bytes: the size of all files of the checkpoint.
         is_read: whether all files were read and compared with their digests; otherwise only their sizes were
             compared.
     """
@@ -43,7 +43,7 @@ def check_checkpoint(
 
     Args:
         location: the output location.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
         deep: read the files of a folder.
         progress: called with bytes read so far and bytes in all.
 

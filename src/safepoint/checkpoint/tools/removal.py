@@ -50,7 +50,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
     """Delete the checkpoints and the final model of a run. What Safepoint did not write stays.
 
     Args:
-        inventories: of the run's output location, and of the folder in front of an object store.
+        inventories: the inventories of the run's output location, and of the folder in front of an object store.
         output: the output location, for messages.
 
     Returns:
@@ -77,8 +77,8 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
         )
     if kept:
         raise ConflictError(
-            f"{', '.join(sorted(kept))} in {output} is being read, or was written by a later release: it was not "
-            "deleted; the others were deleted",
-            hint="the job still exists; delete it once more when no process reads the checkpoint",
+            f"{', '.join(sorted(kept))} in {output} is being read, or was written by a later release, and was not "
+            "deleted; all others were deleted",
+            hint="the job still exists; delete the job once more when no process reads its checkpoints",
         )
     return len(deleted)

@@ -142,7 +142,7 @@ def _clean_folder(output: OutputFolder, damaged: Sequence[Item]) -> tuple[Aside,
     """
     if not os.path.lexists(output.control):  # Safepoint never wrote here, so it creates no files here
         return Aside(), 0
-    output.check_control()  # `create` and `prepare` are not called: they write, and the disk may be full
+    output.check_control()  # do not call `create` or `prepare`, which write: the disk may be full
     has_locks = output.claim(wait_s=0, waiting=lambda who: None)
     try:
         num_deleted = output.clean() if has_locks else 0

@@ -45,7 +45,8 @@ class Place(NamedTuple):
 
 
 def check_apart(places: Iterable[Place]) -> None:
-    """Check that no two archives overlap; torch writes none that do. So reading all archives reads no byte twice.
+    """Check that no two archives overlap, so that reading all archives reads no byte twice. The archives that torch
+    writes never overlap.
 
     Raises:
         CheckpointError: two places overlap.
@@ -66,7 +67,7 @@ def dcp_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Stor
 
     Args:
         folder: the folder that contains `.metadata`.
-        budget: of the checkpoint.
+        budget: the budget of the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is damaged, holds no weights or several models, or costs more than `budget`
@@ -119,7 +120,7 @@ def _parts(entry: Any, budget: Budget | None = None) -> Iterator[tuple[tuple[int
     same offsets, are left out."""
     chunks = entry.get("chunks")
     if budget is not None:
-        budget.spend(Cost.CHUNKS, len(chunks))  # for each key: many keys may share one list
+        budget.spend(Cost.CHUNKS, len(chunks))  # counted for each key, because many keys may share one list
     for chunk in chunks:
         offsets, sizes = numbers_of(chunk.get("offsets")), numbers_of(chunk.get("sizes"))
         if math.prod(sizes):
@@ -155,7 +156,7 @@ def _names(described: dict[str, Any], paths: dict[str, Any], budget: Budget) -> 
     split: dict[str, tuple[str, ...]] = {}
     for key in tensors:
         path = paths.get(key) or (key,)
-        budget.spend(Cost.PATH_PARTS, len(path))  # for each key: many keys may share one path
+        budget.spend(Cost.PATH_PARTS, len(path))  # counted for each key, because many keys may share one path
         if not all(type(part) in {str, int} for part in path):
             raise CheckpointError(f"{METADATA} has names that are no strings")
         if _NOT_MODEL.isdisjoint(path):

@@ -25,7 +25,7 @@ def state_dict_weights(path: ReadablePath, budget: Budget | None = None) -> list
 
     Args:
         path: see `state_dict_file`.
-        budget: of the checkpoint.
+        budget: the budget of the checkpoint.
 
     Raises:
         CheckpointError: the file is damaged, holds something besides tensors, or costs more than `budget` allows.

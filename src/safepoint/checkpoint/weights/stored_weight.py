@@ -50,10 +50,10 @@ class StoredWeight:
         """Make a weight, and check that its runs contain each of its bytes once.
 
         Args:
-            name: of the weight.
+            name: the name of the weight.
             dtype: torch's name of the type, without `torch.`.
-            sizes: of its dimensions.
-            runs: in any order.
+            sizes: the sizes of its dimensions.
+            runs: the runs, in any order.
 
         Raises:
             CheckpointError: the name is invalid, safetensors has no such type, or bytes are missing or stored twice.

@@ -159,7 +159,7 @@ def read_inert(
         known: (module, name) of a function or class → the object that is used and called in its place.
         storage: returns the object for a persistent id.
         check_name: see `CheckName`.
-        budget: of the checkpoint, which the instructions count against.
+        budget: the budget of the checkpoint; reading the instructions uses it up.
 
     Raises:
         CheckpointError: `data` is not a valid pickle, or has more instructions than `budget` allows.
@@ -167,7 +167,7 @@ def read_inert(
     if len(data) > MAX_PICKLE_BYTES:
         raise CheckpointError(f"a pickle has more than {MAX_PICKLE_BYTES} bytes")
     unpickler = _Unpickler(data, known or {}, storage, check_name)
-    most = min(len(data), unpickler.max_instructions)  # an instruction has at least one byte
+    most = min(len(data), unpickler.max_instructions)  # a pickle cannot have more instructions than bytes
     if budget is not None:
         budget.spend(Cost.STEPS, most)
     try:
@@ -228,11 +228,11 @@ def read_torch_file(
     """The content of an archive, with a `StoredTensor` for each tensor and an `Inert` for each other object.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         begin: where in the file the archive begins.
-        length: of the archive; None for the rest of the file.
+        length: the length of the archive; None for the rest of the file.
         check_name: see `CheckName`.
-        budget: of the checkpoint, which the archive and the instructions of its pickle count against.
+        budget: the budget of the checkpoint, which the archive and the instructions of its pickle count against.
 
     Raises:
         CheckpointError: the file is damaged, has the format that torch used before zip archives, or costs more than
@@ -296,7 +296,8 @@ def _read(
     def rebuild(
         stored: _Storage, offset: int, sizes: Any, strides: Any, grad: Any = None, hooks: Any = None, sign: Any = None
     ) -> StoredTensor:
-        if sign:  # torch changes the values when it loads them, and a range of bytes does not say so
+        # Torch changes such values when it loads them; a copied range of bytes would contain the unchanged values.
+        if sign:
             raise CheckpointError("a tensor is stored negated or conjugated; load it with torch")
         if type(stored) is not _Storage or type(stored.dtype) is not str:
             raise CheckpointError("a tensor has no storage")
@@ -362,7 +363,7 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int], 
         tensor: the part.
         offsets: where the part begins in the weight, in each dimension.
         sizes: the sizes of the weight's dimensions.
-        budget: of the checkpoint, which the runs count against.
+        budget: the budget of the checkpoint, which the runs count against.
 
     Raises:
         CheckpointError: the part would need more than `_MOST_RUNS` runs, or more than `budget` allows.

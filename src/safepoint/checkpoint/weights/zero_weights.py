@@ -26,7 +26,8 @@ _OTHER_RANKS = re.compile(r".*_mp_rank_(?!00_)\d+_.*\.pt|.*mp_rank_(?!00_)\d+_mo
 
 
 def zero_folder(folder: _Path) -> _Path | None:
-    """The folder with the partitions: the one that the file `latest` names, or `folder`. None if neither has any."""
+    """The folder with the partitions: the folder that the file `latest` names, or `folder` itself. None if neither
+    has partitions."""
     latest = folder / "latest"
     named = [folder]
     if latest.is_file():
@@ -69,7 +70,7 @@ def zero_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Sto
 
     Args:
         folder: see `zero_folder`.
-        budget: of the checkpoint.
+        budget: the budget of the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is damaged, lacks a rank's file, was made with model parallelism, or costs
@@ -91,7 +92,7 @@ def zero_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Sto
         if name in weights and alias not in weights:
             known = weights[name]
             budget.spend(Cost.WEIGHTS)
-            budget.spend(Cost.RUNS, len(known.runs))  # the export reads these runs once more
+            budget.spend(Cost.RUNS, len(known.runs))  # count the runs again, because the export reads them once more
             weights[alias] = StoredWeight(known.shape._replace(name=alias), known.runs)
     for weight in _others(model[0], stage, budget):
         weights.setdefault(weight.shape.name, weight)
@@ -113,8 +114,8 @@ class _Flats:
     """Flat tensors, as one sequence of elements.
 
     Args:
-        tensors: in the order of the sequence.
-        budget: of the checkpoint, which tensors and runs count against.
+        tensors: the tensors, in the order of the sequence.
+        budget: the budget of the checkpoint, which tensors and runs count against.
     """
 
     def __init__(self, tensors: Iterable[StoredTensor], budget: Budget) -> None:
@@ -152,7 +153,7 @@ class _Flats:
 def _shapes(model: Mapping[str, Any], budget: Budget) -> Iterator[Mapping[str, tuple[int, ...]]]:
     """The names and sizes of the trained weights, for each group of the optimizer."""
     for group in model["param_shapes"]:
-        budget.spend(Cost.WEIGHTS, len(group))  # one group may be listed many times
+        budget.spend(Cost.WEIGHTS, len(group))  # counted for each entry, because one group may be listed many times
         yield {name: numbers_of(sizes) for name, sizes in group.items()}
 
 

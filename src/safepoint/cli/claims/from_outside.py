@@ -1,4 +1,4 @@
-"""`--on PLACE` for the commands about checkpoints.
+"""`--on PLACE` for the commands about checkpoints. PLACE names a cluster.
 
 A command opens an object store from this machine. For a claim (a volume of the cluster), the whole command runs in a
 pod that mounts the claim. This process first checks the command line, and later prints the output of the pod.
@@ -46,7 +46,7 @@ _On = Annotated[
         "NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or `.` for the "
         "current context.",
         show_default="this machine",
-        is_eager=True,  # `job:NAME` and --connection depend on it
+        is_eager=True,  # parsed first, because `job:NAME` and --connection depend on --on
     ),
 ]
 _Namespace = Annotated[
@@ -175,7 +175,9 @@ def _check_claims(locations: Mapping[str, Location]) -> None:
         try:
             resolve_claim(location)
         except ValueError as error:
-            raise UsageError(str(error), hint="or name the cluster of the claim with --on PLACE") from error
+            raise UsageError(
+                str(error), hint="to use a claim of a cluster, name the cluster with --on PLACE"
+            ) from error
 
 
 def _refuse_folders(locations: Mapping[str, Location]) -> None:
@@ -192,7 +194,7 @@ def _refuse_pod_options(given: _Given) -> None:
     names = [f"--{name}" for name in ("image", "memory") if getattr(given, name) is not None]
     if names:
         raise UsageError(
-            f"{', '.join(names)} has no effect: no pod is needed", hint="leave it out, or give --on and a claim"
+            f"{', '.join(names)} has no effect: no pod is needed", hint="omit the option, or give --on and a claim"
         )
 
 

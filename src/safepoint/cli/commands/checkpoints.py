@@ -252,7 +252,7 @@ def copy(
     items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
     if not items:
         raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
-    for item in items:  # raises an error before any copy begins
+    for item in items:  # check all items, so that an error is raised before any copy begins
         copying.is_there(inventory, item, place)
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -296,7 +296,7 @@ def export(
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
 ) -> None:
-    """Write the model of a checkpoint in the format that `from_pretrained` loads.
+    """Write a checkpoint's model in the format of `from_pretrained`.
 
     SRC may also be a folder that torch.distributed.checkpoint or DeepSpeed ZeRO wrote without Safepoint. If SRC and
     DST are in object stores, nothing is written to a disk of this machine.

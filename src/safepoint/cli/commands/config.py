@@ -50,7 +50,7 @@ def show(
         for item in found:
             document = {"command": " ".join(names), **dataclasses.asdict(item), "origin": item.origin or None}
             documents.append(document)
-    check_tables(configuration, root)  # after the loop, because the check needs all commands imported
+    check_tables(configuration, root)  # this comes after the loop, because the check needs all commands imported
     check_places(configuration, root)
     document: dict[str, Any] = {"settings": documents}
     origins = configuration.origins
@@ -68,7 +68,7 @@ def show(
 
 
 def _local(configuration: Configuration) -> dict[str, tuple[object, str]]:
-    """The numbers of slots that are not defaults, and for each the variable or the line of a file that sets it."""
+    """The numbers of CPU and GPU slots that are not defaults, each with the variable or the line that sets it."""
     counted = count_slots()
     found: dict[str, tuple[object, str]] = {}
     for name, count in (("cpu-slots", counted.cpu), ("gpu-slots", counted.gpu)):

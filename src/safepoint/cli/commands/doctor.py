@@ -74,7 +74,7 @@ def doctor(
             cluster,
             {"--output-dir": output_dir, "--local-dir": local_dir, "--grace": grace, "--connection": connection},
         )
-        from safepoint.jobs.cluster.examination import examine_cluster  # its libraries take 0.2 s to import
+        from safepoint.jobs.cluster.examination import examine_cluster  # not at the top: takes 0.2 s
 
         with cluster_api(cluster, namespace) as api:
             _answer(examine_cluster(api), is_placed=True, is_plain=is_plain, as_json=as_json)
@@ -99,7 +99,9 @@ def _answer(findings: list[Finding], *, is_placed: bool, is_plain: bool, as_json
     print_answer(as_json, document, lines, {} if is_plain else _COLOURS)
     num_failures = sum(finding.status is Status.FAILURE for finding in findings)
     if num_failures:
-        raise SafepointError(f"{plural(num_failures, 'check')} failed", hint="see the line `fix` below each of them")
+        raise SafepointError(
+            f"{plural(num_failures, 'check')} failed", hint="see the line `fix` below each failed check"
+        )
 
 
 def _lines(findings: list[Finding], *, is_placed: bool) -> list[str]:

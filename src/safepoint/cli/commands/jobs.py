@@ -37,7 +37,7 @@ def complete_job(incomplete: str) -> list[str]:
     logging.disable()  # a message would appear in the middle of the line that the user types
     try:
         with contextlib.suppress(SafepointError, OSError):
-            if history_file().exists():  # otherwise `History` would create the file
+            if history_file().exists():  # without this check, `History` would create the file
                 with History() as history:
                     return [job.name for job in history.summaries() if job.name.startswith(incomplete)]
         return []

@@ -48,7 +48,7 @@ class Frame:
     """One line of the log.
 
     Args:
-        number: from 0.
+        number: the number of the line, from 0.
         part: what it contains.
         text: what the program wrote; in the last frame, its `Ending` as JSON.
     """

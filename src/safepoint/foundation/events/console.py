@@ -44,7 +44,7 @@ class _CurrentStderr(logging.Handler):
                 sys.stderr.write(text + "\n")
                 sys.stderr.flush()
         except (OSError, ValueError):
-            return  # the terminal is closed, and this must not end the training
+            return  # the terminal is closed; this error must not end the training
 
 
 def _write_beside_bars(text: str) -> bool:
@@ -58,7 +58,7 @@ def _write_beside_bars(text: str) -> bool:
         if module is None or not len(module.tqdm._instances):
             return False
         module.tqdm.write(text, file=sys.stderr)
-    except (AttributeError, TypeError):  # another version of tqdm, or another module of that name
+    except (AttributeError, TypeError):  # this is another version of tqdm, or another module of that name
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""What a run finds out about the room for its checkpoints, and does about it, as typed records (docs/progress.md)."""
+"""What a run finds out about the free space for checkpoints, and does about it, as records (docs/progress.md)."""
 
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.units import format_bytes, format_duration, plural
@@ -7,10 +7,10 @@ from safepoint.foundation.units import format_bytes, format_duration, plural
 class SpaceLow(Event, is_warning=True):
     """A folder soon has no more room for a save.
 
-    `place` says which folder it is: the output folder, the local folder or the temporary folder. `limit` is what ends
-    its room: `disk`, `inodes`, `eviction` (the node's threshold) or `size_limit` (of a volume). `saves_left` is the
-    number of saves that still fit, and `remaining_s` the time until one does not; None if that is not known.
-    `num_deletable` checkpoints can be deleted when a save does not fit.
+    `place` says which folder it is: the output folder, the local folder or the temporary folder. `limit` is what
+    limits the free space: `disk`, `inodes`, `eviction` (the node's threshold) or `size_limit` (of a volume).
+    `saves_left` is the number of saves that still fit, and `remaining_s` the time until one does not; None if that is
+    not known. `num_deletable` checkpoints can be deleted when a save does not fit.
     """
 
     place: str
@@ -57,7 +57,7 @@ class SpaceLow(Event, is_warning=True):
     @property
     def _advice(self) -> str:
         if self.place == "temporary folder":
-            return "without room there, training waits for saves; make it larger, or set TMPDIR to another folder"
+            return "if it is full, training waits for saves; make it larger, or set TMPDIR to another folder"
         if self.num_deletable:
             found = plural(self.num_deletable, "older checkpoint")
             return f"when a save does not fit, up to {found} will be deleted, oldest first; to keep them, free space"
@@ -72,11 +72,11 @@ class SpaceRegained(Event):
     free_bytes: int
 
     def _sentence(self) -> str:
-        return f"the {self.place} {self.path} has room again: {format_bytes(self.free_bytes)} are free"
+        return f"the {self.place} {self.path} has room for saves again: {format_bytes(self.free_bytes)} are free"
 
 
 class SpaceUnknown(Event, is_warning=True, cause="reason"):
-    """The room of a folder cannot be read, so it is not watched."""
+    """The free space of a folder cannot be read, so the folder is not watched."""
 
     place: str
     path: str
@@ -90,7 +90,7 @@ class SpaceUnknown(Event, is_warning=True, cause="reason"):
 
 
 class Thinned(Event, is_warning=True, cause="reason"):
-    """A checkpoint was deleted that retention would have kept, because there was no room for the next save."""
+    """A checkpoint was deleted that retention would have kept, because the next save did not fit."""
 
     step: int
     path: str

@@ -98,7 +98,7 @@ def read_events(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[s
         if last_bytes is not None:
             file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
         while line := file.readline(MAX_BYTES):
-            if line.endswith(b"\n"):  # a line without its end is too long, or was cut off by a crash
+            if line.endswith(b"\n"):  # skip a line without an end: it is too long, or a crash has cut it off
                 with contextlib.suppress(ValueError):
                     record = parse_object(line)
                     if isinstance(record.get("event"), str):

@@ -1,10 +1,14 @@
 """Leases: locks on the manifest of a checkpoint that is being read, so that no run deletes the checkpoint meanwhile.
 
-Everyone who may read a file can take a shared lock on it, even from another machine or container, and it is unknown
-who did: the pid of the process that took the lock may belong to another process by now. So a reader takes an
-exclusive lock if it can, which needs the permission to write to the file. Each reader locks one byte of its own, far
-behind the end of the file; so readers do not exclude each other. The lock of a reader that may not write, such as a
-pod in which the volume is read-only, is a shared one. The caller of `lease_on` decides how many shared locks count.
+A lock is shared or exclusive. Everyone who may read a file can take a shared lock on it, even from another machine or
+container. It cannot be found out who holds such a lock: the pid of the process that took the lock may belong to
+another process by now. An exclusive lock says more, because only a process that may write to the file can take it. So
+a reader takes an exclusive lock if it can. A reader that may not write, such as a pod in which the volume is
+read-only, takes a shared one. Each reader locks one byte of its own, far behind the end of the file; so readers do
+not exclude each other.
+
+For a shared lock of an unknown process, `lease_on` returns `Lease.UNKNOWN`. Its caller keeps only a few checkpoints
+with such a lock. Otherwise, everyone who may read the folder could keep all checkpoints from being deleted.
 """
 
 import contextlib
@@ -30,7 +34,7 @@ class Lease(enum.Enum):
     """What is known about the readers of a file."""
 
     NONE = "no process of this user reads it"
-    READER = "a process that may write to it, or one of this user's on this machine, reads it"
+    READER = "it is being read by a process that may write to it, or by a process of this user on this machine"
     UNKNOWN = "a process of any user on another machine or in a container holds a shared lock on it"
 
 
@@ -38,8 +42,8 @@ class Lease(enum.Enum):
 def reading(path: Path) -> Generator[None]:
     """Hold a lease on the file `path` while the `with` block runs.
 
-    A process that is about to delete the file calls `lease_on` first. If another process prevents the lock for half a
-    second, or if the file system has no locks, the block runs without a lease.
+    A process that is about to delete the file calls `lease_on` first. If the locks of other processes prevent a lease
+    for half a second, or if the file system has no locks, the block runs without a lease.
     """
     with _open_to_lock(path) as file:
         close_in_children(file)
@@ -89,7 +93,7 @@ def _has_lock(file: IO[bytes]) -> bool:
     """Try to lock one byte; False if another process holds a conflicting lock.
 
     Raises:
-        OSError: there are no locks.
+        OSError: the file system does not support locks.
     """
     start = _FIRST_BYTE + (int.from_bytes(os.urandom(8)) >> (64 - _NUM_BITS))
     # A stranger's shared lock on all bytes prevents an exclusive lock. Then a shared one is tried.
@@ -107,10 +111,10 @@ def _has_lock(file: IO[bytes]) -> bool:
 
 
 def _has_flock(file: IO[bytes]) -> bool:
-    """Try `flock`, for kernels on which a process loses its locks on bytes when it closes any copy of the file.
+    """Try `flock`, for kernels on which a process loses its locks on bytes when it closes any descriptor of the file.
 
     Raises:
-        OSError: there are no locks.
+        OSError: the file system does not support locks.
     """
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

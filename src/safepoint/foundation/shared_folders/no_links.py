@@ -1,9 +1,9 @@
 """System calls on paths whose folders another user may replace by links at any time.
 
-`.safepoint` in an output folder, and all folders below it, are Safepoint's own, and never links. If the output folder
-belongs to a group, its members may replace them. So for a path through `.safepoint`, each folder from there on is
-opened by itself, without following a link, and the call is made in the folder that was opened. Paths elsewhere may
-lead through links, for example where a user has linked the output folder to a larger disk.
+`.safepoint` in an output folder, and all folders below it, are Safepoint's own, and never links. If a group may write
+to the output folder, its members may replace these folders by links. So for a path through `.safepoint`, each folder
+from there on is opened by itself, without following a link, and the call is made in the folder that was opened. Paths
+elsewhere may lead through links, for example where a user has linked the output folder to a larger disk.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """Opens files in a folder that other users may write to: regular files only, and no links.
 
-A file that is opened for writing has no second name (a hard link), because that name may be in another folder.
+A file that is opened for writing has no second name (a hard link): a second name may be in another folder, and a
+write would change the file there too.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
     Args:
         path: the file.
-        flags: of `os.open`, without `O_TRUNC`.
+        flags: the flags for `os.open`, without `O_TRUNC`.
 
     Raises:
         OSError: the file cannot be opened, is not a regular file, or has a second name and cannot be copied.

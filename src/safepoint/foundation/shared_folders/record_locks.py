@@ -11,8 +11,8 @@ from typing import IO
 
 SET_LOCK = fcntl.F_OFD_SETLK, fcntl.F_SETLK
 GET_LOCK = fcntl.F_OFD_GETLK, fcntl.F_GETLK
-"""Two commands each: for a lock that belongs to the open file; and, on kernels without such locks, for a lock that
-belongs to the process."""
+"""`SET_LOCK` and `GET_LOCK` have two commands each. The first is for a lock that belongs to the open file. The second
+is for kernels without such locks; there, the lock belongs to the process."""
 CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """The errors of file systems and kernels without such locks."""
 IS_HELD = {errno.EACCES, errno.EAGAIN}

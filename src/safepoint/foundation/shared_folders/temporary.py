@@ -1,7 +1,7 @@
 """Where this process puts temporary folders whose content it trusts.
 
 Another user who can rename such a folder can put another one in its place, and so decide which files this process
-reads and writes. In a sticky folder, as /tmp is, only its owner can do that.
+reads and writes. If the folder lies in one with the sticky bit, such as /tmp, only its owner can rename it.
 """
 
 import contextlib
@@ -26,12 +26,14 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
     It is the usual temporary folder. If other users could replace folders there, it is `/dev/shm`.
 
     Args:
-        prefers_memory: prefer `/dev/shm`, if it has room and the user has not set TMPDIR.
+        prefers_memory: prefer `/dev/shm`, if it has enough free space and the user has not set TMPDIR.
 
     Raises:
         StorageError: there is no folder for temporary files.
     """
-    usual = Path(temporary_folder())  # torch elastic and the libraries of most scripts need one in any case
+    # If no temporary folder can be written, raise an error even if /dev/shm could be used: torch elastic and most
+    # scripts need a temporary folder too.
+    usual = Path(temporary_folder())
     candidates = [usual, *([_IN_MEMORY] if _has_room() else [])]
     if prefers_memory and "TMPDIR" not in os.environ:
         candidates.reverse()
@@ -43,7 +45,7 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
 
 
 def possible_parents() -> set[Path]:
-    """The folders in which launchers with this environment may have created theirs.
+    """The folders in which launchers with this environment may have created their temporary folders.
 
     Without TMPDIR, a launcher chooses by the free memory at its start.
     """
@@ -55,9 +57,9 @@ def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
     """Whether another user can put something else in the place of what this user creates in `folder`.
 
     Args:
-        folder: the folder; it or a folder above it may be the one that others may write to.
-        by_everyone: whether only folders count to which everyone may write. The user may have chosen a folder that
-            belongs to another user, or to which a group may write.
+        folder: the folder. The folders above it are checked too.
+        by_everyone: ignore folders that belong to another user, or to which only a group can write, because the user
+            may have chosen such a folder on purpose.
     """
     others = stat.S_IWOTH if by_everyone else stat.S_IWOTH | stat.S_IWGRP
     owners = None if by_everyone else {os.geteuid(), 0}
@@ -82,7 +84,7 @@ def _has_room() -> bool:
 
 @functools.cache
 def _warn_of_others(folder: Path) -> None:
-    if is_seeing_all():  # the processes of a container trust each other
+    if is_seeing_all():  # do not warn in a container, whose processes trust each other
         _log.warning(
             "other users can replace the temporary folders of this run, because they may write to %s, to a folder "
             "above it, and to /dev/shm; set TMPDIR to a folder to which only you may write",

@@ -1,1 +1,1 @@
-"""How much room a folder has: its file system, the limits that Kubernetes sets for it, and what its files occupy."""
+"""The free space of a folder: its file system, the limits that Kubernetes sets for it, and what its files occupy."""

@@ -1,4 +1,4 @@
-"""How much room the files in a folder occupy on the disk."""
+"""How much space the files in a folder occupy on the disk."""
 
 import os
 import stat
@@ -27,7 +27,7 @@ class Occupied:
 def occupied(folder: Path) -> Occupied:
     """What `folder` and everything below it occupy; links are not followed.
 
-    A file with several names (hard links) does not count: the room that it occupies is not freed when one name is
+    A file with several names (hard links) does not count: the space that it occupies is not freed when one name is
     deleted. What cannot be read, or disappears meanwhile, does not count either.
     """
     num_bytes = num_inodes = 0

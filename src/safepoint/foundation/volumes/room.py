@@ -1,10 +1,13 @@
-"""How many bytes and inodes a folder has room for, before a save fails or Kubernetes evicts the pod.
+"""The free space of a folder: how many bytes and inodes fit, before a save fails or Kubernetes evicts the pod.
 
-Three limits count: the free space of the file system; in a pod, the threshold at which the kubelet evicts pods of a
-node whose disk is nearly full; and the size limit of an emptyDir volume, which no file system enforces.
+Three limits count:
+
+- the free space of the file system;
+- in a pod, the threshold at which the kubelet evicts pods of a node whose disk is nearly full;
+- the size limit of an emptyDir volume, which no file system enforces.
 
 The thresholds are the kubelet's defaults: 10 % of the node's file system (`nodefs.available`), 15 % of the file
-system of the images (`imagefs.available`), and 5 % of the inodes
+system of the container images (`imagefs.available`), and 5 % of the inodes
 (https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/). A pod cannot read the thresholds
 that its kubelet really has, nor the size limits of its volumes. So `safepoint submit` passes a size limit in the
 variable `STORAGE_LIMIT`.
@@ -29,7 +32,7 @@ _NODE_SHARE, _IMAGES_SHARE, _INODES_SHARE = 0.10, 0.15, 0.05
 
 
 class Limit(enum.StrEnum):
-    """What ends the room of a folder."""
+    """What limits the free space of a folder."""
 
     DISK = "disk"
     EVICTION = "eviction"
@@ -38,7 +41,7 @@ class Limit(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The room that a folder has.
+    """The free space of a folder.
 
     Args:
         free_bytes: how many bytes this user may still write.
@@ -60,13 +63,17 @@ class _FileSystem:
 
 
 def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | None:
-    """The room in `folder`. None if the file system states no size, as ramfs does, or values that cannot be true.
+    """The free space of `folder`.
 
-    On a network file system whose server does not answer, the call does not return: use it with `bounded`.
+    On a network file system whose server does not answer, the call does not return. So call it on a thread, with a
+    time limit (`Work` in `foundation.bounded`).
 
     Args:
-        folder: exists.
+        folder: an existing folder.
         environ: the environment of a pod; the process's own when None.
+
+    Returns:
+        None if the file system states no size. Some, such as ramfs, state 0. Others state values that cannot be true.
 
     Raises:
         OSError: the folder cannot be read.
@@ -110,9 +117,9 @@ def _file_system(folder: Path) -> _FileSystem | None:
 def _evicted_at(mount: Mount, disk: _FileSystem) -> float | None:
     """The share of the disk that must stay free; None if the pod is not evicted because of this disk."""
     if mount.kind == "tmpfs":
-        return None  # memory: a pod that uses too much is killed, and statvfs states the limit
+        return None  # the volume is in memory: the pod is killed, not evicted, and statvfs states the limit
     if mount.kind == "overlay":
-        return _IMAGES_SHARE  # the container's own layer is beside the images
+        return _IMAGES_SHARE  # the container's own layer is on the disk of the images
     if _EMPTY_DIR not in mount.root:
         return None  # a claim is not on the node's disk
     try:

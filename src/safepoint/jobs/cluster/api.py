@@ -20,7 +20,7 @@ _PAGE = 500
 _MOST_OBJECTS, _MOST_OBJECT_BYTES = 100_000, 256 << 20
 _MOST_EVENT_BYTES = 16 << 20
 _MOST_EXPIRED = 5
-"""How often a list of several pages is started again, because the API server has dropped the next page."""
+"""How many times a list is requested again from its first page after the API server has dropped a later page."""
 _LIST_S = 600.0
 _LATE_S = 10.0
 _ASKED_S = 120.0
@@ -116,7 +116,8 @@ class ClusterApi:
     def asked_ahead(self, wanted: Iterable[tuple[str, str]]) -> Generator[None]:
         """Send the requests for all objects that the `with` block will `find`, without waiting for the replies.
 
-        In the block, the first `find` of each object returns the reply to this request, or raises its exception.
+        In the block, the first `find` of each object returns the object in the reply, or raises the exception for the
+        failed request.
 
         Args:
             wanted: kinds and names.
@@ -151,7 +152,7 @@ class ClusterApi:
         budget = Budget(_MOST_OBJECT_BYTES, f"the {kind} of {self.connection.name}")
         marker, num_expired, until_s = "", 0, clock.monotonic_s() + _LIST_S
         while len(found) <= _MOST_OBJECTS:
-            if clock.monotonic_s() > until_s:  # pages may be empty, so the limit for objects may never be reached
+            if clock.monotonic_s() > until_s:  # empty pages would never reach the limit of objects
                 raise TransientError(f"the list of {kind} of {self.connection.name} took more than {_LIST_S:g} s")
             given: dict[str, str] = {
                 "limit": str(_PAGE),
@@ -180,10 +181,11 @@ class ClusterApi:
         """Create an object. With `is_dry_run`, only check whether the object could be created.
 
         Returns:
-            The object; of a config map or a Secret, only its metadata.
+            The object. For a config map or a Secret, only the metadata of the object.
 
         Raises:
-            AlreadyExistsError: an object of this name exists, perhaps from an earlier try whose answer was lost.
+            AlreadyExistsError: an object of this name exists. An earlier try may have created the object, if its
+                reply was lost.
             UnknownFieldError: `body` has a field that the cluster does not support. Nothing was created.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
@@ -237,7 +239,8 @@ class ClusterApi:
         return at(answer, "status", "allowed") is True
 
     def rights(self) -> Callable[[str, str, str], bool]:
-        """Return a function of verb, kind and subresource, which says whether this identity has the right.
+        """Return a function that takes a verb, a kind and a subresource, and returns whether this identity has the
+        right.
 
         This sends one request for all rights in the namespace. The reply may omit some rights. So if the function
         returns False, call `may`, which checks one right.
@@ -258,7 +261,8 @@ class ClusterApi:
         return is_allowed
 
     def serves(self, kind: str) -> bool:
-        """Whether the cluster has a kind of an API group, such as TrainJobs; True if you may not read this."""
+        """Whether the cluster has the API group of a kind, such as TrainJobs. Also True if you may not read the
+        group."""
         try:
             self.read(f"/{_GROUPS[kind]}")
         except NotFoundError:
@@ -305,7 +309,7 @@ class ClusterApi:
             self._path(kind), query, read_s=timeout_s + _LATE_S, most_line_bytes=_MOST_EVENT_BYTES
         ) as lines:
             for line in lines:
-                if clock.monotonic_s() > until_s:  # the server should have ended the watch
+                if clock.monotonic_s() > until_s:  # end the watch, because the server has not ended it
                     return
                 event = document(line)
                 what, item = str(at(event, "type")), at(event, "object")

@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
-This machine keeps no records of the jobs. If a command is killed, later commands complete or undo what it has begun:
-the next `submit` deletes objects that were made for a job that does not exist, and the next command that reads a job
-continues an unfinished change of the job's number of nodes.
+This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. The next
+`submit` deletes objects that were made for a job that does not exist. The next command that reads a job continues an
+unfinished change of the job's number of nodes.
 """
 
 import contextlib
@@ -353,8 +353,9 @@ class ClusterJobs:
             raise ConflictError(f"job {name} is {job.state}", hint=hint)
         if not job.is_ours:
             raise ConflictError(
-                f"Safepoint did not submit job {name}, so the job may not resume from a checkpoint; nothing was done",
-                hint="suspend it, and submit it again with another number of nodes",
+                f"Safepoint did not submit job {name}, so it is not known whether the job would resume from a "
+                "checkpoint; nothing was done",
+                hint="suspend the job, and submit it again with another number of nodes",
             )
         check_claim(self._api, job.output, num_nodes)
         if num_nodes == job.num_nodes:

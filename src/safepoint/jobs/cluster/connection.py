@@ -127,7 +127,7 @@ def connect_with(configuration: Any, *, namespace: str) -> Connection:
 
 def _connection(name: str, config: SingleConfig | None, namespace: str | None) -> Connection:
     assert config is not None
-    if config.user is None:  # lightkube requires a user
+    if config.user is None:  # add an empty user, because lightkube requires one
         config = SingleConfig(
             context_name=config.context_name,
             context=config.context,
@@ -212,7 +212,7 @@ def _text_of(file: Path) -> str | None:
                 f"the kubeconfig {file} has more than {_MOST_BYTES:,} bytes; it was not used", hint=CORRECT
             )
         return data.decode("utf-8")
-    except PlantedError as error:  # refused, because a kubeconfig can name a program to run
+    except PlantedError as error:  # refuse the file, because a kubeconfig can name a program to run
         raise UsageError(
             f"kubeconfig {file} was not used: {error.strerror}", hint="set KUBECONFIG to a file of your own"
         ) from error

@@ -42,7 +42,8 @@ _NEEDED = (
         "`submit --grace` has no effect: the pods keep the grace period of the runtime",
     ),
 )
-"""For each right: kind, subresource, verbs, and what happens without the right; empty if no job works without it."""
+"""The rights that jobs use: kind, subresource, verbs, and what happens without the right. An empty text means that no
+job works without the right."""
 _OF_QUEUES = (
     ("workloads", "", ("get", "list", "watch", "patch"), "the state of a job in a queue is incomplete"),
     ("localqueues", "", ("get", "list"), "`submit` accepts the wrong name of a queue, and the job waits for ever"),
@@ -105,7 +106,7 @@ def _program(
         what = f"{title} {version}" if version else f"{title}, but its release cannot be read"
         return Finding(check=check, status=Status.OK, found=f"{what}; API {served}", why="jobs use it")
     if title == "Kueue":
-        why = "without Kueue there are no queues: the pods of a job start as soon as a node has room"
+        why = "without Kueue there are no queues: the pods of a job start as soon as a node has room for them"
         return Finding(check=check, status=Status.OK, found="not installed", why=why)
     return Finding(
         check=check,
@@ -169,7 +170,9 @@ def _runtimes(api: ClusterApi) -> Finding:
     try:
         found = api.objects("trainingruntimes") + api.objects("clustertrainingruntimes")
     except AccessDeniedError as error:
-        return Finding(check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for this right")
+        return Finding(
+            check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for the right to list runtimes"
+        )
     shown = sorted(shown for document in found if (shown := _runtime(document)))
     if shown:
         return Finding(check=check, status=Status.OK, found=", ".join(shown), why=why)
@@ -196,7 +199,9 @@ def _storage(api: ClusterApi) -> Finding:
     try:
         claims = api.objects("persistentvolumeclaims")
     except AccessDeniedError as error:
-        return Finding(check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for this right")
+        return Finding(
+            check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for the right to list claims"
+        )
     shown = [
         f"{name_of(claim)} ({', '.join([*items(claim, 'spec', 'accessModes'), str(at(claim, 'status', 'phase'))])})"
         for claim in claims
@@ -221,7 +226,7 @@ def _queues(api: ClusterApi) -> Iterator[Finding]:
     try:
         names = sorted(map(name_of, api.objects("localqueues")))
     except AccessDeniedError:
-        return  # `_rights` has reported it
+        return  # `_rights` has reported that the right is missing
     yield Finding(
         check="queues",
         status=Status.OK,

@@ -20,7 +20,7 @@ class LargeCode:
     Args:
         data: the zip.
         output: the output location of the job.
-        digest: the SHA-256 of `data`. A pod compares it before it unpacks the code.
+        digest: the SHA-256 of `data`. A pod compares this digest before it unpacks the code.
     """
 
     data: bytes = field(repr=False)
@@ -49,7 +49,7 @@ def split(spec: ClusterSpec, *, room_bytes: int) -> tuple[ClusterSpec, LargeCode
 
     Args:
         spec: the specification of the job.
-        room_bytes: the room that a config map has beside the archive of Safepoint.
+        room_bytes: how many bytes fit into a config map beside the archive of Safepoint.
 
     Returns:
         The job without the code, and the code; if the code fits, the unchanged job, and None.

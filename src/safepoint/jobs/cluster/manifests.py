@@ -1,6 +1,6 @@
 """Makes the objects of a job: its TrainJob, its config map, its Secrets and its runtime.
 
-A runtime is a template of a job's pods, with their image and their volumes. This module sends no requests.
+A runtime is a template of a job's pods, with their container image and their volumes. This module sends no requests.
 """
 
 import base64
@@ -32,7 +32,7 @@ _SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint
 _MANAGER = f"{DOMAIN}/job"
 _MOST_SHIPPED_BYTES = (1 << 20) - (16 << 10)
 _STORAGE_RECORD_BYTES = 4 << 10
-"""The room that is kept for the storage record in a config map with code."""
+"""How many bytes of a config map with code are kept free for the storage record."""
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _PRIORITY = "kueue.x-k8s.io/priority-class"
 TRACKING = "trainer.opendatahub.io"
@@ -100,7 +100,8 @@ class Runtime:
         return _DEFAULT_BACKOFF_LIMIT if found is None else int(found)
 
     def pods_of(self, patches: Sequence[Any]) -> list[Any]:
-        """The parts of the specification of its pods that these patches set."""
+        """For each of these patches that changes the pods that train: the part of the pods' specification that the
+        patch sets."""
         jobs = [
             job
             for patch in patches
@@ -230,7 +231,7 @@ def _patch(replicated_job: str, pod: Object) -> Object:
 def with_secret(trainjob: Object, secret: str) -> Object:
     """A copy of a TrainJob that also mounts the Secret by which its pods recognize each other.
 
-    A TrainJob with one pod has no such Secret; a job needs the Secret when `scale` gives it several pods.
+    A TrainJob with one pod has no such Secret. The job needs the Secret when `scale` changes its number of pods.
 
     Args:
         trainjob: the TrainJob.

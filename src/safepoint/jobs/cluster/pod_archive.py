@@ -1,7 +1,7 @@
 """The modules of Safepoint that a pod needs, in one file: `python safepoint.pyz run …`.
 
-The config map of each job contains this file, so images need no Safepoint. The file is a zip, which Python can run
-and import modules from. The same sources give the same bytes.
+The config map of each job contains this file, so container images need no Safepoint. The file is a zip, which Python
+can run and import modules from. The same sources give the same bytes.
 """
 
 import functools
@@ -200,7 +200,7 @@ def digest_of_files(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-@functools.cache  # it takes 60 ms, most of the processor time of a submit
+@functools.cache  # cached, because this takes 60 ms, most of the processor time of a submit
 def build_archive() -> bytes:
     """The archive of this release, made once in a process."""
     buffer = io.BytesIO()
@@ -228,12 +228,14 @@ def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _without_comments(path: str, source: bytes) -> bytes:
-    """The source with the same code in the same lines, so that tracebacks stay right, in two thirds of the space.
+    """The source without comments and docstrings, in two thirds of the size. Line numbers stay right for tracebacks.
 
-    Searching for lines is ten times as fast as parsing. A test parses all modules, and compares.
+    Regular expressions are ten times as fast as a parser. A test parses all modules, and compares the results.
     """
     bare = _COMMENT.sub(b"", source)
-    # Typer makes the help of a command from its docstring. A dataclass without one makes a text of its own, slowly.
+    # The modules in `safepoint/cli` keep their docstrings, because Typer makes the help of a command from its
+    # docstring. In the other modules, a placeholder replaces each docstring: without any docstring, `dataclass` would
+    # make one, which is slow.
     return bare if path.startswith("safepoint/cli/") else _DOCSTRING.sub(_placeholder, bare)
 
 

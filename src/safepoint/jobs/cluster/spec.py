@@ -57,7 +57,7 @@ class ClusterSpec:
         env: variables for the program, without secrets.
         connection: the name of a Secret with the keys of the object store, or None.
         runtime: the name of the TrainingRuntime or ClusterTrainingRuntime.
-        image: the image of the pods; None for that of the runtime.
+        image: the container image of the pods; None for that of the runtime.
         queue: Kueue's LocalQueue, or None.
         priority_class: Kueue's WorkloadPriorityClass, or None.
         grace_s: seconds between SIGTERM and SIGKILL; None for the grace period of the runtime.

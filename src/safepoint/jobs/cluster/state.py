@@ -1,6 +1,6 @@
 """Derives the state of a job on a cluster from all its objects. This module sends no requests.
 
-No single condition shows the state: after a resume Trainer does not change the condition `Suspended`, and in a queue
+No single condition shows the state. After a resume, Trainer does not change the condition `Suspended`. In a queue,
 either Kueue or a person may have suspended the job.
 """
 
@@ -110,7 +110,8 @@ class ClusterJob:
         runtime: the name of its runtime.
         pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
-        attempts: the attempts before this TrainJob. While the job has pods or is about to, also the current one.
+        attempts: the attempts before this TrainJob. If the job has pods, or will soon have pods, also the current
+            attempt.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
         receipt: what its suspension has saved; None while the job is not suspended, or without a receipt.
     """
@@ -356,10 +357,11 @@ def node_of(pod: Object) -> int:
 
 
 def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:
-    """Those of `pods`, which have the label of the job `name`, that also have the name of a pod of this job.
+    """Those of `pods` whose names show that they belong to the job `name`.
 
-    Everyone who may change the metadata of pods can give any pod the labels of a job. No one can change the name of a
-    pod, which JobSet and the job controller derive from that of the job: `NAME-node-0-INDEX-abcde`.
+    All of `pods` have the label of this job. But everyone who may change the metadata of pods can add this label to
+    any pod. No one can change the name of a pod. JobSet and the job controller derive this name from that of the job:
+    `NAME-node-0-INDEX-abcde`.
     """
     return [pod for pod in pods if _is_own(name, pod)]
 
@@ -367,8 +369,8 @@ def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:
 def _is_own(name: str, pod: Object) -> bool:
     labels = texts(pod, "metadata", "labels")
     part = re.escape(labels.get(_PART_LABEL, _NODE))
-    # The job controller writes the index into the name of each pod of an indexed job. Initializers may have none, and
-    # clusters before Kubernetes 1.28 have no label with the index.
+    # The job controller writes the index into the name of each pod of an indexed job. The names of initializers' pods
+    # may have no index. Before Kubernetes 1.28, pods have no label with the index.
     index = f"-{node_of(pod)}" if _INDEX_LABEL in labels else "(-[0-9]+)?"
     pattern = rf"{re.escape(name)}-{part}-[0-9]+{index}-[a-z0-9]{{5}}"
     return re.fullmatch(pattern, name_of(pod)) is not None

@@ -118,7 +118,8 @@ class History:
             except OSError as error:
                 raise StorageError(f"the job history {self._path} cannot be used: {error.strerror}") from error
             with self.transaction():
-                for schema in _SCHEMAS[self._version() :]:  # another process may have upgraded the file first
+                # Read the version again, because another process may have upgraded the file.
+                for schema in _SCHEMAS[self._version() :]:
                     for statement in schema.split(";\n"):
                         self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -180,7 +181,7 @@ class History:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # on a full disk, SQLite may have ended the transaction
+                if self._db.in_transaction:  # on a full disk, SQLite may have rolled the transaction back itself
                     self._db.execute("ROLLBACK")
                 raise
 
@@ -245,7 +246,7 @@ class History:
 
     def name_of(self, name: str) -> str:
         """The full name of a job, from its name or its first letters; see `job`."""
-        if not name.isascii() or not name:  # names are ASCII, and SQLite refuses strings that are not UTF-8
+        if not name.isascii() or not name:  # names are ASCII, and SQLite would refuse a string that is not UTF-8
             raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows the jobs")
         rows = self._query("SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", len(name), name)
         names = [row[0] for row in rows]
@@ -375,7 +376,8 @@ class History:
         if unknown:
             raise ValueError(f"a job has no column {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in columns)
-        changes += ", target_nodes = NULL" if state.is_over else ""  # no supervisor is left to change the number
+        # No supervisor will carry out the requested number.
+        changes += ", target_nodes = NULL" if state.is_over else ""
         values = (state, clock.utc_now(), message, *columns.values())
         with self.transaction():
             self._change(name, f"state = ?, changed = ?, message = ?{changes}", *values)

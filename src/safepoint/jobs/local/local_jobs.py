@@ -158,7 +158,7 @@ class LocalJobs:
         while True:
             if name is not None:
                 found = [self.job(name)]
-                name = found[0].name  # the given first letters may match another job later
+                name = found[0].name  # use the full name: the first letters may match another job later
             else:
                 found = [job for job in self.jobs() if job.state.is_active or job.name in before]
                 before = {job.name for job in found if job.state.is_active}
@@ -186,7 +186,8 @@ class LocalJobs:
         if not Path(spec.working_dir).is_dir():
             raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
         if spec.data_connection is not None and spec.settings.output_dir is None:
-            keys_of(spec.data_connection)  # raises an error without keys; if there is a location, check_output does
+            # Raises an error if there are no keys. For a job with an output location, `check_output` does this.
+            keys_of(spec.data_connection)
         check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:
@@ -334,7 +335,7 @@ class LocalJobs:
         name = self._history.name_of(name)
         try:
             job = self.job(name)
-        except StorageError:  # the entry cannot be read, so the job cannot be saved before it ends
+        except StorageError:  # the entry of the job cannot be read, so the job cannot be saved before it ends
             if with_checkpoints:
                 raise
             self._history.forget(name)
@@ -343,7 +344,7 @@ class LocalJobs:
         if with_checkpoints:
             return self._delete_all(job, timeout_s)
         if not self._remove(name):
-            with contextlib.suppress(NotFoundError):  # raised when the supervisor has deleted the job
+            with contextlib.suppress(NotFoundError):  # the supervisor has deleted the job
                 self._until(name, lambda _: False, "deleted", timeout_s)
         return 0
 
@@ -365,7 +366,7 @@ class LocalJobs:
         if others:
             raise ConflictError(
                 f"job {', '.join(others)} also uses the checkpoints in {output}; nothing was deleted",
-                hint=f"delete that job first, or {alone}",
+                hint=f"first delete {', '.join(others)}; or {alone}",
             )
         with self._stopped(job.name, timeout_s):
             num_deleted = remove_checkpoints(output, job.spec)

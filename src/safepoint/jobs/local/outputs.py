@@ -3,7 +3,7 @@
 The module uses the keys of the job's data connection, and the folders that the job uses for claims (volumes of a
 cluster, `pvc://`).
 
-The environment of this process does not change: a client of the SDK may use several jobs at once.
+The environment of this process does not change, because a client of the SDK may use several jobs at once.
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ def state_folder() -> Path:
     return _below(os.environ.get("XDG_STATE_HOME", ""))
 
 
-@functools.cache  # called for every job of a list, and realpath reads the file system
+@functools.cache  # cached, because a list calls this for every job, and realpath reads the file system
 def _below(folder: str) -> Path:
     home = folder if os.path.isabs(folder) else f"{home_folder()}/.local/state"
     return Path(os.path.realpath(home), "safepoint")

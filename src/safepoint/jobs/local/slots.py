@@ -7,8 +7,8 @@ and no earlier job goes first. An earlier job goes first if it can start now, or
 been preempted for it. Slots that other jobs are about to free are kept for an earlier job that needs them. Without
 this rule, the jobs that were preempted for a large job would restart, and the large job would never start.
 
-A job that does not fit preempts jobs of lower priority, but only as many as necessary: those of the lowest priority
-first, and among jobs of the same priority the youngest first.
+A job that does not fit preempts jobs of lower priority, but only as many as necessary. Jobs of the lowest priority
+are preempted first. Among jobs of the same priority, the youngest are preempted first.
 """
 
 import itertools
@@ -73,8 +73,9 @@ class Admission:
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
     """The slots of this machine.
 
-    Each number comes from the first of these that sets it: the variable SAFEPOINT_CPU_SLOTS or SAFEPOINT_GPU_SLOTS,
-    `[local]` of the user's settings, the number of cores or devices of the machine (see `devices`).
+    Each number comes from the variable SAFEPOINT_CPU_SLOTS or SAFEPOINT_GPU_SLOTS. If the variable is not set, it
+    comes from the table `[local]` of the user's settings. Without that setting, it is the number of cores or devices
+    of the machine (see `devices`).
 
     Raises:
         UsageError: a variable is not a number, or the settings cannot be read.
@@ -87,9 +88,9 @@ def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
 def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The GPUs for jobs, as CUDA_VISIBLE_DEVICES names them.
 
-    If that variable is set, and this is not a process of a job: the variable's devices, limited to the number of GPU
-    slots, if that number is configured. In all other cases: devices numbered from 0, as many as there are configured
-    GPU slots or, without that setting, devices in the machine.
+    If that variable is set, and this is not a process of a job, the devices are those in the variable. In all other
+    cases, they are numbered from 0, up to the number of devices in the machine. If a number of GPU slots is
+    configured, it sets the number of devices: in the first case as a limit, in the second case exactly.
 
     Raises:
         UsageError: as for `count_slots`.
@@ -97,7 +98,8 @@ def devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     environ = os.environ if environ is None else environ
     count = _number("SAFEPOINT_GPU_SLOTS", Configuration.of_user(environ).local.gpu_slots, environ)
     mask = environ.get(VISIBLE)
-    if mask is None or JOB_VARIABLE in environ:  # in a process of a job, the variable has only that job's devices
+    # A process of a job cannot use the variable: it has only that job's devices.
+    if mask is None or JOB_VARIABLE in environ:
         return tuple(map(str, range(_num_devices() if count is None else count)))
     own = itertools.takewhile(lambda name: name not in {"", "-1"}, (name.strip() for name in mask.split(",")))
     return tuple(own)[:count]
@@ -129,7 +131,7 @@ def check_size(spec: JobSpec, capacity: Slots) -> None:
     if gpu > capacity.gpu:
         raise UsageError(
             f"the job needs {gpu} GPU slots, and this machine has {capacity.gpu}; nothing was done",
-            hint="request fewer",
+            hint="request fewer GPUs",
         )
     # Ranks share cores, so only the number of ranks is limited.
     ranks = spec.num_nodes * spec.ranks_per_node
@@ -138,7 +140,7 @@ def check_size(spec: JobSpec, capacity: Slots) -> None:
         raise UsageError(
             f"the job has {ranks} ranks on {spec.num_nodes} nodes, and this machine with {capacity.cpu} cores can "
             f"run at most {most}; nothing was done",
-            hint="request fewer; if the number of cores is wrong, set SAFEPOINT_CPU_SLOTS",
+            hint="request fewer ranks; if the number of cores is wrong, set SAFEPOINT_CPU_SLOTS",
         )
 
 
@@ -198,7 +200,7 @@ def _preempt(asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobR
         chosen.append(job)
     if not room.holds(need):
         return Admission(waits_for=_describe(need, capacity))
-    for job in list(chosen):  # jobs that were chosen later may make an earlier one unnecessary
+    for job in list(chosen):  # leave out each job that the jobs chosen after it have made unnecessary
         if (room - needs(job, capacity)).holds(need):
             room -= needs(job, capacity)
             chosen.remove(job)

@@ -1,8 +1,8 @@
-"""The supervisor of one job: waits for slots, starts launchers, watches them, and stores the state of the job.
+"""The supervisor of one job: waits for slots (CPU cores and GPUs), starts launchers, and watches them.
 
-The command is `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one supervisor. The supervisor
-holds a lock, which the kernel releases when the process ends. All its state is in the history. So if the supervisor
-is killed, a new one can continue.
+The command is `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one supervisor. It stores the
+state of the job, and holds a lock, which the kernel releases when the process ends. All its state is in the history.
+So if the supervisor is killed, a new one can continue.
 """
 
 import logging
@@ -65,7 +65,8 @@ class Supervisor:
         self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
 
     def leave(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal, for example at a shutdown: the job saves, and the next `safepoint` command resumes it."""
+        """Handle a signal to exit, for example at a shutdown: the job saves and stops, and the next `safepoint`
+        command resumes it."""
         self.was_asked_to_leave = True
 
     def run(self) -> None:
@@ -101,7 +102,8 @@ class Supervisor:
             return None
         launchers = Launchers(job.spec, self._folder, job.attempt, self._history.nodes(self._name, job.attempt))
         if not launchers.are_complete:
-            launchers.kill()  # the supervisor was killed before it had started all of them: no rank trains yet
+            # The earlier supervisor was killed before it had started all launchers, so no rank trains yet.
+            launchers.kill()
         return launchers
 
     def _wait_for_turn(self) -> bool:
@@ -133,7 +135,8 @@ class Supervisor:
         job = self._job
         if job.wanted is RequestedAction.DELETE or not job.needs_supervisor:
             return False
-        if job.target_nodes is not None:  # between two attempts; `admit` checks below whether the new number fits
+        # The job has no launchers now; `admit` checks below whether the new number fits.
+        if job.target_nodes is not None:
             self._history.change_nodes(job, job.target_nodes, actor=self._actor)
             self._history.become(self._name, JobState.QUEUED, actor=self._actor)
             job = self._job
@@ -141,7 +144,7 @@ class Supervisor:
             message = "nothing is saved yet" if job.safe_step is None else f"step {job.safe_step} is saved"
             self._history.become(self._name, JobState.SUSPENDED, actor=self._actor, message=message)
             return False
-        if job.wanted is RequestedAction.PREEMPT:  # the job has no processes to stop
+        if job.wanted is RequestedAction.PREEMPT:  # preempted at once, because the job has no processes
             self._history.become(self._name, JobState.PREEMPTED, actor=self._actor, wanted=RequestedAction.RUN)
             job = self._job
         if job.state is JobState.RESTARTING:
@@ -183,7 +186,7 @@ class Supervisor:
                     record = launchers.start(node, environ, self._free_gpus(job))
                     self._history.add_node(self._name, job.attempt, record)
         except JobStoppedError:
-            return launchers  # no launcher was started
+            return launchers  # these launchers are empty: none was started
         except HistoryError:
             launchers.kill()  # the history may lack the launcher that was started last
             self._launchers = launchers  # the next call of `run` stores the end of these launchers
@@ -316,7 +319,9 @@ class Supervisor:
         if job.wanted is RequestedAction.RUN and self.was_asked_to_leave:
             return RequestedAction.PREEMPT
         if job.wanted is RequestedAction.RUN and (job.target_nodes is not None or job.state is JobState.SUSPENDING):
-            return RequestedAction.SUSPEND  # the job resumes afterwards
+            # The launchers were stopped to change the number of nodes, or by an earlier request to suspend the job.
+            # The job resumes afterwards.
+            return RequestedAction.SUSPEND
         return job.wanted
 
     def _start_missing_supervisors(self) -> None:
@@ -343,7 +348,8 @@ def supervise(name: str) -> int:
         with History() as history:
             has_to_exit = _supervise(name, history)
             lock.release()
-            # A command that found the lock held relies on this process to carry out its request.
+            # Check for requests again: a command that stored a request while this process held the lock has started
+            # no other supervisor.
             job = history.find(name)
             if job is None or has_to_exit or not job.needs_supervisor:
                 return ExitCode.NOT_FOUND if job is None else 0
@@ -359,7 +365,8 @@ def _supervise(name: str, history: History) -> bool:
         job = history.find(name)
         if job is not None and job.wanted is RequestedAction.DELETE:
             history.remove(name)
-    except NotFoundError:  # the job's entry was removed, and no other process would end the job's processes
+    except NotFoundError:
+        # Another process has removed the job's entry, so this process has to end the job's processes.
         history.remove_remains(name)
     return supervisor.was_asked_to_leave
 
@@ -368,7 +375,7 @@ def _run(supervisor: Supervisor) -> None:
     for _ in range(_TRIALS - 1):
         try:
             return supervisor.run()
-        except HistoryError as error:  # for example because the disk is full; the job continues
+        except HistoryError as error:  # for example, the disk is full; the job itself continues
             _log.warning("%s; trying again in %g s", error, _NEXT_TRIAL_S)
             clock.sleep(_NEXT_TRIAL_S)
     return supervisor.run()

@@ -89,7 +89,8 @@ def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float) 
     while not is_locked(supervisor_lock(name)):
         if process.returncode is not None:
             if process.returncode in {ExitCode.OK, ExitCode.NOT_FOUND}:
-                return  # the job has ended or was deleted, or another supervisor started first
+                # No supervisor is needed: the job has ended or was deleted, or another supervisor started first.
+                return
             raise SafepointError(f"the supervisor of job {name} did not start", hint=f"see {log}")
         if clock.monotonic_s() >= deadline_s:
             raise SafepointError(

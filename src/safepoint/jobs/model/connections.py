@@ -34,7 +34,7 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of the variables in a TrainJob or another object: those that may be used on this machine.
+    """The variables of a TrainJob or another object that may be used on this machine.
 
     Another person may have written the object. Variables that only select a region or an account are safe. The other
     variables of the stores are left out: they could make this machine send a file, or send the user's credentials to
@@ -89,7 +89,7 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
             return {key: value for key, value in environ.items() if key.startswith("AWS_")}
         raise NotFoundError(
             f"there is no data connection {name!r} in {path}, and the environment has no keys",
-            hint=f"add a table [{name}] with {' and '.join(_NEEDED)} to that file, or set these variables",
+            hint=f"add a table [{name}] with {' and '.join(_NEEDED)} to that file, or set the two variables",
         )
     if not isinstance(table, dict):
         raise UsageError(f"{path}: {name!r} must be a table [{name}]")
@@ -128,7 +128,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # the file is not TOML, or not UTF-8
         # Neither the parser's message nor its error is shown: both may quote an access key.
         position = _POSITION.search(str(error))
         where = position[0] if position else "position unknown"

@@ -48,7 +48,7 @@ class Shipment:
     arguments: str
 
     def script(self, *, look_in: str | None = None, arguments: str | None = None, before: str = "") -> str:
-        """The script. In a rank it calls the function; data loader workers that import the script do not call it.
+        """The script. It calls the function when a rank runs it, but not when a data loader worker imports it.
 
         Args:
             look_in: a folder to import modules from when they are found nowhere else.
@@ -105,7 +105,8 @@ def _check_kind(function: Any) -> str:
     name = code.co_name
     if name == "<lambda>":
         raise UsageError(
-            "a lambda cannot be sent to a job, because its source cannot run alone", hint="define it with `def`"
+            "a lambda cannot be sent to a job, because its source cannot run alone",
+            hint="define a function with `def`",
         )
     if hasattr(function, "__wrapped__"):
         raise UsageError(f"{name} is decorated, and a decorator cannot be sent to a job", hint="remove the decorator")
@@ -155,7 +156,9 @@ def _definition(name: str, function: types.FunctionType) -> str:
         raise stale
     if node.decorator_list:
         decorators = ", ".join(f"@{ast.unparse(one)}" for one in node.decorator_list)
-        raise UsageError(f"{name} is decorated with {decorators}, which is not sent to the job", hint="remove it")
+        raise UsageError(
+            f"{name} is decorated with {decorators}, which is not sent to the job", hint=f"remove {decorators}"
+        )
     names = [one.arg for one in ast.iter_child_nodes(node.args) if isinstance(one, ast.arg)]
     if names != list(inspect.signature(function).parameters):
         raise stale
@@ -213,7 +216,7 @@ def _collect(code: types.CodeType, used: set[str], defined: set[str]) -> None:
             loaded.add(instruction.argval)
         elif instruction.opname in {"LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}:
             used.add(instruction.argval)
-    used |= loaded - own  # without the names that the body of a class has defined
+    used |= loaded - own  # leave out the names that the body of a class has defined
     if not is_function and code.co_name == "<module>":
         defined |= own
     for constant in code.co_consts:
@@ -234,13 +237,12 @@ def source_of(value: Any, where: str, *, _around: tuple[int, ...] = ()) -> str:
     Raises:
         UsageError: the value is not plain.
     """
-    kind = cast("type[Any]", type(value))  # not isinstance: numpy's float64 is a subclass of float
+    kind = cast("type[Any]", type(value))  # `isinstance` would accept numpy's float64, which is a subclass of float
     if kind in _REPEATABLE:
         return ascii(value)
     if kind is int:
-        return (
-            str(value) if abs(value) < 1 << 64 else hex(value)
-        )  # Python limits the digits of decimal integers, not of hexadecimal ones
+        # Large integers are written in hexadecimal, because Python limits the number of decimal digits in a source.
+        return str(value) if abs(value) < 1 << 64 else hex(value)
     if kind is float:
         return repr(value) if math.isfinite(value) else f"float('{value!r}')"
     if kind is complex:

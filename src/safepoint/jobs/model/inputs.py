@@ -71,6 +71,6 @@ class Input:
         """Read a mapping of any release. Fields that this release does not know are ignored."""
         values = {item.name: record[item.name] for item in fields(cls) if item.name in record}
         ignore = values.get("ignore", ())
-        # tuple() would split a string into letters.
+        # A string is left as it is, so that the check refuses it. tuple() would split it into letters.
         values["ignore"] = tuple(cast("list[str]", ignore)) if isinstance(ignore, list) else ignore
         return cls(**values)

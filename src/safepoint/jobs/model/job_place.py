@@ -48,7 +48,7 @@ class Summary(Protocol):
 
     @property
     def safe_step(self) -> int | None:
-        """The newest step known to be committed; None if no step is."""
+        """The newest step that is known to be committed; None if none is known."""
         ...
 
     @property

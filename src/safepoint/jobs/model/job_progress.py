@@ -15,14 +15,15 @@ _DAY_S = 86400
 
 
 def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
-    """The full output location: from the specification of the job, or else from the reports of the ranks.
+    """The full output location of a job; None if it is unknown.
 
-    None if unknown.
+    The location comes from the specification of the job. If the specification names none, the location comes from the
+    reports of the ranks.
     """
     if spec.settings.output_dir is not None:
         return absolute_location(spec.settings.output_dir, spec.working_dir)
     reported = (progress.location or progress.output_dir) if progress is not None else ""
-    with contextlib.suppress(ValueError):  # the record was altered
+    with contextlib.suppress(ValueError):  # the location in the record is invalid: the record was altered
         return absolute_location(reported, spec.working_dir) if reported else None
     return None
 

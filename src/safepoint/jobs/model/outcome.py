@@ -88,8 +88,8 @@ def conclude(
 def _failure_of(exit_codes: Sequence[int | None]) -> int | None:
     """The exit code that shows why the job has failed; None when the job has not failed.
 
-    A rank that has lost a peer ends with 1. So any other code takes precedence over 1. When a launcher was killed,
-    the 1 of another launcher is only a consequence, and does not count.
+    Any other code takes precedence over 1, because a rank that has lost its connection to another rank ends with 1.
+    If a launcher was killed, the code 1 of another launcher is only a consequence, and does not count.
     """
     failures = [code for code in exit_codes if code is not None and code not in _INTERRUPTED and code != ExitCode.OK]
     own = next((code for code in failures if code != ExitCode.FAILED), None)

@@ -71,7 +71,7 @@ class JobRecord:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue the job: a suspended or a failed job."""
+        """Whether `resume` can continue the job: True for a suspended or a failed job."""
         return self.state in {JobState.SUSPENDED, JobState.FAILED}
 
     @property
@@ -145,7 +145,7 @@ class AttemptRecord:
     """One start of a job.
 
     Args:
-        number: from 1.
+        number: the number of the attempt, from 1.
         num_nodes: how many launchers it had.
         started: RFC 3339 UTC.
         ended: RFC 3339 UTC; None while the attempt runs.

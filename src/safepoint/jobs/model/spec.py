@@ -125,7 +125,7 @@ class JobSpec:
         settings = {name: value for name, value in record.pop("settings").items() if name in of_settings}
         values = {name: value for name, value in record.items() if name in of_job}
         for name in ("program", "packages", "package_indexes"):
-            # tuple() would split a string into letters.
+            # A string is left as it is, so that the check refuses it. tuple() would split it into letters.
             values[name] = tuple(values[name]) if isinstance(values.get(name), list) else values.get(name, ())
         values["inputs"] = tuple(Input.from_record(one) for one in values.get("inputs", ()))
         return cls(settings=RunSettings(**settings), **values)
@@ -145,17 +145,19 @@ def names_of_secrets(env: Mapping[str, str]) -> list[str]:
 def check_packages(packages: Sequence[str], indexes: Sequence[str]) -> None:
     """Raise UsageError when a package or an index has a user name or a password, is empty, or is an option of pip."""
     # Messages do not show addresses and package names: they may contain passwords.
-    for what, given in (("the address of a package index", indexes), ("a package", packages)):
+    index_hint = "give the index as an address, such as https://pypi.org/simple; put options into pip's configuration"
+    package_hint = "give the package by its name, such as 'peft>=0.20'; put options into pip's configuration"
+    for what, given, hint in (
+        ("the address of a package index", indexes, index_hint),
+        ("a package", packages, package_hint),
+    ):
         if any(_has_credentials(text) for text in given):
             raise UsageError(
                 f"{what} contains a user name or a password, which would be stored; nothing was submitted",
                 hint="put the password into pip's configuration, ~/.netrc or PIP_INDEX_URL",
             )
         if any(not text.strip() or text.strip().startswith("-") for text in given):
-            raise UsageError(
-                f"{what} is empty or an option of pip",
-                hint="use package names only, such as 'peft>=0.20'; put options into pip's configuration",
-            )
+            raise UsageError(f"{what} is empty or an option of pip", hint=hint)
 
 
 def check_variables(env: Mapping[str, str]) -> None:
@@ -188,6 +190,6 @@ def name_from(text: str, unique: str) -> str:
     return f"{plain[:40].strip('-')}-{unique}"
 
 
-@functools.cache  # called for every job of a list
+@functools.cache  # cached, because a list of jobs calls this function for every job
 def _names(kind: type[Any]) -> Mapping[str, None]:
-    return dict.fromkeys(item.name for item in fields(kind))  # ordered, with fast lookup
+    return dict.fromkeys(item.name for item in fields(kind))  # a dict, because it is ordered and its lookup is fast

@@ -1,4 +1,4 @@
-"""The states of a job, the same in every place."""
+"""The states of a job, the same on this machine and on a cluster."""
 
 import enum
 
@@ -37,7 +37,7 @@ class JobState(enum.StrEnum):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job waits for slots, for quota, or for a person to fix something."""
+        """Whether the job waits for CPU cores or GPUs, for quota, or for a person to fix something."""
         return self in {JobState.CREATED, JobState.QUEUED, JobState.INADMISSIBLE, JobState.PREEMPTED}
 
     @property

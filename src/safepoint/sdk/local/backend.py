@@ -55,7 +55,8 @@ class LocalBackend(RuntimeBackend):
         return [local_runtime()]
 
     def get_runtime(self, name: str) -> types.Runtime:
-        """The runtime of this machine; for the name of another runtime for PyTorch too, with a warning.
+        """Return the runtime of this machine. If `name` is the name of another runtime for PyTorch, also log a
+        warning.
 
         Raises:
             RuntimeError: `name` is not the name of a runtime for PyTorch.
@@ -85,7 +86,7 @@ class LocalBackend(RuntimeBackend):
         trainer: types.CustomTrainer | types.CustomTrainerContainer | types.BuiltinTrainer | None = None,
         options: list[Any] | None = None,
     ) -> str:
-        """Submit a job and return its name. The job starts when enough slots are free."""
+        """Submit a job and return its name. The job starts when enough CPU cores and GPUs are free."""
         with as_kubeflow_raises():
             if runtime is not None:
                 check_runtime(runtime, self.config.python)
@@ -132,8 +133,8 @@ class LocalBackend(RuntimeBackend):
     ) -> Iterator[str]:
         """The output of a step.
 
-        For the step `node-N`, it is that of the node's launcher and ranks; for `rank-N`, that of one rank; for
-        `dataset-initializer` and `model-initializer`, that of the fetch before the ranks start.
+        The step `node-N` has the output of the node's launcher and ranks, and `rank-N` that of one rank.
+        `dataset-initializer` and `model-initializer` have the output of the fetch before the ranks start.
         """
         with as_kubeflow_raises(), LocalJobs() as jobs:
             jobs.job(name)

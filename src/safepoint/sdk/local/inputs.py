@@ -79,7 +79,8 @@ def _input(
     if isinstance(given, _CACHE_KINDS):
         raise UnsupportedError(
             f"{where} is a {type(given).__name__}, which needs the cache servers of a cluster; nothing was started",
-            hint="read the table in the training function, or copy its files to a folder or to s3://, and use "
+            hint="read the dataset's table in the training function itself; or copy the table's files to a folder or "
+            "to s3://, and use "
             "HuggingFaceDatasetInitializer('/a/folder') or S3DatasetInitializer",
         )
     if not isinstance(given, (*_HUB_KINDS, *_STORE_KINDS)):

@@ -49,7 +49,7 @@ class LocalJob:
     """
 
     spec: JobSpec
-    files: Mapping[str, bytes] = field(repr=False)  # it may contain keys
+    files: Mapping[str, bytes] = field(repr=False)  # not in `repr`, because the files may contain keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def _local_job(
     transformers = trainer if isinstance(trainer, TransformersTrainer) else None
     untyped: Any = trainer  # Kubeflow declares no types for some fields
     if transformers is not None:
-        transformers.check()  # its fields may have been assigned since it was made
+        transformers.check()  # check again, because fields may have been assigned since the trainer was made
     check_fields(trainer, CUSTOM_TRAINER if transformers is None else TRANSFORMERS_TRAINER)
     machine = count_slots()
     share = share_for(untyped.resources_per_node, machine=machine)

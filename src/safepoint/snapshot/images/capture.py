@@ -75,7 +75,8 @@ class Capture:
         self._reported: set[str] = set()
 
     def prepare(self) -> None:
-        """Search all imported modules for the functions to replace. Call it before the first step: it takes long."""
+        """Search all imported modules for the functions to replace. Call this before the first step, because the
+        search takes long."""
         self._patch.find(_originals())
 
     @contextlib.contextmanager
@@ -160,7 +161,7 @@ class Capture:
             self._dcp_images.pop(path, None)
 
     def collect(self, captured: Captured) -> list[Image]:
-        """One image for each file: the captured ones, and those of files that were written as usual.
+        """One image for each file: the captured images, and an image of each file that was written as usual.
 
         Raises:
             OSError: a file that the routine wrote cannot be read.

@@ -13,11 +13,11 @@ class Piece(NamedTuple):
     """Bytes of a tensor's storage and their place in a file.
 
     Args:
-        offset: in the file.
-        num_bytes: how many bytes; they are contiguous in memory.
-        address: of the first byte, on the device.
+        offset: where the bytes begin in the file.
+        num_bytes: how many bytes. The bytes are contiguous in memory.
+        address: the address of the first byte, on the device.
         base: the address where the storage begins; tensors that share memory have the same base.
-        owner: the storage or tensor that holds the bytes; while it is referenced, the address stays valid.
+        owner: the storage or tensor that holds the bytes. While the owner is referenced, the address stays valid.
         device: `cpu`, `cuda`, …
     """
 
@@ -34,8 +34,8 @@ class Image:
     """The image of one file.
 
     Args:
-        path: relative to the checkpoint, with `/`.
-        size_bytes: of the finished file.
+        path: the path of the file, relative to the checkpoint, with `/`.
+        size_bytes: the size of the finished file.
         literals: (offset, content) of the bytes that are known already.
         fixed: more literals; the same object as in the last image of the file if none of them has changed.
         pieces: the bytes that are still to be copied, in the order of their offsets; the same object as in the last
@@ -61,9 +61,9 @@ class Placed:
     """An image and the place that its bytes are copied to.
 
     Args:
-        image: of one file.
+        image: the image of one file.
         block: the piece of shared memory that will hold the bytes.
-        offset: of the image's first byte in the block.
+        offset: where the image begins in the block.
     """
 
     image: Image
@@ -72,7 +72,10 @@ class Placed:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor are stored as they are, in a storage on a CPU or a CUDA device."""
+    """Whether the storage of a tensor holds the values of the elements, and is on a CPU or a CUDA device.
+
+    This is False for quantized tensors, and for tensors that torch conjugates or negates when it reads them.
+    """
     return (
         tensor.layout is torch.strided
         and tensor.device.type in {"cpu", "cuda"}

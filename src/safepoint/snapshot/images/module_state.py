@@ -47,7 +47,7 @@ class ModuleState:
         self._tables, self._entries = [], []
         for module in self.module.modules():
             if _has_custom_state(module):
-                self._counts = [-1]  # no list of lengths equals this one, so `_holds` returns False
+                self._counts = [-1]  # no list of lengths equals [-1], so `_holds` returns False
                 return
             tables: list[dict[str, Any]] = [module._modules, module._parameters, module._buffers]  # pyright: ignore
             # If a hook or a state_dict method is added later, one of these containers becomes longer, and the last
@@ -117,7 +117,7 @@ class OptimizerState:
         values = [value for one in state.values() for value in one.values()]
         if not all(type(value) in _PLAIN for value in values):
             return
-        # References are kept, so that no new object gets the id of one of them.
+        # Keep references to the objects: while an object is referenced, no new object gets its id.
         self._objects = list(_objects_of(self.optimizer))
         self._ids = list(map(id, self._objects))
         self._outline = _outline_of(self.optimizer)
@@ -203,7 +203,8 @@ class TensorPlaces:
         try:
             self._addresses = self._addresses_now()
             self._have_same_layout = _guard_of_torch(self._tensors) or _guard_of_lists(self._tensors)
-            # An empty view has no address, so a change of its storage cannot be seen.
+            # An empty view has no address. So if its storage is not empty, a change of the storage cannot be
+            # detected.
             empty = [tensor for tensor, address in zip(self._tensors, self._addresses, strict=True) if not address]
             self._can_compare = not any(tensor.untyped_storage().nbytes() for tensor in empty)
         except RuntimeError:  # a sparse tensor, or one that wraps other tensors

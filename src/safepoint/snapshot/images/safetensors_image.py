@@ -21,8 +21,9 @@ def compose_safetensors(
         metadata: strings for the header.
 
     Returns:
-        The image. None when the library itself must write the file or raise its error: this function does not support
-        a tensor's type or layout, tensors share memory, or a name or the metadata are invalid.
+        The image. None if the library itself must write the file or raise its error, because this function does not
+        support a tensor's type or layout, because tensors share memory, or because a name or the metadata are
+        invalid.
     """
     if metadata is not None and not all(type(k) is str and type(v) is str for k, v in metadata.items()):
         return None

@@ -3,7 +3,7 @@
 Its layout is computed from the sizes of its content; checksums are added later. The format is torch's: a zip archive
 without compression, with one record for the pickle and one for each storage. The data of each record begin at a
 multiple of 64 bytes, and the checksums follow the data. Here the pickle comes after the storages, so that its length
-does not change the place of a storage. Readers find each record through the archive's directory.
+does not change the position of a storage. Readers find each record through the archive's directory.
 """
 
 import struct
@@ -28,9 +28,9 @@ class Archive:
     """An archive without compression, whose checksums are filled in when the file is written.
 
     Args:
-        begin: its first byte in the file.
-        directory: where its central directory begins, in the file.
-        num_entries: of the directory.
+        begin: where the archive begins in the file.
+        directory: where the central directory of the archive begins in the file.
+        num_entries: the number of entries in the central directory.
     """
 
     begin: int
@@ -43,7 +43,7 @@ class StorageRecords:
 
     Args:
         prefix: the name of the archive's top folder.
-        sizes: of the storages, in bytes.
+        sizes: the sizes of the storages, in bytes.
     """
 
     def __init__(self, prefix: str, sizes: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
     """A whole archive.
 
     Args:
-        size_bytes: of the file.
+        size_bytes: the size of the file.
         literals: (offset, content) of the bytes after the records of the storages.
         archive: see `Archive`.
     """
@@ -161,7 +161,7 @@ class Record(NamedTuple):
 
     Args:
         data: where its data begins.
-        size: of the data, in bytes.
+        size: the size of the data, in bytes.
         end: where the record ends, behind the descriptor that follows the data.
         checksums: the two offsets at which its CRC-32 is stored, 4 bytes each.
     """
@@ -189,7 +189,8 @@ def records_of(archive: Archive, view: Callable[[int, int], memoryview]) -> Iter
         header = _LOCAL.unpack(view(start, _LOCAL.size))
         data = start + _LOCAL.size + header[9] + header[10]
         end = data + size + (24 if size >= _WIDE else 16)
-        yield Record(data, size, end, (data + size + 4, entry + 16))  # the first is behind the descriptor's signature
+        # The checksum in the descriptor follows its signature of 4 bytes.
+        yield Record(data, size, end, (data + size + 4, entry + 16))
         entry = extra + extra_bytes + comment_bytes
 
 

@@ -174,7 +174,8 @@ class _Seen:
         self.tensor = tensor
         self.number = storages.number(tensor.untyped_storage())
         self.entry = storages.entries[self.number]
-        # An empty view has no address, so a change of its storage cannot be seen.
+        # An empty view has no address. So if its storage is not empty, a change of the storage cannot be detected,
+        # and -1 makes sure that the tensor is pickled again.
         self.address = tensor.data_ptr() or (-1 if self.entry.num_bytes else 0)
         self.meta = _meta(tensor)
 
@@ -258,7 +259,8 @@ def _outline(value: Any, found: list[Any]) -> bool:
         return all(type(key) in _SCALARS for key in keys) and all(_outline(item, found) for item in value.values())
     if kind in {list, tuple}:
         found.extend((kind, len(value)))
-        if all(type(item) in _SCALARS for item in value):  # fast for the many numbers of an optimizer's parameters
+        # This check is fast for the many numbers of an optimizer's parameters.
+        if all(type(item) in _SCALARS for item in value):
             found.extend(value)
             return True
         return all(_outline(item, found) for item in value)
@@ -289,8 +291,8 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether the caller guarantees that `value`, or a value of the outermost dictionary, holds the same
-                tensors as in the last call if it is the same object.
+            trusts: whether the caller guarantees the following. If `value` is the same object as in the last call, it
+                holds the same tensors as then. If `value` is a dictionary, this also applies to each value in it.
 
         Raises:
             UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.

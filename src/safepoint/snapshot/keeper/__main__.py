@@ -49,7 +49,8 @@ class _Keeper:
         if self._plan.owner_pid is None:
             self._owner_was_killed = True
             while os.read(0, 4096):
-                self._owner_was_killed = False  # an owner that was not killed writes before it closes the pipe
+                # Only an owner that ends normally writes to the pipe before it closes the pipe.
+                self._owner_was_killed = False
             return
         try:
             descriptor = os.pidfd_open(self._plan.owner_pid)
@@ -108,7 +109,8 @@ class _Keeper:
 
 
 def _main(arguments: list[str]) -> None:
-    # Platforms signal every process of a job. The keeper must not end before the ranks whose snapshots it writes.
+    # Ignore these signals. Platforms send them to every process of a job, and the keeper must not end before the
+    # ranks whose snapshots it writes.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     _Keeper(KeeperPlan(**json.loads(arguments[0]))).run()

@@ -27,7 +27,7 @@ class EarlierSnapshotLinks:
     """Finds the newest snapshot of the earlier ranks (those before the restart), and makes the links to its files.
 
     Args:
-        state: of the keeper.
+        state: the state of the keeper.
         scratch: where the folder of links is made; None for the system's temporary folder.
     """
 
@@ -44,12 +44,12 @@ class EarlierSnapshotLinks:
         earlier = self._state.earlier
         if earlier is None:
             return None
-        # Wait even if no snapshot is complete: the requesting rank is going to clean the output folder, so the keeper
-        # must not write there any more.
+        # Wait for the writes even if no snapshot is complete. The rank that asks for the snapshot cleans the output
+        # folder after the answer, so the keeper must not write there any more.
         self._state.changed.wait_for(lambda: self._state.is_done(earlier))
         newest = earlier.registry.newest_complete
         if newest is None or newest.facts is None or newest.facts.num_nodes > 1:
-            return None  # this node has only the files of its own ranks in memory
+            return None  # the memory of this node has only the files of this node's ranks
         is_durable = newest.progress == Progress.DURABLE
         try:
             sources = sorted(merge(earlier.sources(newest)), key=attrgetter("path"))
@@ -83,14 +83,14 @@ def _saved_files(facts: CheckpointFacts) -> dict[str, FileEntry]:
 
 
 def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
-    """Make one file of a complete snapshot.
+    """Make one of the files of a complete snapshot in `folder`.
 
     If the file has a block of shared memory to itself, make a link to this block, through `/proc/<pid>/fd` of this
     process. If the block also holds other files, make a copy.
 
     Args:
         source: the file.
-        folder: in which the file is made.
+        folder: where the file is made.
         saved: the file's entry in the manifest of the checkpoint that the snapshot has become; None if there is none.
 
     Returns:

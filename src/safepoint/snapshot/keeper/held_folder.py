@@ -23,7 +23,7 @@ class Reporter:
     """Writes events to the output folder's event file, to the job's event file, and to the console.
 
     Args:
-        verbosity: of the console.
+        verbosity: the verbosity of the console.
         job_events: the file of the job's events; None if there is no such file.
     """
 
@@ -60,7 +60,7 @@ class HeldFolder:
     If the file system supports locks, only one keeper at a time commits into the folder.
 
     Args:
-        reporter: writes the keeper's events into the folder, while it is open.
+        reporter: writes the keeper's events into the folder while the folder is open.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -82,8 +82,8 @@ class HeldFolder:
             is_committer: whether this keeper commits; with several nodes, only one keeper does.
 
         Raises:
-            OSError: the folder cannot be locked, for example because another keeper holds it. Then no folder
-                is open.
+            OSError: the folder cannot be locked, for example because another keeper holds it. Then no folder is
+                open.
         """
         self.close()
         output = OutputFolder(path)

@@ -38,10 +38,10 @@ OTHER_NODES_S = 15.0
 
 
 class Rank:
-    """A rank that is connected, or that has ended, and whose memory the keeper still holds.
+    """A rank that is connected to the keeper, or an ended rank whose memory the keeper still holds.
 
     Args:
-        number: of the rank, in the job.
+        number: the number of the rank in the job.
         channel: the connection to the rank.
     """
 
@@ -52,7 +52,7 @@ class Rank:
         self.is_connected = True
         self.has_said_goodbye = False
         self.requests: BoundedDict[int, int] = BoundedDict()
-        """Step → the number of this rank's last request for it."""
+        """Step → the number of this rank's last request to save this step."""
         self.scratch: str | None = None
         """A temporary folder of the rank. The keeper removes it when the rank has ended."""
 
@@ -73,7 +73,7 @@ class Rank:
             try:
                 self.channel.send(encode(message))
             except OSError:
-                return  # the thread that receives from this rank notices that it has ended
+                return  # the thread that receives from this rank handles the end of the rank
 
     def send_outcome(self, outcome: Outcome) -> None:
         """Send how a save ended, with the number of the rank's request."""
@@ -103,7 +103,7 @@ class RankGroup:
         self.waits_to_leave = False
         """Whether the ranks wait for a save before they end."""
         self.begun_s: BoundedDict[int, float] = BoundedDict()
-        """Step → when its save began."""
+        """Step → when the save of this step began."""
         self.last_outcome: Outcome | None = None
         self.failed_s: float | None = None
         self.is_watching = False
@@ -192,11 +192,11 @@ class KeeperState:
         with self.changed:
             while (group := self.current) is None or hello.restart > group.restart or group.is_over:
                 self.forget_earlier()
-                if self.current is group:  # otherwise the thread of another rank was faster
+                if self.current is group:  # if False, the thread of another rank has replaced `current` already
                     self.earlier, self.current = group, RankGroup(hello.restart, hello.num_ranks)
                     group = self.current
                     break
-            if hello.rank in group.ranks:  # it connects again, and sends its blocks again
+            if hello.rank in group.ranks:  # the rank connects again, and will send its blocks again
                 group.registry.remove_rank(hello.rank)
             rank = group.ranks[hello.rank] = Rank(hello.rank, channel)
             return group, rank

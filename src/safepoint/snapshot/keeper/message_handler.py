@@ -29,7 +29,7 @@ class MessageHandler:
     `KeeperState.changed`.
 
     Args:
-        state: of the keeper.
+        state: the state of the keeper.
         earlier: finds the newest snapshot of earlier ranks.
     """
 
@@ -161,7 +161,7 @@ class MessageHandler:
     def _begin(self, group: RankGroup, rank: Rank, message: messages.BeginSnapshot) -> None:
         for file in message.files:
             block = rank.blocks.get(file.block)
-            # Reading memory beyond the end of the block would kill this process.
+            # Check the size, because reading memory beyond the end of the block would kill this process.
             if block is None or file.offset + file.size_bytes > _readable_bytes(block):
                 raise ProtocolError(f"{file.path} does not fit into block {file.block}, or the block was not lent")
         rank.requests[message.step] = message.request

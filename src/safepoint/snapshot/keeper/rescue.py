@@ -44,7 +44,8 @@ def rescue_newer(state: KeeperState, group: RankGroup, step: int) -> None:
 
 
 def watch_others(state: KeeperState, group: RankGroup, facts: CheckpointFacts) -> None:
-    """On a thread: rescue when ranks of another node have failed or must end. Ranks here may not notice that."""
+    """On a thread: rescue when ranks of another node have failed or must end. The ranks of this node may not notice
+    that."""
     while not group.is_over and not group.is_rescued:
         if nodes_of(facts).is_called():
             with state.changed:
@@ -57,7 +58,7 @@ def leave_with_newest(state: KeeperState, group: RankGroup, abandoned_step: int,
     """On a thread: make the newest complete snapshot durable, then send `Leave` to every rank.
 
     Args:
-        state: of the keeper.
+        state: the state of the keeper.
         group: the ranks that must end.
         abandoned_step: the step that the ranks do not finish.
         reason: why, for people.

@@ -1,10 +1,10 @@
 """Which snapshots there are, which one is written next, and which memory may be overwritten.
 
-This module uses no sockets, files or threads. The files of a snapshot lie in *blocks* of shared memory. Each rank
-allocates blocks, and lends them to the keeper: the keeper (the process of each node that writes snapshots to disk)
-receives the descriptors of the blocks, and can read them. A snapshot is *complete* when every rank has staged its
-part, that is, has copied all its files into memory. The newest complete snapshot stays in memory until it is durable,
-or until its write has failed.
+This module uses no sockets, files or threads. The files of a snapshot lie in *blocks* of shared memory. The keeper is
+the process of each node that writes snapshots to disk. Each rank allocates blocks and *lends* them to the keeper: it
+sends their descriptors to the keeper, so that the keeper can read the blocks. A snapshot is *complete* when every
+rank has staged its part, that is, has copied all its files into memory. The newest complete snapshot stays in memory
+until it is durable, or until its write has failed.
 """
 
 import enum
@@ -49,7 +49,7 @@ class Snapshot:
     facts: CheckpointFacts | None = None
     progress: Progress = Progress.WAITING
     is_intact: bool = True
-    """False once a rank has begun to overwrite its part in memory, or will not stage it."""
+    """False if a rank has begun to overwrite its part in memory, or if a rank will not stage its part."""
     num_ranks: int = 1
     number: int = 0
     """The number in `BeginSnapshot`. If the ranks begin the snapshot of this step again, the new number is higher."""
@@ -187,8 +187,8 @@ class SnapshotRegistry:
         """Register that a rank will not stage its part. Other ranks may still begin their parts.
 
         Args:
-            step: of the snapshot.
-            number: of the snapshot; None for the snapshot of this step that is registered now.
+            step: the step of the snapshot.
+            number: the number of the snapshot; None for the snapshot of this step that is registered now.
         """
         snapshot = self._snapshots.get(step)
         if number is not None:

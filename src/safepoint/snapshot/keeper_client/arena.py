@@ -1,7 +1,7 @@
 """The memory into which snapshots are staged (copied from the tensors).
 
-It consists of blocks: pieces of shared memory, which are allocated once and reused. A block holds the images (the
-future bytes) of one or several files.
+This memory, the *arena*, consists of blocks: pieces of shared memory, which are allocated once and reused. A block
+holds the images of one or several files. An image is the content that the file will have on disk.
 """
 
 import operator
@@ -60,7 +60,7 @@ class Arena:
         return _MAX_SLOTS if _MAX_SLOTS * snapshot_bytes <= _SMALL_STATE_BYTES else 1
 
     def prepare(self, sizes: Sequence[int], *, still_to_come: int = 0, device: int | None = None) -> None:
-        """Allocate blocks for images of about these sizes, and touch their pages on a thread, so that they exist.
+        """Allocate blocks for images of about these sizes. A thread then allocates the pages of the blocks.
 
         Args:
             sizes: the size of each image, in bytes.
@@ -122,9 +122,10 @@ class Arena:
         return block
 
     def could_take(self, sizes: Sequence[int], *, more_slots: int = 0) -> bool:
-        """Whether `take` would return blocks for images of these sizes, or raise. If False, it would return None."""
+        """False if `take` would return None for images of these sizes. True if `take` would return blocks, or raise
+        an error."""
         if self.most_bytes is not None and _needed_bytes(sizes) > self.most_bytes:
-            return True  # `take` raises an error: a wait would not free enough memory
+            return True  # `take` would raise an error, because a wait cannot free enough memory
         free = sum(block.capacity_bytes for block in self._blocks if self._keeper.is_free(block))
         return free >= sum(sizes) or self.num_bytes - free + sum(sizes) <= self._allowed(sizes, more_slots)
 
@@ -141,7 +142,7 @@ class Arena:
             more_slots: how many snapshots memory may hold beyond the usual number, because this snapshot cannot wait.
 
         Returns:
-            The blocks, which are no longer free; None while too many blocks are busy.
+            The blocks, which are no longer free; None while too many blocks are in use.
 
         Raises:
             NoRoomError: there is not enough memory.
@@ -169,8 +170,8 @@ class Arena:
         while free and self.num_bytes + needed > allowed:
             self._give_back(free.pop(0))
         if self.num_bytes + needed > allowed and len(taken) == len(self._blocks):
-            # No block is busy, so waiting would not help. The fitting blocks are so large that the other images have
-            # no room. So blocks of the right sizes replace them.
+            # No block is busy, so waiting would not help. The blocks that were chosen take so much of the allowed
+            # memory that the other images do not fit. So all of them are replaced by blocks of the right sizes.
             for block in taken.values():
                 self._give_back(block)
             taken.clear()
@@ -189,7 +190,8 @@ class Arena:
     def _give_back(self, block: Block) -> None:
         self._blocks.remove(block)
         self._keeper.overwrite([block])
-        self._keeper.send(ReturnBlock(number=block.number))  # unmapped in this process with the last reference
+        # This process unmaps the block when the last reference to it is gone.
+        self._keeper.send(ReturnBlock(number=block.number))
 
     def close(self) -> None:
         """Release all blocks. The keeper keeps those that it still needs."""

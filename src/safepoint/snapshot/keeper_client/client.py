@@ -1,4 +1,5 @@
-"""A rank's connection to its node's keeper: lends memory to it, describes snapshots, receives the outcomes of saves.
+"""A rank's connection to its node's keeper: lends memory to the keeper, describes snapshots, receives the outcomes of
+saves.
 
 The keeper is the process of a node that writes snapshots to disk. A rank *lends* a block of shared memory to the
 keeper by sending the descriptor of the block, so that the keeper can read the block.
@@ -59,7 +60,8 @@ class KeeperClient:
         self._block_numbers = itertools.count(CONTROL_NUMBER + 1)
         self._request_numbers = itertools.count(1)
         self._requests: BoundedDict[int, int] = BoundedDict()
-        """Step → the number of this rank's last request for it. Outcomes of earlier requests are ignored."""
+        """Step → the number of this rank's last request to save this step. Outcomes of earlier requests are
+        ignored."""
         self._control = Block.allocate(CONTROL_NUMBER, PAGE_BYTES)
         self._marks = (ctypes.c_uint64 * NUM_MARKS).from_address(self._control.address)
         self.send(messages.Hello(rank=rank, num_ranks=num_ranks, restart=restart))
@@ -217,7 +219,7 @@ class KeeperClient:
 
         Args:
             step: the step whose save was requested.
-            deadline_s: by the monotonic clock; None for no limit.
+            deadline_s: when the wait ends, by the monotonic clock; None for no limit.
         """
         with self._changed:
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s())

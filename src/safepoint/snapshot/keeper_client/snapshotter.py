@@ -27,8 +27,8 @@ class Snapshotter:
 
     Args:
         keeper: the connection to the keeper of this node.
-        optimizers: their tensors change only when these optimizers step, so the tensors are copied during the next
-            forward and backward. None: all tensors are copied at the boundary.
+        optimizers: the optimizers of the training. Tensors that change only when an optimizer steps are copied during
+            the next forward and backward. With None, all tensors are copied at the boundary.
         slots: see `Arena`.
         on_torn: called with the step of a snapshot whose tensors were changed while they were copied.
     """
@@ -71,8 +71,8 @@ class Snapshotter:
         """Begin a snapshot.
 
         Args:
-            step: optimizer steps done.
-            images: of all files that this rank writes.
+            step: how many optimizer steps are done.
+            images: the images of all files that this rank writes.
             trigger: why the snapshot is taken.
             is_requested: whether the keeper is to make a checkpoint of the snapshot.
             facts: about the checkpoint; only the first rank of a node passes them.
@@ -135,8 +135,8 @@ class Snapshotter:
         for image in small:
             offsets.append(end)
             end = -(-(end + image.size_bytes) // _ALIGNMENT) * _ALIGNMENT
-        # The block of the small files ends with its last file. If it has only one file, restarted ranks load the
-        # block itself as this file.
+        # The block with the small files gets the length at which its last file ends. If the block has only one file,
+        # restarted ranks load the whole block as this file.
         used = [max(offsets[-1] + small[-1].size_bytes, 1)] if small else []
         sizes = [image.size_bytes for image in large] + used
         blocks = self.arena.take(sizes, more_slots=more_slots)
@@ -170,6 +170,6 @@ class Snapshotter:
         self.arena.close()
 
 
-@functools.lru_cache(maxsize=1024)  # each save stages the same few files while training waits
+@functools.lru_cache(maxsize=1024)  # cached, because each save stages the same few files while training waits
 def _staged_file(path: str, block: int, offset: int, size_bytes: int, archives: tuple[Archive, ...]) -> StagedFile:
     return StagedFile(path=path, block=block, offset=offset, size_bytes=size_bytes, archives=archives)

@@ -40,7 +40,8 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-# Called through ctypes, which lets other threads run during the call; the mmap module does not.
+# The functions of the C library are called through ctypes, which lets other threads run during a call. The mmap
+# module does not.
 _LIBC = _library()
 
 
@@ -54,7 +55,7 @@ class Block:
 
     Args:
         number: identifies the block among those of its rank.
-        descriptor: of the memory; the block closes it.
+        descriptor: the file descriptor of the memory. The block closes this descriptor.
         capacity_bytes: how much is mapped, a multiple of the page size.
 
     Raises:
@@ -70,7 +71,7 @@ class Block:
             os.close(descriptor)
             raise OSError(ctypes.get_errno(), f"{capacity_bytes} bytes of shared memory cannot be mapped")
         self.address: int = address
-        self._length_bytes = -1  # not known: another process may have changed the length
+        self._length_bytes = -1  # the length is not known, because another process may have changed it
         self.pinned_bytes = 0
         """How many bytes from the start are locked in memory (pinned), so that a device may write to them."""
         self._unpin: Callable[[], None] | None = None
@@ -91,7 +92,7 @@ class Block:
             raise
         block = cls(number, descriptor, capacity)
         block._length_bytes = capacity
-        # Only advice: many systems have no huge pages for shared memory.
+        # This call is only advice, because many systems have no huge pages for shared memory.
         _LIBC.madvise(block.address, capacity, _MADV_HUGEPAGE)
         return block
 

@@ -1,7 +1,8 @@
 """Frozen dataclasses as JSON objects, read strictly.
 
-A field may be a number, a string, a bool, a `StrEnum`, a dataclass, a tuple, a mapping from strings, or one of these
-or None. Integers are from 0 to 2^63 - 1. Reading anything that `encode` would not write raises `ProtocolError`.
+A field may be a number, a string, a bool, a `StrEnum`, a dataclass, a tuple, or a mapping from strings. A field may
+also be optional: one of these types, or None. Integers are from 0 to 2^63 - 1. Reading anything that `encode` would
+not write raises `ProtocolError`.
 """
 
 import dataclasses
@@ -84,7 +85,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
     Args:
         kind: the field's type.
-        value: as JSON has it.
+        value: the value in the JSON document.
         where: the field's place in the message, for errors.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

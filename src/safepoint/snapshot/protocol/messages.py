@@ -35,10 +35,10 @@ class StagedFile:
     """A file of a snapshot, and where its image (its future bytes) lies in a rank's memory.
 
     Args:
-        path: relative to the checkpoint.
+        path: the path of the file, relative to the checkpoint.
         block: the number of the block that holds the image.
         offset: where the image begins in the block, in bytes; a multiple of the page size for large files.
-        size_bytes: of the file.
+        size_bytes: the size of the file.
         archives: see `Image`.
     """
 
@@ -98,10 +98,10 @@ class Outcome:
     """How the save of a snapshot ended.
 
     Args:
-        step: of the snapshot.
+        step: the step of the snapshot.
         error: why the snapshot is not durable; empty if it is durable.
         path: the checkpoint's folder.
-        size_bytes: of its files.
+        size_bytes: the size of its files.
         write_s: seconds that writing and committing took.
         ended_s: when the checkpoint was durable, by the monotonic clock, which all processes of a machine share.
     """
@@ -142,8 +142,9 @@ class KeeperPlan:
         key: ranks find the keeper by this key; see `channel.names_of`. The command line has the name of the socket
             instead of the key, because everyone can read a command line.
         listening: the descriptor of the socket that listens.
-        owner_pid: the keeper runs at least as long as this process; None: as long as the keeper's stdin is open.
-        verbosity: of the console.
+        owner_pid: the pid of a process. The keeper runs at least as long as that process; with None, at least as long
+            as the keeper's stdin is open.
+        verbosity: the verbosity of the console.
         scratch: a temporary folder of the owner, in which the keeper makes folders too. The keeper removes it if the
             owner is killed. The keeper notices a kill only if `owner_pid` is None.
         events: a file for the job's events, besides the one in the output folder.
@@ -186,8 +187,8 @@ class LendBlock:
     """The keeper may map a block, whose descriptor comes with this message.
 
     Args:
-        number: of the block, unique on this connection.
-        capacity_bytes: of the block; a multiple of the page size.
+        number: the number of the block, unique on this connection.
+        capacity_bytes: the capacity of the block; a multiple of the page size.
     """
 
     number: int
@@ -260,7 +261,7 @@ class CancelSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSave:
-    """Make a checkpoint of a snapshot that is in memory; `request` as for `BeginSnapshot`."""
+    """Make a checkpoint of a snapshot that is in memory. `request` is described at `BeginSnapshot`."""
 
     step: int
     trigger: Trigger
@@ -379,7 +380,7 @@ class Leave:
     """All ranks end now.
 
     Args:
-        step: of the snapshot that is now a checkpoint; None if no snapshot could be made durable.
+        step: the step of the snapshot that is now a checkpoint; None if no snapshot could be made durable.
         abandoned_step: the step that the ranks do not finish.
         reason: why, for people.
     """

@@ -23,7 +23,7 @@ class Owner(NamedTuple):
     """The optimizer that alone changes a storage.
 
     Args:
-        number: of the optimizer, among those of the guard.
+        number: the number of the optimizer among those of the guard.
         tensors: the optimizer's tensors in the storage; each may have a version counter of its own.
     """
 
@@ -110,7 +110,7 @@ class Guard:
         for number, optimizer in enumerate(self.optimizers):
             for one in _objects_of(optimizer):
                 if isinstance(one, torch.Tensor):
-                    self._add(getattr(one, "_local_tensor", one), number)  # this rank's part of a DTensor
+                    self._add(getattr(one, "_local_tensor", one), number)  # for a DTensor, use this rank's part
 
     def _add(self, tensor: torch.Tensor, number: int) -> None:
         try:

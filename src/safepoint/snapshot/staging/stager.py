@@ -109,8 +109,8 @@ class Work:
     Args:
         placed: the images, with their places in memory.
         on_begin: called on the copying thread before the first copy.
-        on_end: called on the copying thread at the end; with True if the copy is good, with False if tensors were
-            changed while they were copied, or a device has failed.
+        on_end: called on the copying thread at the end. The argument is True if the copy is good. It is False if
+            tensors were changed while they were copied, or if a device has failed.
     """
 
     placed: Sequence[Placed]
@@ -251,7 +251,7 @@ class Stager:
             self._help(work)
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_pending(work, optimizer))
-        # Verified now, because the step that follows changes the versions.
+        # Compare the versions now, because the step that follows changes them.
         self._verify(work, list(work.versions) if optimizer is None else [optimizer])
         self.waited_s += clock.monotonic_s() - began_s
 
@@ -272,7 +272,8 @@ class Stager:
         """Compare the versions of the copied tensors with those at the time of the snapshot."""
         with self._changed:
             for optimizer in optimizers:
-                versions = work.versions.pop(optimizer, [])  # each optimizer's tensors are compared once
+                # `pop`, because the tensors of each optimizer are compared only once.
+                versions = work.versions.pop(optimizer, [])
                 work.is_torn |= any(list(map(_version, tensors)) != then for tensors, then in versions)
 
     def _is_pending(self, work: Work, optimizer: int | None) -> bool:
@@ -373,7 +374,7 @@ class Stager:
             for place, address, num_bytes in copy.batch or ((copy.place, copy.address, copy.num_bytes),):
                 ctypes.memmove(placed.block.address + placed.offset + place, address, num_bytes)
             is_whole = True
-        finally:  # also after Ctrl-C: other threads wait for this copy
+        finally:  # report the copy as done even after Ctrl-C, because other threads wait for it
             with self._changed:
                 work.is_torn |= not is_whole
                 work.is_done[index] = 1

@@ -1,8 +1,9 @@
 """The files from which obstore takes keys.
 
-obstore opens these files by itself, whenever it makes a client, and Azure's token whenever a login has expired. By
-then, another user may have replaced a file that was checked before. So obstore never gets the path of a file: each
-file is checked and read while it is open, and obstore gets its content as a file in memory, by `/proc/self/fd`.
+When obstore has the path of a file, it opens the file each time that it makes a client. It opens the file with
+Azure's token each time that a login has expired. By then, another user may have replaced a file that was checked
+before. So obstore never gets the path of such a file. This module opens each file, checks and reads it, and copies
+its content into a file in memory. obstore gets the path of the file in memory, which is in `/proc/self/fd`.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
 
 This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
-In an upload in parts, however, obstore repeats the requests. An interrupted upload of a large file starts from its
+In an upload in parts, however, obstore repeats the requests. After an interruption, an upload starts again at the
 first byte.
 
 The server may be hostile. Objects are read as streams, and no more bytes are kept than were requested. A listing has
@@ -60,7 +60,7 @@ def make_client(
     Args:
         location: `gs` or `az`.
         options: how to reach it.
-        timeout_s: of each request.
+        timeout_s: the time limit of each request, in seconds.
         keys: the files with keys.
         is_repeating: whether obstore repeats failed requests itself.
     """
@@ -228,7 +228,8 @@ class LibraryBucket:
             done += len(block)
             md5.update(block)
             with self._translating(what):
-                writer.write(bytes(block))  # copied, because obstore reads the bytes after `write` has returned
+                # Copy the block, because obstore reads the bytes after `write` has returned.
+                writer.write(bytes(block))
             if progress is not None:
                 progress(len(block))
 
@@ -323,7 +324,7 @@ class LibraryBucket:
 
 def _content_of(file: OpenFile) -> Content:
     def write_to(sink: Sink) -> None:
-        done, end = 0, file.size_bytes + 1  # one byte more than the size shows that the file has grown
+        done, end = 0, file.size_bytes + 1  # read one byte more than the size, to find out whether the file has grown
         while block := os.pread(file.descriptor, min(_READ_BYTES, end - done), done):
             done += len(block)
             sink(memoryview(block))

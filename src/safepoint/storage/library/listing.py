@@ -59,7 +59,8 @@ class Listing:
                     f"{self._what}: there are too many names to list, more than {len(found)}",
                     hint="use a location that only this run writes to",
                 )
-            if chunk and len(found) == num_before:  # every name was listed before, so the same page came again
+            # Every name was listed before, so the server has sent the same page again.
+            if chunk and len(found) == num_before:
                 raise StorageError(
                     f"{self._what}: the server sends the same names again and again",
                     hint="check that the endpoint is the store itself, and not a proxy",

@@ -39,7 +39,7 @@ def parsed(data: bytes, what: str) -> ElementTree.Element:
         raise other_answer(what)
     # Other programs may upload under names with control characters, and not every server escapes these in a listing.
     # XML cannot contain control characters, so each is replaced by DEL, which XML allows and `is_key` refuses.
-    with refusing_other_answers(what):  # such as an answer in an unknown encoding
+    with refusing_other_answers(what):  # for example, an answer in an unknown encoding
         root = ElementTree.fromstring(
             _NO_XML.sub(b"\x7f", data), parser=ElementTree.XMLParser(target=_BoundedBuilder())
         )
@@ -47,7 +47,8 @@ def parsed(data: bytes, what: str) -> ElementTree.Element:
             element.tag = element.tag.rpartition("}")[2]
             if len(element.text or "") > _MAX_TEXT:
                 raise ValueError("a text is too long")
-        if not _ROOT.fullmatch(root.tag):  # such as the page of a proxy, which would look like an empty listing
+        # Refuse, for example, the page of a proxy, which would look like an empty listing.
+        if not _ROOT.fullmatch(root.tag):
             raise ValueError("the answer has another kind of content")
     return root
 

@@ -121,8 +121,8 @@ class S3Bucket(S3Requests):
             if found is None or found.size_bytes != size_bytes:
                 return False
             version = found.version.strip('"')
-            # If the server does not compute ETags as S3 does, the expected ETag is unknown. Then any change of the
-            # ETag means that the upload is complete.
+            # If the server computes ETags in another way than S3, the expected ETag is unknown. Then any change of
+            # the ETag means that the upload is complete.
             return version == etag or ("-" not in version and (before is None or found.version != before.version))
 
         upload_in_parts(

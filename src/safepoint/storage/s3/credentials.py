@@ -1,7 +1,12 @@
 """The keys for S3. They may change during a run, so they are fetched again before they expire or if S3 refuses them.
 
-The keys come from the first of these sources that exists, as in AWS's tools: keys in the environment, a role with a
-token file (web identity), a shared credentials file, a container's endpoint, the role of an instance.
+As in AWS's tools, the keys come from the first of these sources that exists:
+
+- keys in the environment;
+- a role with a token file (web identity);
+- a shared credentials file;
+- the endpoint of a container;
+- the role of an instance.
 """
 
 import configparser
@@ -63,7 +68,7 @@ class KeySource:
 
     Args:
         fetch: returns the newest keys. It raises OSError or ValueError when there are none.
-        origin: what messages call the source of the keys.
+        origin: the name of the source of the keys, for messages.
     """
 
     def __init__(self, fetch: Callable[[], Keys], origin: str) -> None:

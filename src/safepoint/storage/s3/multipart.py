@@ -58,7 +58,7 @@ def upload_in_parts(
 
     Args:
         uploads: the bucket.
-        key: within the bucket.
+        key: the key within the bucket.
         source: a file or stream of more than one part. A file must not change during the upload.
         has_arrived: takes an ETag, and returns whether the object has this ETag. Called if an earlier request, whose
             answer was lost, may have completed the upload.

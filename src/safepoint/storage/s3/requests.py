@@ -62,7 +62,7 @@ class UploadId:
     """A multipart upload that was begun.
 
     Args:
-        key: within the bucket.
+        key: the key within the bucket.
         upload_id: the server's name for the upload.
         initiated: when the upload was begun, RFC 3339 by the server's clock; empty if it is not known.
     """
@@ -85,7 +85,7 @@ class PartOnServer:
     """A part that the server has.
 
     Args:
-        number: from 1.
+        number: the number of the part, from 1.
         etag: the ETag that the server reports; on most servers, the MD5 of the part.
         size_bytes: its size.
     """
@@ -115,7 +115,8 @@ class S3Requests:
         self._root = f"{endpoint.path.rstrip('/')}/{bucket}" if options.endpoint else ""
         self._tls = options.tls_context() if self._is_tls else None
         self._proxy = urlsplit(proxy_of(endpoint.geturl()) or "")
-        self._idle: list[http.client.HTTPConnection] = []  # used by several threads: append and pop are atomic
+        # Several threads use this list; `append` and `pop` are atomic.
+        self._idle: list[http.client.HTTPConnection] = []
         weakref.finalize(self, _close_all, self._idle)
 
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
@@ -213,7 +214,7 @@ class S3Requests:
         return self._call(request, deadline_s).etag
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
-        """Make one object of the parts.
+        """Complete an upload: the store joins its parts into one object.
 
         The request is sent only once: if its answer was lost, a second request would fail.
 
@@ -404,7 +405,7 @@ class Request:
 
     Args:
         method: `GET`, `PUT`, …
-        key: of the object; empty for the bucket.
+        key: the key of the object; empty for the bucket.
         query: names and values, not encoded.
         headers: further headers; names in lower case.
         body: what is sent.

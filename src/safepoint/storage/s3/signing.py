@@ -29,13 +29,13 @@ def signed_headers(
 
     Args:
         method: `GET`, `PUT`, `POST`, `DELETE`.
-        path: of the URL, already percent-encoded.
+        path: the path of the URL, already percent-encoded.
         query: names and values, not encoded.
         headers: the other headers to send and sign, among them `host`; names in lower case.
         access_key_id: credentials.
         secret_access_key: credentials.
         session_token: credentials, when they are temporary.
-        region: of the bucket.
+        region: the region of the bucket.
         now: when the request is sent; the wall clock when None.
     """
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")

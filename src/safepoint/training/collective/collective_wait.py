@@ -18,8 +18,9 @@ def on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
         What the work returned on each rank, in the order of the ranks.
 
     Raises:
-        SafepointError: the work failed on a rank. Every rank raises the same error. If several ranks have failed, it
-            is the first `CheckpointError` in the order of the ranks, or the first other error if there is none.
+        SafepointError: the work failed on a rank. Every rank raises the same error. If several ranks have failed,
+            this error is the first `CheckpointError` in the order of the ranks, or the first error if none is a
+            `CheckpointError`.
     """
     return _results(peers.gather(_result_or_error(work, peers.place.rank)))
 
@@ -27,11 +28,13 @@ def on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
 def long_on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
     """Like `on_all_ranks`, for work that may take longer than the ranks' timeout.
 
-    The work runs on a thread of its own, and the ranks exchange a value regularly until all have finished.
+    The work runs on a thread of its own. Until all ranks have finished, they exchange a value every 20 s, so that no
+    rank waits for another rank longer than the timeout.
 
     Raises:
-        SafepointError: as `on_all_ranks`.
-        PeerError: a rank is gone. The call does not wait for the thread, because this rank ends.
+        SafepointError: as for `on_all_ranks`.
+        PeerError: a rank has ended or does not answer. Then this rank ends too, so the call does not wait for the
+            thread.
     """
     running = Work(lambda: _result_or_error(work, peers.place.rank))
     while not all(peers.gather(running.is_done(_EXCHANGE_EVERY_S))):
@@ -43,7 +46,7 @@ def on_first_rank(peers: Peers, work: Callable[[], _T]) -> _T:
     """Do a short piece of work on the first rank; a collective call.
 
     Returns:
-        What the work returned; the same on every rank.
+        What the work returned on the first rank; every rank returns the same value.
 
     Raises:
         SafepointError: the error of the work, on every rank.

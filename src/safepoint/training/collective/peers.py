@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 dist: Any = torch.distributed
 
 NUM_VALUES = 9
-"""How many integers a reduction carries."""
+"""How many integers the ranks combine in one all-reduce."""
 
 
 class Reduction:
@@ -67,10 +67,11 @@ class Sender:
     def send(self, block: torch.Tensor, source: int) -> None:
         """Send a block from rank `source` to the other ranks of the group.
 
-        Every rank of the group calls this, with a block of the same size.
+        Every rank of the group calls this method, with a block of the same size.
 
         Args:
-            block: a uint8 tensor of one dimension. Rank `source` sends its content; the other ranks receive into it.
+            block: a uint8 tensor of one dimension. Rank `source` sends the content of its block. The other ranks
+                receive the content in theirs.
             source: the rank that sends.
 
         Raises:
@@ -174,11 +175,13 @@ class Peers:
             return self._seal.open_all([block.numpy().tobytes()])[0]
 
     def to_first(self, block: torch.Tensor, source: int) -> None:
-        """Send a block from rank `source` to the first rank. Only these two ranks call this, with blocks of one size.
+        """Send a block from rank `source` to the first rank.
+
+        Only these two ranks call this method, with blocks of one size.
 
         Args:
-            block: a uint8 tensor of one dimension on the CPU. Rank `source` sends its content; the first rank
-                receives into it.
+            block: a uint8 tensor of one dimension on the CPU. Rank `source` sends the content of its block. The first
+                rank receives the content in its own block.
             source: the rank that sends.
 
         Raises:
@@ -193,7 +196,7 @@ class Peers:
                 dist.send(block, dst=0, group=self._group)
 
     def sender_among(self, ranks: Sequence[int]) -> Sender:
-        """A `Sender` for transfers between `ranks`. Every rank of the job calls this.
+        """A `Sender` for transfers between `ranks`. Every rank of the job calls this method.
 
         Raises:
             PeerError: the ranks could not form a group.
@@ -241,7 +244,7 @@ class Peers:
 
 @functools.cache
 def join_peers(place: Place, *, timeout_s: float) -> Peers:
-    """The peers of this process, the same object at each call; see `Peers`."""
+    """Return the `Peers` of this process. Every call returns the same object."""
     return Peers(place, timeout_s=timeout_s)
 
 

@@ -1,7 +1,7 @@
-"""Authenticates the messages between ranks (HMAC-SHA256), so that no rank unpickles the bytes of a stranger.
+"""Authenticates the messages between ranks (HMAC-SHA256), so that no rank unpickles bytes of other programs.
 
-gloo authenticates no peer: a stranger who connects in the place of a rank could send any bytes. The ranks agree on a
-key through the job's store, which strangers cannot read (`training/rendezvous`).
+gloo authenticates no peer: a program that connects in the place of a rank could send any bytes. The ranks agree on a
+key through the job's store, which other programs cannot read (`training/rendezvous`).
 
 In this module, to seal a message means to add an authentication code, and to open a message means to check this code
 and to unpickle the value. (For files, to seal has another meaning: see docs/glossary.md.)
@@ -19,7 +19,7 @@ _MAC_BYTES = 32
 
 
 class SealError(RuntimeError):
-    """A message was not sealed by the rank in whose name it arrived."""
+    """A message names a rank as its sender, but that rank did not seal it."""
 
 
 class Seal:
@@ -44,7 +44,7 @@ class Seal:
         """Return the values of the messages of one exchange. A message from an earlier exchange is refused.
 
         Args:
-            messages: in the order of the ranks that sent them, from rank 0.
+            messages: the messages, in the order of the ranks that sent them, from rank 0.
 
         Raises:
             SealError: a message was not sent by its rank in this exchange; no message was unpickled.
@@ -57,7 +57,7 @@ class Seal:
         return [pickle.loads(body) for body in bodies]
 
     def derive(self, purpose: bytes) -> bytes:
-        """Derive from the ranks' key a secret for another purpose, the same on all ranks."""
+        """Derive a secret for another purpose from the ranks' key. The secret is the same on all ranks."""
         return hmac.digest(self._key, purpose, "sha256")
 
     def _mac(self, body: bytes, sender: int) -> bytes:

@@ -15,7 +15,8 @@ from safepoint.errors import PeerError
 from safepoint.training.collective.peers import Peers, Reduction
 
 _DUE, _REQUESTED, _HELD = 1, 2, 3
-"""The reasons to save a checkpoint. If the ranks have different reasons, the largest value takes precedence."""
+"""The reasons to save: the schedule, a request, or a request after which the ranks wait. The largest value
+applies."""
 
 
 # `Ballot` and `Decision` are named tuples, because every step creates some of them, and a frozen dataclass takes four
@@ -26,10 +27,10 @@ class Ballot(NamedTuple):
     Args:
         stop_signal: the signal that this rank received, or 0.
         save: save a checkpoint and continue.
-        give_up: the running step would end after the deadline.
+        give_up: leave the running step unfinished, because it would end after the deadline.
         step_ms: milliseconds that a step takes on this rank, or 0 when none was measured.
-        is_due: a periodic checkpoint is due by the clock.
-        hold: save a checkpoint, and wait after it.
+        is_due: save a checkpoint, because a periodic one is due by the clock.
+        hold: save a checkpoint, and wait after it (see `safepoint.training.outcome.hold`).
     """
 
     stop_signal: int = 0
@@ -92,7 +93,7 @@ class Vote:
         self._running: Reduction | None = None
 
     def start(self, ballot: Ballot, *, step: int) -> None:
-        """Start a vote. Every rank calls this at the same point of the loop, when no vote is in progress.
+        """Start a vote. Every rank calls this method at the same point of the loop, when no vote is in progress.
 
         Args:
             ballot: what this rank requests.
@@ -116,7 +117,7 @@ class Vote:
         )
 
     def collect(self) -> Decision:
-        """Wait for the vote in progress and return its outcome; if no vote is in progress, an empty decision.
+        """Wait for the vote in progress and return its outcome, or an empty decision if no vote is in progress.
 
         Raises:
             PeerError: a rank has ended, does not answer, or is at another point of the loop.

@@ -1,10 +1,10 @@
 """Differences between the releases of Accelerate.
 
-| releases | difference | here |
+| releases | difference | handled by |
 |---|---|---|
-| all | FSDP1 with SHARDED_STATE_DICT: a new optimizer's state is empty, so none is loaded | `complete_fsdp` |
+| all | FSDP1 with SHARDED_STATE_DICT: a new optimizer has no state, so none is loaded | `complete_fsdp` |
 | below 1.13 | FSDP2 with SHARDED_STATE_DICT: the same | `complete_fsdp` |
-| below 1.15 | FSDP2 with FULL_STATE_DICT: of adapters, each rank saves and loads only its shards | `complete_fsdp` |
+| below 1.15 | FSDP2 with FULL_STATE_DICT: each rank saves and loads its shards of adapters only | `complete_fsdp` |
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _IMPORTERS = ("accelerate.utils.fsdp_utils", "accelerate.utils", "accelerate.acc
 def complete_fsdp() -> None:
     """Make Accelerate save and load the whole state of models and optimizers under FSDP, in this process.
 
-    Calling this function again changes nothing more, except in modules that were imported meanwhile.
+    A second call changes only modules that were imported after the first call.
     """
     library: Any = importlib.import_module("accelerate.utils.fsdp_utils")
     current = getattr(library, _LOAD_OPTIMIZER)
@@ -41,8 +41,8 @@ def complete_fsdp() -> None:
 class _OptimizerLoading:
     """Replaces `load_fsdp_optimizer`.
 
-    DCP loads the entries that the state passed to it has. The state of a new optimizer has no entries for parameters,
-    so they have to be created first.
+    DCP (`torch.distributed.checkpoint`) loads only those entries that the given state already has. The state of a new
+    optimizer has no entries for parameters, so this class creates them first.
 
     Args:
         original: Accelerate's function.
@@ -83,18 +83,20 @@ def _load_shards(optimizer: Any, model: Any, folder: Path) -> None:
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer that steps, without its wrappers."""
+    """The optimizer without its wrappers."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
 
 
 class _AdapterState:
-    """Replaces the functions that read and write the state of a model under FSDP, for whole states of adapters.
+    """Replaces Accelerate's functions that read and write the state of a model under FSDP.
+
+    The replacement reads and writes whole states of adapters. In all other cases it calls the original function.
 
     Args:
         original: Accelerate's function.
-        is_peft_model: tells whether a model has adapters.
+        is_peft_model: returns whether a model has adapters.
     """
 
     def __init__(self, original: Callable[..., Any], is_peft_model: Callable[[Any], bool]) -> None:

@@ -1,12 +1,12 @@
 """Differences between the releases of torch.
 
-| releases | difference | here |
+| releases | difference | handled by |
 |---|---|---|
 | 2.9 | torch elastic always sets its own handlers of SIGTERM, SIGINT and SIGHUP | `keep_signal_handlers` |
 | 2.9 to 2.11 | torch elastic's agent gives ranks 30 s to end, and no option changes that | `PatientAgent` |
 """
 
-# torch elastic wraps its methods in an untyped decorator, so pyright knows no type for overriding or calling them.
+# torch elastic wraps its methods in an untyped decorator, so pyright cannot check their overrides and calls.
 # pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import functools
@@ -25,11 +25,11 @@ HAS_SHUTDOWN_TIMEOUT = _OPTION in inspect.signature(LocalElasticAgent.__init__).
 
 
 class PatientAgent(LocalElasticAgent):
-    """torch elastic's agent, with an option, in every release of torch, for the time that ranks get to end.
+    """torch elastic's agent. In every release of torch, it has an option for the time that ranks get to end.
 
     Args:
         shutdown_timeout: seconds between the signal and SIGKILL.
-        arguments: for `LocalElasticAgent`.
+        arguments: further arguments of `LocalElasticAgent`.
     """
 
     def __init__(self, *, shutdown_timeout: int, **arguments: Any) -> None:
@@ -51,7 +51,7 @@ class PatientAgent(LocalElasticAgent):
 
 
 class _Signals:
-    """The module `signal`, with a function `signal` that sets no handler."""
+    """Stands in for the module `signal`. Its function `signal` sets no handler."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(signal, name)

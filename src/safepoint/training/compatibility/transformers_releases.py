@@ -1,6 +1,6 @@
 """Differences between the releases of transformers.
 
-| releases | difference | here |
+| releases | difference | handled by |
 |---|---|---|
 | below 5.3 | the loop of the Trainer is one method | `split_loop` |
 | below 5.0 | no `conversion_mapping`; `save_pretrained` renames weights by a table in the model | `is_converted` |
@@ -24,7 +24,7 @@ _LOOP = "_inner_training_loop"
 
 
 def split_loop(module: ModuleType) -> None:
-    """Give an older Trainer the methods into which later releases have split its loop.
+    """Add to an older Trainer the methods into which later releases have split the training loop.
 
     In the older releases, the loop is one method, `_inner_training_loop`. This function compiles that method again
     from its own source, with the changes below. Everything else stays as it was, also the line numbers in a
@@ -33,7 +33,8 @@ def split_loop(module: ModuleType) -> None:
     - The loss since the last log line is the attribute `_tr_loss`, and not a local variable.
     - `_init_training_state(epochs, batches)` returns the epoch, and the batch in this epoch, at which training
       starts.
-    - `_run_epoch(train_dataloader=…, epoch=…)` is called after `on_epoch_begin`. If it returns False, the epochs end.
+    - `_run_epoch(train_dataloader=…, epoch=…)` is called after `on_epoch_begin`. If it returns False, the loop over
+      the epochs ends.
     - `_finalize_training(trial, num_train_samples, start_time, finish)` is called after the last epoch. `finish` is a
       function with the rest of the method. It takes the other three arguments.
 
@@ -41,7 +42,7 @@ def split_loop(module: ModuleType) -> None:
         module: `transformers.trainer`.
 
     Raises:
-        SafepointError: the loop has another form.
+        SafepointError: the source of the loop does not have the expected form.
     """
     trainer: Any = module.Trainer
     original = inspect.unwrap(getattr(trainer, _LOOP, split_loop))
@@ -98,7 +99,7 @@ return self._finalize_training(trial, num_train_samples, start_time, finish)
 
 
 def _rewrite(function: ast.FunctionDef) -> None:
-    """Make the changes of `split_loop`.
+    """Make the changes that the docstring of `split_loop` describes.
 
     Raises:
         ValueError: a place to change was not found, or was found more than once.
@@ -128,7 +129,7 @@ class _Loss(ast.NodeTransformer):
 
 
 def _statements(source: str, place: ast.stmt) -> list[ast.stmt]:
-    """The statements of `source`, all of which a traceback shows at the line of `place`."""
+    """Return the statements of `source`. A traceback shows all of them at the line of `place`."""
     statements = ast.parse(source).body
     for statement in statements:
         for node in ast.walk(statement):
@@ -151,7 +152,7 @@ def _calls(statement: ast.stmt, method: str) -> bool:
 
 
 def is_converted(model: Any) -> bool:
-    """Whether transformers may save weights of this model under other names than the model gives them."""
+    """Whether transformers may save weights of this model under names that differ from those in the model."""
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
@@ -170,6 +171,6 @@ def writes_safetensors(args: Any) -> bool:
 
 
 def loadable(map_location: Any) -> Any:
-    """The argument `map_location` of `torch.load`, without the index of a CPU."""
+    """Return `map_location` for `torch.load`: `cpu` instead of `cpu:0`, and any other device unchanged."""
     is_cpu = isinstance(map_location, torch.device) and map_location.type == "cpu"
     return "cpu" if is_cpu else map_location

@@ -20,7 +20,7 @@ from safepoint.snapshot.protocol.messages import KeeperPlan, Leave
 _log = logging.getLogger("safepoint")
 _START_S = 20.0
 _keeper_process: KeeperProcess | None = None
-"""The keeper that this process started. It is kept here, because the keeper ends when this object is deleted."""
+"""The keeper that this process started. The module keeps this object, because its deletion would end the keeper."""
 
 
 class KeeperConnection:
@@ -30,7 +30,7 @@ class KeeperConnection:
         settings: the options of the run. `settings.keeper` is the key with which ranks connect to the keeper that the
             launcher has started; None without a launcher.
         place: the position of this rank among the ranks.
-        on_leave: see `KeeperClient`.
+        on_leave: called when the keeper requests that this rank ends. The function has to end the process.
     """
 
     def __init__(self, settings: RunSettings, place: Place, on_leave: Callable[[Leave], None]) -> None:
@@ -67,12 +67,13 @@ class KeeperConnection:
         return self._reach_or_start(_START_S) if self.client is None else self.client
 
     def reopen(self) -> KeeperClient | None:
-        """Without waiting, connect again if the connection is lost. Returns None if no new keeper answers yet."""
+        """If the connection is lost, connect again without waiting. Return None if no new keeper answers yet."""
         return self.client if self.is_connected else self._reach_or_start(0.0)
 
     def _reach_or_start(self, wait_s: float) -> KeeperClient | None:
-        """Connect to the running keeper. If there is none, and no launcher, the node's first rank starts a keeper.
-        Return None if there is no keeper to connect to.
+        """Connect to the running keeper. Return None if there is no keeper to connect to.
+
+        If no keeper runs, and no launcher starts one, the node's first rank starts the keeper.
 
         Args:
             wait_s: how long to wait for a keeper that is starting.
@@ -116,11 +117,13 @@ class KeeperConnection:
 
 
 def _key_for(place: Place, job_secret: bytes | None) -> str:
-    """The keeper's key without Safepoint's launcher: the same on all ranks of the node, and unknown to other users.
+    """Return the keeper's key for ranks that Safepoint's launcher has not started.
+
+    All ranks of the node derive the same key. Other users cannot derive it.
 
     The key is made from data of one process: the process that restarts the ranks, or the rank itself if it is the
-    only rank. The secret part is the content of this process's `/proc/<pid>/auxv`, which holds random addresses, and
-    which only the user of the process can read. If the process belongs to another user, as under Slurm, `job_secret`
+    only rank. The secret part is the content of `/proc/<pid>/auxv` of this process. This file holds random addresses,
+    and only the user of the process can read it. If the process belongs to another user, as under Slurm, `job_secret`
     is used instead.
     """
     owner = os.getppid() if is_launched(place) else os.getpid()
@@ -134,10 +137,7 @@ def _key_for(place: Place, job_secret: bytes | None) -> str:
 
 
 def _unique_id(pid: int) -> str:
-    """A text that identifies a process.
-
-    A process with the same pid in another pod, or at another time, has another text.
-    """
+    """Return a text that identifies a process, also among processes with the same pid in other pods or later."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         started = (

@@ -101,7 +101,7 @@ class Outcome:
         self.saved_step = step if is_saved else None
 
     def reached(self, step: int) -> None:
-        """Record that the training is at `step`."""
+        """Record that `step` optimizer steps were done before the loop begins."""
         self.step = step
 
     def step_done(self, step: int) -> None:
@@ -118,7 +118,7 @@ class Outcome:
     def interrupt(
         self, *, is_saved: bool, reason: str = "", uploads_failed: bool = False, limit_s: float | None = None
     ) -> Interrupted:
-        """End the run early; the caller raises the returned exception, or ends the process.
+        """Record and report that the run ends early. The caller raises the returned exception, or ends the process.
 
         Args:
             is_saved: whether the state of the last step is committed.
@@ -139,7 +139,7 @@ class Outcome:
         return self.interrupted
 
     def training_ended(self, step: int) -> None:
-        """Report the end of the training. If its last step is not saved, `unsaved_end` makes the exit code 13."""
+        """Report the end of the training. If its last step is not saved, set `unsaved_end`, for exit code 13."""
         if 0 < step != self.saved_step:
             self.unsaved_end = (
                 f"the training ended at step {step}, which could not be saved; fix the cause given in the warning "

@@ -56,13 +56,13 @@ def open_checked(
     """Open an object store, and check that this process can write, read, list and delete an object there.
 
     Args:
-        location: of the store.
+        location: where the store is.
         verify_access: whether to make that check.
         environ: the variables with the store's options; the process's environment when None.
 
     Raises:
         UsageError: the environment's options are invalid.
-        StorageError: the store cannot be used, with the reason.
+        StorageError: the store cannot be used; the message says why.
     """
     try:
         options = StorageOptions.from_environment(environ)

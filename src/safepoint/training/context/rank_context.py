@@ -1,7 +1,7 @@
 """The context of one rank: its settings, its position among the ranks, and the few services whose state changes.
 
-There is one context per process. Integrations get it from `current_context`; each class below them receives the
-context, or only the service that it needs.
+There is one context per process. Integrations get it from `current_context`. They pass other classes the context, or
+only the service that a class needs.
 """
 
 import functools
@@ -50,14 +50,14 @@ class RankContext:
             grace_s=settings.grace_s,
             space=None if settings.record_folder is None else Path(settings.record_folder) / SPACE_NAME,
         )
-        """How far the training is."""
+        """Publishes how far the training is."""
         self.record: Final = RankRecordWriter(settings.record_folder, place)
         """Reports to the launcher how this rank ends."""
         folder = None if settings.record_folder is None else Path(settings.record_folder)
         self.termination: Final = Termination(
             within_s=settings.grace_s - settings.margin_s, original=functools.partial(stop_signal_of, folder)
         )
-        """Signals and the deadline."""
+        """Receives signals, and has the deadline."""
         self.uploads: Final = Uploads(settings, self.reporter, self.termination)
         """The uploads to the object store."""
         self.outcome: Final = Outcome(
@@ -69,7 +69,7 @@ class RankContext:
             termination=self.termination,
             uploads=self.uploads,
         )
-        """What is saved, and how this rank ends."""
+        """Records which step is saved, and how this rank ends."""
         self.keeper: Final = KeeperConnection(settings, place, self.outcome.end_with_snapshot)
         """The connection to the node's keeper, the process that writes snapshots to disk."""
         self.outputs: Final = Outputs()

@@ -36,7 +36,8 @@ class Reporter:
         self.warns_for_node = False
         """Whether to report this rank's warnings even if the rank is not the first.
 
-        With several output folders, this is True on the owner of each folder (see `Folders`).
+        With several output folders, this is True on the owner of each folder: the rank that manages the folder (see
+        `safepoint.training.start.folders`).
         """
 
     def write_to(self, stream: Path) -> None:
@@ -48,7 +49,7 @@ class Reporter:
     def share_stream(self, stream: Path) -> None:
         """From now on, also write the launcher's events, and the signals that this rank receives, to `stream`.
 
-        Every rank calls this when the start has succeeded.
+        Every rank calls this method when the start has succeeded.
         """
         self._shared_stream = stream
         if self._place.local_rank == 0:

@@ -84,9 +84,9 @@ class Termination:
 
         Args:
             check_step: called on the watch thread after a stop request. If the running step cannot be finished in
-                time, the function may have the keeper (the process that writes snapshots to disk) save an earlier
-                snapshot and end this process. It returns the seconds until the next call, or None if only a further
-                signal requires a call.
+                time, the function may request that the keeper (the process that writes snapshots to disk) saves an
+                earlier snapshot and then ends this process. The function returns the seconds until the next call, or
+                None if only a further signal requires a call.
         """
         for number in _SIGNALS:
             current = signal.getsignal(number)
@@ -119,7 +119,7 @@ class Termination:
                 os.write(self._wake_writer, b"\0")
 
     def request_stop(self) -> None:
-        """Stop the run as SIGTERM would, when the ranks next agree whether to stop."""
+        """Stop the run as SIGTERM does: at the next vote of the ranks."""
         self.stop_signal = signal.SIGTERM
 
     def request_save(self) -> None:
@@ -185,7 +185,7 @@ class Termination:
             self._on_stop_outside_training()
 
     def _reset_in_child(self) -> None:
-        # A child, such as a data loader's worker, must end at SIGTERM, and must not save as its parent does.
+        # A child, such as a data loader's worker, must end at SIGTERM. Only its parent, the rank, saves.
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,7 +1,7 @@
 """A rank's uploads to the object store.
 
-This module starts the uploader's process. It finds out which uploads are missing at the end, and whether the run has
-to stop because uploads fail.
+This module starts the uploader, a process that sends committed checkpoints to the object store. The module finds out
+which uploads are missing at the end, and whether the run has to stop because uploads fail.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _FORGET_AFTER_S = 600.0
 
 
 class Uploader:
-    """The uploader process of one training. A process that dies is started again.
+    """The uploader process of one training. If the process dies, this class starts it again.
 
     Args:
         plan: what to upload, and where to.
@@ -73,8 +73,10 @@ class Uploader:
         return self.status().get("error")
 
     def status(self) -> dict[str, Any]:
-        """The last status that the uploader wrote: `time`, `state` (`idle` without work) and more. Empty if there is
-        no status yet."""
+        """The last status that the uploader wrote; empty if there is no status yet.
+
+        Its entries are `time`, `state` (`idle` without work) and more.
+        """
         try:
             return read_object(self._status)
         except (OSError, ValueError):
@@ -87,15 +89,15 @@ class Uploader:
         self._process = _start(self.plan)
 
     def finish(self, *, newest_only: bool, deadline_s: float | None) -> bool:
-        """Wait until everything, or the newest checkpoint, is in the store, or until the deadline.
+        """Request that the uploader finishes its work, and wait for that, at most until the deadline.
 
         Args:
             newest_only: whether to upload only the newest checkpoint.
             deadline_s: a time of the monotonic clock; None for no limit.
 
         Returns:
-            Whether everything, or the newest checkpoint, is in the store. Later calls return the result of the first
-            call.
+            Whether everything is in the store; with `newest_only`, whether the newest checkpoint is. Later calls
+            return the result of the first call.
         """
         if self._result is None:
             if self._process.poll() not in {None, ExitCode.CONFLICT}:
@@ -124,7 +126,7 @@ class Uploads:
     Args:
         settings: what to do when uploads fail, and the grace period.
         reporter: reports uploads that did not finish.
-        termination: how much time is left.
+        termination: says how much time is left.
     """
 
     def __init__(self, settings: RunSettings, reporter: Reporter, termination: Termination) -> None:
@@ -144,7 +146,7 @@ class Uploads:
         self.uploader = Uploader(plan)
 
     def close_training(self) -> None:
-        """Before a further training: wait for the uploader of the last one, and record whether files are missing."""
+        """Wait for the last training's uploader, and record missing files; called before a further training."""
         if not self.finish(newest_only=False):
             self._missing_before = self._missing_before or self._unfinished
         self._missing_before = self._missing_before or self._final_missing
@@ -163,8 +165,10 @@ class Uploads:
         self._final_missing = reason
 
     def check(self) -> None:
-        """At the end of a step: restart an uploader that died. Request a stop if uploads fail and the settings say
-        `stop` (`on_upload_failure`)."""
+        """Restart an uploader that died; called at the end of each step.
+
+        If uploads fail, and the setting `on_upload_failure` is `stop`, this method requests a stop of the run.
+        """
         failure = self.uploader.failure() if self.uploader is not None else None
         if failure is None or self._settings.on_upload_failure != "stop" or self.stop_reason is not None:
             return
@@ -198,7 +202,7 @@ class Uploads:
         return is_complete
 
     def adopt_scripts_model(self) -> None:
-        """Upload the model that the script saved after its training, if there is one, as the final model."""
+        """If the script has saved a model after its training, upload that model as the final model."""
         if self.uploader is None or self._training_end is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What the training loops of all frameworks share: vote, save, leave.
+"""What the training loops of all frameworks share: vote, save, end.
 
 loop              the protocol that a framework's loop implements
 boundary          what happens between two steps and at the end; start reading here
@@ -11,5 +11,5 @@ scratch           the folder in which a framework's save routine runs
 save_clock        when a periodic checkpoint is due
 setup             the ranks, the loop, the folder and the start of one training
 final_model_save  saves the finished model in the object store
-streams           large files of the finished model; the first rank receives their bytes from all ranks
+streams           the large files of the finished model, whose bytes the first rank receives from all ranks
 """

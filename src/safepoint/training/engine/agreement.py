@@ -30,8 +30,8 @@ class Agreement:
     Args:
         termination: the signals of this rank.
         peers: all ranks.
-        hold: says whether the ranks wait after a requested save for a suspension that may follow, so that no step is
-            lost. Only the `hold` of the first rank is used.
+        hold: says whether, after a requested save, the ranks wait because a suspension of the job may follow. While
+            they wait, they train no step that the suspension would lose. Only the `hold` of the first rank is used.
     """
 
     def __init__(self, termination: Termination, peers: Peers, hold: Hold | None = None) -> None:
@@ -48,7 +48,8 @@ class Agreement:
         self.save_s: float | None = None
         """Seconds that the last save took."""
         self.save_clock = SaveClock(None)
-        """When a periodic checkpoint is due. Only the first rank's clock decides; the vote carries the decision."""
+        """Says when a periodic checkpoint is due. Only the first rank's clock decides; the vote carries the
+        decision."""
 
     def exchange(self, step: int, *, micro_steps_left: int = 0) -> None:
         """Receive the result of the last vote and start the next vote.
@@ -67,12 +68,12 @@ class Agreement:
         self._add(self._vote.collect())
 
     def vote_now(self, step: int) -> None:
-        """Vote and wait for the outcome."""
+        """Vote, and wait for the result."""
         self.exchange(step)
         self.receive()
 
     def holds_on(self, step: int) -> bool:
-        """Vote whether the ranks, after a requested save, continue to wait for a suspension that may follow.
+        """Vote on whether the ranks, which have saved on request, go on waiting for a suspension. Return the result.
 
         Args:
             step: optimizer steps done.
@@ -118,7 +119,7 @@ class Agreement:
         return max(0.0, self._step_ms / 1000 - (clock.monotonic_s() - self._step_started_s))
 
     def boundary_ends(self) -> None:
-        """Record that log line, evaluation and save of a step are done. The next step is timed from now."""
+        """Record that log line, evaluation and save of this step are done. The time of the next step begins now."""
         self._step_started_s = clock.monotonic_s()
 
     def micro_step_ends(self) -> None:

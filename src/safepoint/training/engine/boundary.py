@@ -1,7 +1,7 @@
-"""What every training loop does between two optimizer steps, and after the last step: vote, save, leave.
+"""What every training loop does between two optimizer steps, and after the last step: vote, save, end.
 
-The point between two steps is called a boundary. The vote is a small all-reduce, in which all ranks learn of
-requests.
+The point between two steps is called a boundary. The vote is a small all-reduce, by which every rank receives the
+requests of all ranks. The keeper is the process of each node that writes snapshots to disk.
 
 A loop only reports its position. This module decides when to save, how to save, and what to do on a stop request.
 """
@@ -52,7 +52,7 @@ class Boundary:
         loop: the training loop; its state is saved, and its `step` counts the optimizer steps done.
         output: the folder for checkpoints.
         location: the object store to which the checkpoints are uploaded, or None.
-        start: where the training starts.
+        start: what the ranks agreed on at the start: the checkpoint to resume from, the attempt and the folders.
         before_leaving: called after the last save, when the ranks have agreed to stop.
     """
 
@@ -164,7 +164,7 @@ class Boundary:
         return decision.stop or decision.save or decision.is_due or self.saves.requested is not None
 
     def save_if_due(self, *, is_periodic: bool) -> None:
-        """Save the state at this boundary if a save is due; otherwise take a snapshot if a snapshot is due.
+        """If a save is due, save the state at this boundary. If only a snapshot is due, take a snapshot.
 
         Args:
             is_periodic: whether the script or the settings schedule a save at this step.
@@ -181,12 +181,13 @@ class Boundary:
     def save(
         self, write: Write, *, is_last: bool = False, on_started: Callable[[Trigger], None] | None = None
     ) -> None:
-        """Save the state at this boundary, unless it is saved already. Leave if the ranks have agreed to stop.
+        """Save the state at this boundary, unless it is saved already.
 
         Args:
             write: writes this rank's files.
             is_last: whether no further boundary follows.
-            on_started: called with the trigger after a save was started, before the ranks vote again.
+            on_started: called with the trigger (the reason for the save) when a save has started, before the ranks
+                vote again.
 
         Raises:
             Interrupted: the ranks have agreed to stop.
@@ -215,7 +216,7 @@ class Boundary:
     def _wait_for_stop(self, step: int) -> None:
         """Wait until the checkpoint of `step` is durable, and then for a stop request or the end of the hold.
 
-        See `safepoint.training.outcome.hold`.
+        A hold is a wait of the ranks after a requested save; see `safepoint.training.outcome.hold`.
         """
         context, output = self._context, self._setup.output
         self.saves.finish()
@@ -247,14 +248,14 @@ class Boundary:
             snapshots.take(Trigger.PERIODIC, self._loop.write, is_requested=False)
 
     def ends(self) -> None:
-        """Record that the boundary is done. The next step is timed from now."""
+        """Record that the boundary is done. The time of the next step begins now."""
         self.agreement.boundary_ends()
         self._context.progress.boundary_ends()
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def save_last_step(self) -> None:
-        """Save the last step, wait until it is durable, and leave if the ranks agree to stop.
+        """Save the last step, wait until it is durable, and end if the ranks agree to stop.
 
         After this call, signals no longer lead to a save.
 
@@ -292,7 +293,8 @@ class Boundary:
         Returns:
             The exception for the caller to raise.
         """
-        # `Agreement.exchange` received the vote that decided to give up, and started a further vote: receive it too.
+        # `Agreement.exchange` received the vote that decided to give up, and started a further vote. Receive the
+        # result of that vote too.
         self.agreement.receive()
         self._report_stop()
         if 0 < step != self._context.outcome.saved_step:
@@ -342,7 +344,7 @@ def release(
     is_orderly = is_finished or context.outcome.interrupted is not None
     if boundary is not None:
         boundary.snapshots.close(is_orderly=is_orderly)
-    # After a failure, the keeper may still save the newest snapshot in the attempt's working folder. So the folder
-    # is kept, and the next start deletes it.
+    # After a failure, the keeper may still save the newest snapshot in the attempt's working folder. This folder is
+    # therefore kept, and the next start deletes it.
     is_kept = not is_orderly and context.keeper.is_connected
     output.release(start.attempt.attempt_id if start is not None and not is_kept else None)

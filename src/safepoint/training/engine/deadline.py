@@ -1,4 +1,4 @@
-"""After a stop request: decides whether the running step can be finished before the platform kills the job."""
+"""Decides, after a stop request, whether the running step can be finished before the platform kills the job."""
 
 from safepoint.foundation.events.run_events import DeadlineChoice
 from safepoint.training.context.rank_context import RankContext
@@ -28,8 +28,9 @@ class Deadline:
         self._reported = ""
 
     def check(self) -> float | None:
-        """If the running step cannot be finished in time, have the keeper (the process that writes snapshots to disk)
-        commit the newest snapshot instead.
+        """Request a commit of the newest snapshot if the running step cannot be finished in time.
+
+        The keeper, the process that writes snapshots to disk, then commits the snapshot and ends the ranks.
 
         Returns:
             Seconds until the next check; None for no further check.

@@ -1,8 +1,9 @@
 """Saves the finished model in the object store, in the layout that `from_pretrained` reads.
 
 Weights that the ranks hold in memory are uploaded directly, without a disk in between (docs/adr/0015). If instead the
-framework itself writes all files, the files are committed in the output folder, and the uploader publishes them. A
-failure is reported, and the process exits with a code other than 0.
+framework itself writes all files, the files are committed in the output folder, and the uploader (the process that
+sends committed files to the object store) publishes them. A failure is reported, and the process exits with a code
+other than 0.
 """
 
 import contextlib
@@ -118,7 +119,7 @@ class FinalModelSave:
         self._setup.context.reporter.report(missing)
 
     def _upload(self, streams: Streams, small: Path) -> None:
-        """Upload the bytes that the ranks hold, and the files in `small`; only the first rank calls this."""
+        """Upload the bytes that the ranks hold, and the files in `small`; only the first rank calls this method."""
         started_s, context, where = clock.monotonic_s(), self._setup.context, str(self._location.child(FINAL))
         leader = Leader(self._setup.peers, streams, patience_s=context.settings.peer_timeout_s)
 
@@ -146,7 +147,7 @@ class FinalModelSave:
         )
 
     def _wait_for_checkpoint(self, remote: RemoteFolder) -> None:
-        """Wait until the newest checkpoint is in the store, because it is more important than the final model."""
+        """Wait until the newest checkpoint, which is more important than the final model, is in the store."""
         newest = max((manifest.step for _, manifest in self._setup.output.manifests()), default=None)
         uploader = self._setup.context.uploads.uploader
         if newest is None or uploader is None:
@@ -162,8 +163,10 @@ class FinalModelSave:
             clock.sleep(_LOOK_EVERY_S)
 
     def _source(self, step: int | None) -> str | None:
-        """The path of the checkpoint of `step`, which has the same weights: in the folder, or else in the store. None
-        if `step` is None."""
+        """Where the checkpoint of `step` is, which has the same weights as the final model.
+
+        Return its path if it is in the folder, and otherwise its URI in the store. Return None if `step` is None.
+        """
         if step is None:
             return None
         name = checkpoint_name(step)
@@ -172,7 +175,9 @@ class FinalModelSave:
 
 
 def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
-    """The parts of the ranks on the first node, where the final model is stored; other nodes may have equal files.
+    """Return the parts (the lists of written files) of the ranks on the first node.
+
+    Only the first node's files are stored as the final model. Other nodes may have the same files.
 
     Raises:
         SaveError: another node has a file that the first node lacks, or whose content differs on the first node.

@@ -11,7 +11,8 @@ from safepoint.training.engine.streams import Streams
 from safepoint.training.start.claim import Attempt
 
 Write = Callable[[Path, Path], None]
-"""Writes this rank's files into the folder `checkpoint-<step>`; called with its parent folder and the folder itself.
+"""Writes this rank's files into the folder `checkpoint-<step>`; called with the parent of this folder and the folder
+itself.
 
 In a save through the keeper (the process that writes snapshots to disk), `snapshot.images.capture` replaces some of
 the functions that write tensors, and these tensors are copied later. Everything else is written at once. The call may
@@ -37,7 +38,7 @@ class TrainingLoop(Protocol):
 
     @property
     def has_callbacks(self) -> bool:
-        """Whether callbacks may add files to a checkpoint. If so, pruning waits until the manifest lists them."""
+        """Whether callbacks may add files to a checkpoint. If so, old checkpoints are deleted after the callbacks."""
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:
@@ -49,7 +50,7 @@ class TrainingLoop(Protocol):
         ...
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that step, without wrappers; called when the loop starts."""
+        """The optimizers, without wrappers; called when the loop starts."""
         ...
 
     def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
@@ -57,7 +58,7 @@ class TrainingLoop(Protocol):
         ...
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """How many checkpoints the script keeps (None for all), and the steps that are never deleted."""
+        """How many checkpoints the script keeps (None for all), and the steps of those that are never deleted."""
         ...
 
     def write(self, parent: Path, folder: Path) -> None:
@@ -65,7 +66,7 @@ class TrainingLoop(Protocol):
         ...
 
     def write_final(self, folder: Path) -> Streams | None:
-        """Write the finished model in the layout that the framework reads; all ranks call it.
+        """Write the finished model in the layout that the framework reads; all ranks call this method.
 
         Returns:
             None when everything is written; otherwise the large files that are still to be written. Either all ranks

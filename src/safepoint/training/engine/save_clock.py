@@ -4,10 +4,10 @@ Only the first rank's clock decides. The vote (the small all-reduce in each step
 ranks, so that all save the same step.
 
 With `auto`, the interval is the exact optimum of `safepoint.estimates.interval` for saves that stall training for δ
-seconds, where work is lost about every M seconds. δ is measured. M is estimated from the run's own history and an
-assumed loss after four hours: M = (4 h + time trained) / (1 + losses). A stop with a checkpoint of the last step
-loses nothing, and is not counted as a loss. For how long a save is written does not change the optimum; it only sets
-the least interval.
+seconds, and interruptions that lose work about every M seconds. δ is measured. M is estimated from the run's own
+history and an assumed loss after four hours: M = (4 h + time trained) / (1 + losses). A stop with a checkpoint of the
+last step loses nothing, and is not counted as a loss. After the stall, the files are written in the background. The
+time that this takes does not change the optimum; it only limits how short the interval may be.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _ASSUMED_STALL_S = 1.0
 """The assumed stall of a save before the first one was measured."""
 _LEAST_S = 1.0
 _LAST_BYTES = 16 << 20
-"""About 60,000 events; reading more would delay the start."""
+"""How many bytes of the event stream are read, from its end: about 60,000 events. More would delay the start."""
 _MOST_SHARE_OF_WRITING = 0.5
 """The disk writes checkpoints for at most half of the time, so that other programs can use the disk too."""
 
@@ -56,7 +56,7 @@ def best_interval_s(stall_s: float, between_s: float) -> float:
         between_s: seconds between two losses of work.
     """
     if stall_s >= 2 * between_s:
-        return between_s  # no interval helps; Daly's convention, which saves least often
+        return between_s  # no interval helps; by Daly's convention, save once between two losses
     return blocking_optimum_s(stall_s, between_s)
 
 
@@ -79,7 +79,7 @@ class SaveClock:
         self._last_s = 0.0
 
     def is_due(self) -> bool:
-        """Whether to save now. Call it at every step: it returns True once for each checkpoint that is due."""
+        """Whether to save now; called at every step. The result is True once for each checkpoint that is due."""
         if self._fixed_s is None and not self._is_auto:
             return False
         now_s = clock.monotonic_s()
@@ -92,7 +92,7 @@ class SaveClock:
         return True
 
     def saved(self, *, stall_s: float | None, writing_s: float | None) -> None:
-        """Record that a save was started or postponed, whatever its trigger. The next interval begins now.
+        """Record that a save was started or postponed, for any reason. The next interval begins now.
 
         Args:
             stall_s: seconds that the save has stalled training so far; None if it was postponed.

@@ -1,4 +1,8 @@
-"""The folder in which a rank's save routine writes its small files, while its tensors are captured."""
+"""The folder in which a rank's save routine writes its small files.
+
+The tensors that the routine would write there are captured instead: Safepoint copies them into memory, from which
+another process writes them to disk.
+"""
 
 import errno
 import os
@@ -55,7 +59,9 @@ class Scratch:
             keeper.send(RemoveAtExit(folder=str(self._path)))
 
     def images(self, step: int, write: Write) -> list[Image]:
-        """Run a save routine, and return as images the files that it would write. Call `ensure` first.
+        """Run a save routine, and return the files that it would write, as images (bytes in memory).
+
+        Call `ensure` first.
 
         Args:
             step: the step of the checkpoint.

@@ -1,5 +1,6 @@
-"""The facts of one training that all modules of the engine use: its ranks, its loop, its folder, and the step and the
-attempt with which it has started.
+"""The facts of one training that all modules of the engine use.
+
+The facts are the ranks, the loop, the folder, and the step and the attempt with which the training has started.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ class TrainingSetup:
         output: the folder for checkpoints.
         location: the object store to which the checkpoints are uploaded, or None.
         start: where the training starts, and whether all ranks share the folder.
-        libraries: see `ManifestFacts`.
+        libraries: name → version of the libraries that are imported.
     """
 
     context: RankContext

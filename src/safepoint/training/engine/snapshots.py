@@ -35,7 +35,7 @@ _COMMIT_S = 0.1
 
 
 class TakeResult(enum.IntEnum):
-    """Whether a snapshot was taken; the ranks agree on the highest value of any rank."""
+    """The result of trying to take a snapshot. The ranks agree on the highest of their values."""
 
     TAKEN = 0
     BUSY = 1
@@ -111,7 +111,7 @@ class Snapshots:
     # ---- before the loop --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Allocate the memory, and touch its pages on a thread, while the model is being loaded."""
+        """Allocate the memory for snapshots. A thread touches its pages while the model is being loaded."""
         if self._is_shared:
             self._most_bytes = self._share_of_memory()
             if self._context.keeper.client is not None:
@@ -142,7 +142,10 @@ class Snapshots:
             self._warn_once(f"no memory could be reserved for snapshots; training may wait for saves: {error}")
 
     def _share_of_memory(self) -> int | None:
-        """This rank's share of the node's memory for snapshots, by how much the rank writes; None for no limit."""
+        """This rank's share of the node's memory for snapshots, in bytes; None for no limit.
+
+        A rank that writes more of the state has a larger share.
+        """
         bound_bytes = self._context.settings.snapshot_bytes
         if bound_bytes is None:
             return None
@@ -153,7 +156,7 @@ class Snapshots:
         return int(bound_bytes * mine / here)
 
     def begin_loop(self) -> None:
-        """From now on, make the optimizers wait until their tensors are copied.
+        """From now on, make each optimizer step wait until the tensors of the last snapshot are copied.
 
         Call this method when the model is loaded and the optimizers exist.
         """
@@ -328,7 +331,10 @@ class Snapshots:
     # ---- the outcome of a save ---------------------------------------------------------------------------------
 
     def poll(self) -> Outcome | None:
-        """The outcome of the pending save, returned once; None while the keeper is writing it. Does not wait."""
+        """Return the outcome of the pending save, without waiting.
+
+        Return None while the keeper is still writing, and if no save is pending.
+        """
         if self.pending is None or self._snapshotter is None:
             return None
         keeper = self._snapshotter.keeper
@@ -336,7 +342,8 @@ class Snapshots:
         if outcome is None and keeper.is_alive:
             return None
         if outcome is None:
-            # Publish that this node has no part, because the keepers of the other nodes would go on waiting for it.
+            # Publish that this node has no part of the checkpoint. If this is not published, the keepers of other
+            # nodes wait for the part.
             publish_no_part(self._pending_facts, "its keeper died")
             outcome = Outcome(step=self.pending, error="the keeper died while it was writing the snapshot")
             self._context.reporter.report(
@@ -429,11 +436,11 @@ class Snapshots:
         return sum(self._sizes) / (keeper.write_bytes_per_s or _SLOW_BYTES_PER_S) + _COMMIT_S
 
     def rescue(self, step: int, why: str) -> None:
-        """Request that the keeper commits the newest snapshot and then lets all ranks end, in the middle of a step.
+        """Request that the keeper commits the newest snapshot and then ends all ranks, in the middle of a step.
 
         Args:
             step: the step that the ranks do not finish.
-            why: the reason, for people.
+            why: the reason, for the log.
         """
         keeper = self._context.keeper.client
         if keeper is not None:

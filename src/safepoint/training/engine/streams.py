@@ -1,4 +1,4 @@
-"""The files of a model whose weights are spread over the ranks: the first rank receives their bytes in order.
+"""Collects the files of a model whose weights are spread over the ranks: the first rank receives the bytes in order.
 
 The first rank requests one range of a weight after another, and the rank that holds the range sends its bytes. While
 the store is slow, the first rank sends empty messages, so that the other ranks do not time out. When an upload is
@@ -44,8 +44,8 @@ class StreamedFile(NamedTuple):
 
     Args:
         path: relative to the model's folder.
-        size_bytes: of the whole file.
-        parts: the content of the file in order: bytes, or ranges that ranks hold.
+        size_bytes: the size of the whole file.
+        parts: the content of the file, in order. Each part is either bytes or a range that a rank holds.
     """
 
     path: str
@@ -60,7 +60,7 @@ class Streams:
     Args:
         files: used on the first rank only.
         bytes_of: (name, begin, number of bytes) → the bytes that this rank holds, as uint8 on the CPU.
-        step: of the checkpoint that has the same weights; None when there is none.
+        step: the step of the checkpoint that has the same weights; None if there is no such checkpoint.
     """
 
     files: tuple[StreamedFile, ...]
@@ -193,10 +193,10 @@ class Leader:
         return cast("torch.Tensor", self._ask(requested))
 
     def check(self) -> None:
-        """Check that every rank could read the bytes requested from it.
+        """Check that no rank failed to read the bytes that the first rank requested.
 
         Raises:
-            SaveError: a rank could not read them.
+            SaveError: a rank could not read the bytes.
         """
         problems = [text for text in cast("list[str]", self._ask(_CHECK)) if text]
         if problems:

@@ -1,6 +1,6 @@
 """Saves for which the training waits: all ranks together write the files into a working folder and commit them.
 
-The keeper, the process that writes snapshots to disk, takes no part. A failed save leaves no files. The failure is
+The keeper, the process that writes snapshots to disk, is not involved. A failed save leaves no files. The failure is
 reported, and every rank treats the save as failed.
 """
 
@@ -54,7 +54,7 @@ class SynchronousSave:
         Args:
             trigger: why the state is saved.
             write: writes this rank's files.
-            consequence: what a failure means for the training; the end of the message about it.
+            consequence: what a failure means for the training. The message about the failure ends with this text.
 
         Returns:
             How many seconds the save took; None on every rank when nothing was committed.
@@ -136,10 +136,10 @@ class SynchronousSave:
         return [cast("_T", result) for result, _ in outcomes]
 
     def close_parts(self, step: int) -> None:
-        """Close the nodes' parts of this step's save, so that they are uploaded before the callbacks are called.
+        """Close the nodes' parts of this step's save: their upload no longer waits for files that callbacks add.
 
-        Files that the callbacks add afterwards are added to the manifest at that time. This method does nothing if
-        the keeper has saved the step, or if the nodes share a folder. All ranks call it.
+        When callbacks add files later, the manifest is extended then. This method does nothing if the keeper has
+        saved the step, or if the nodes share a folder. All ranks call this method.
         """
         is_saved_here = self._newest is not None and self._newest[1].step == step
         if is_saved_here and not self._folders.is_shared and self._setup.loop.has_callbacks:
@@ -183,8 +183,9 @@ class SynchronousSave:
     def _write_parts(self, working: WorkingCheckpoint, write: Write) -> list[RankPart]:
         """Write the files of all ranks; a collective call.
 
-        Before that, and again if the disk was full meanwhile, older checkpoints are deleted if there is no room, as
-        far as the policies allow; see `thinning`.
+        If the files would not fit, older checkpoints are deleted first, as far as the policies allow (see
+        `thinning`). If the disk was full while the files were written, further checkpoints are deleted, and all files
+        are written again.
 
         Raises:
             SaveError: a folder cannot be changed; the same on every rank.
@@ -194,7 +195,8 @@ class SynchronousSave:
             parts = self._peers.gather(self._write_part(working, write))
             if all(part.error is None for part in parts):
                 return parts
-            # Frameworks may hide the error of a full disk in another one, so the room is measured after any error.
+            # Frameworks may hide the error of a full disk behind another error. So the free space is measured after
+            # any error.
             was_full = any(part.is_full and part.node == self._folders.index for part in parts)
 
             def try_again(has_failed: bool = was_full) -> bool:
@@ -228,7 +230,7 @@ class SynchronousSave:
         found = occupied(self._setup.output.root / checkpoint_name(newest.step))
         if not self._folders.is_shared:
             return found
-        # Files with a second name are not in `found`.
+        # `found` does not count files that have a second name (hard links).
         num_inodes = max(found.num_inodes, len(newest.files))
         return Occupied(num_bytes=max(found.num_bytes, newest.size_bytes), num_inodes=num_inodes)
 

@@ -1,6 +1,6 @@
 """torch elastic's agent, adapted to Safepoint's exit codes and stop requests.
 
-The agent is torch's `LocalElasticAgent` with four differences:
+The agent starts and supervises the ranks of one node. It is torch's `LocalElasticAgent` with four differences:
 
 - The agents of all nodes exchange stop requests.
 - When torch elastic ends ranks, it waits for the platform's grace period before it kills them, even if this period is
@@ -10,7 +10,7 @@ The agent is torch's `LocalElasticAgent` with four differences:
   program would fail in the same way again.
 """
 
-# torch elastic wraps its methods in an untyped decorator, so pyright knows no type for overriding or calling them.
+# torch elastic wraps its methods in an untyped decorator, so pyright cannot check their overrides and calls.
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportCallIssue=false
@@ -109,8 +109,8 @@ def _config(plan: LaunchPlan, settings: RunSettings, *, is_on_one_machine: bool)
         f"--nproc-per-node={plan.nproc_per_node}",
         f"--max-restarts={plan.max_restarts}",
         "--monitor-interval=0.1",
-        # Otherwise torch elastic makes a folder in the temporary folder, where others may be able to replace it, and
-        # leaves it there.
+        # Without this option, torch elastic makes a folder in the temporary folder, and does not delete it. Other
+        # users may be able to replace that folder.
         *([] if "PET_LOG_DIR" in os.environ else [f"--log-dir={settings.record_folder}/elastic"]),
         *([f"--shutdown-timeout={math.ceil(settings.grace_s)}"] if HAS_SHUTDOWN_TIMEOUT else []),
     ]

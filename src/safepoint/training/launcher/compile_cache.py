@@ -1,12 +1,14 @@
-"""Protects the folders in which PyTorch caches compiled code, in the temporary folder under names that others know.
+"""Protects the folders in which PyTorch caches compiled code.
+
+These folders lie in the temporary folder, and other users can predict their names.
 
 PyTorch runs the code that it finds in `torchinductor_USER` and in `USER/torch_vendor_quack_cache`. Another user who
 makes such a folder first could stop every training of this user, or run code in it.
 
-So the launcher makes `torchinductor_USER` before any rank needs it; in a sticky folder, as /tmp is, no other user can
-then take the name. If others may have written there already, the ranks get another temporary folder. A variable for
-PyTorch's cache alone would not be enough: PyTorch always reads some of its files, such as precompiled headers, from
-the temporary folder.
+So the launcher makes `torchinductor_USER` before any rank needs it. In a sticky folder such as /tmp, no other user
+can then replace it. If other users may already have written there, the launcher sets another temporary folder for the
+ranks. To set only the variable for PyTorch's cache would not be enough: PyTorch always reads some of its files, such
+as precompiled headers, from the temporary folder.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from safepoint.foundation.shared_folders.temporary import may_be_replaced
 _VARIABLE, _VARIABLE_OF_QUACK = "TORCHINDUCTOR_CACHE_DIR", "QUACK_CACHE_DIR"
 _TEMPORARY = "TMPDIR"
 _MAX_LENGTH = 70
-"""Libraries make sockets in the temporary folder. The path of a socket may have 107 characters."""
+"""The longest path of the temporary folder. Libraries make sockets there, whose paths have at most 107 characters."""
 _log = logging.getLogger("safepoint")
 
 
@@ -46,7 +48,8 @@ def protect_compile_cache(scratch: Path) -> None:
         os.environ[_VARIABLE], os.environ[_TEMPORARY] = str(folder), str(temporary)
         _log.warning(
             "%s %s, and PyTorch would run code that it finds there; so PyTorch caches compiled code in %s, and the "
-            "temporary folder of the ranks is %s; delete the former, or set TMPDIR to a folder of your own",
+            "temporary folder of the ranks is %s; delete the first of these folders, or set TMPDIR to a folder of "
+            "your own",
             printable(str(usual)),
             why,
             printable(str(folder)),
@@ -71,10 +74,10 @@ def _take(folder: Path) -> str:
     Returns:
         Why others may have written there, or may do so later, as the end of a sentence; empty if they cannot.
     """
-    # The processes of a container trust each other.
+    # In a container this is not checked, because its processes trust each other.
     if may_be_replaced(folder.parent, by_everyone=True) and is_seeing_all():
         return "is in a folder in which other users can replace it"
-    with contextlib.suppress(OSError):  # it exists; or no user can make it now, as on a full disk
+    with contextlib.suppress(OSError):  # the folder exists, or no user can make it now, as on a full disk
         folder.mkdir(mode=0o700)
     try:
         link, found = folder.lstat(), folder.stat()

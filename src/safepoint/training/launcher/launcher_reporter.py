@@ -117,7 +117,7 @@ class LauncherReporter:
         self.report(SignalReceived(signal=signal.Signals(number).name, rank=None))
 
     def restarting(self, event: Restarted) -> None:
-        """Report that the ranks restart; call it when the ranks of the last start have ended."""
+        """Report that the ranks restart; called when the ranks of the last start have ended."""
         self.report(event)
         progress = read_progress(self._folder / PROGRESS_NAME)
         if progress is not None:
@@ -209,8 +209,10 @@ class LauncherReporter:
 
 
 def _with_newest(progress: Progress) -> Progress:
-    """The progress, with the step of a checkpoint that the keeper (the process that writes snapshots to disk) has
-    committed after the ranks had ended."""
+    """Return the progress with the step of the newest checkpoint.
+
+    The keeper (the process that writes snapshots to disk) may have committed a checkpoint after the ranks had ended.
+    """
     with contextlib.suppress(OSError, SafepointError, ValueError):
         for path in OutputFolder(Path(progress.output_dir)).checkpoints()[:1] if progress.output_dir else []:
             manifest = read_manifest_of_any(path)
@@ -220,8 +222,10 @@ def _with_newest(progress: Progress) -> Progress:
 
 
 def _check_newest(progress: Progress) -> "CheckpointReceipt | None":
-    """Check the newest checkpoint, in the object store if there is one, otherwise in the output folder. Return None
-    if there is no checkpoint, or if it cannot be checked."""
+    """Check the newest checkpoint. Return None if there is no checkpoint, or if it cannot be checked.
+
+    If there is an object store, the checkpoint is checked there, and not in the output folder.
+    """
     from safepoint.checkpoint.tools.receipt import check_checkpoint  # imports the object stores
 
     if progress.safe_step is None:

@@ -29,7 +29,7 @@ _MAX_REFUSALS = 50
 
 
 class Rendezvous(RendezvousHandler):
-    """The rendezvous of one node's agent. It connects the agent to the store of the job, which node 0 serves.
+    """Connects the agent of one node, which supervises the node's ranks, to the job's store. Node 0 serves the store.
 
     Args:
         plan: which nodes there are.
@@ -41,8 +41,7 @@ class Rendezvous(RendezvousHandler):
         self._settings = settings
         self._address = plan.master_addr or _LOOPBACK
         self.is_on_one_machine = plan.nnodes == 1 or _is_loopback(self._address)
-        """Whether all nodes are on this machine. The address is looked up only once, so that everything that depends
-        on it agrees."""
+        """Whether all nodes are on this machine. The address is looked up once, so the value is fixed."""
         self._port = plan.master_port or (_DEFAULT_PORT if plan.nnodes > 1 else 0)
         self._server: StoreServer | None = None
         self._store: Store | None = None

@@ -104,7 +104,7 @@ def request_save(*, within_s: float, sign: Callable[[str], None]) -> CheckpointR
 
     Args:
         within_s: how long everything may take.
-        sign: see `SaveRequest`.
+        sign: called every two seconds with a text that says what the request waits for.
 
     Raises:
         NotFoundError: no job runs.

@@ -30,7 +30,7 @@ class SignalRelay:
 
     Args:
         settings: the grace period and its margin.
-        folder: the launcher's folder. It is removed when a signal ends the process.
+        folder: the launcher's folder. This folder is removed when a signal ends the process.
         is_alone: whether this is the only node of the job.
         reporter: reports signals, and the end of the process when a signal ends it.
         on_exit: receives the exit code before a signal ends the process.
@@ -64,7 +64,7 @@ class SignalRelay:
         """Whether ranks had to be killed."""
 
     def install(self) -> None:
-        """Handle SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on. Call it on the main thread."""
+        """Handle SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on. Call this method on the main thread."""
         for number in (*_STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(number, _handled_by_thread)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)

@@ -1,11 +1,11 @@
-"""Watches the room of the folders that saves need, warns early, and records a forecast.
+"""Watches the free space of the folders that saves need, warns early, and records a forecast.
 
 On every node the launcher watches the temporary folder, in which ranks write the small files of a save. The launcher
 whose node manages the output folder (see `Folders`) watches that folder too. The launcher does not delete anything:
 the process that saves does that, before a save that does not fit (`checkpoint.local.thinning`).
 
-Each look runs on a thread of its own, and a new one begins only when the last one has returned. So a folder that
-hangs costs one thread, and neither the training nor the other folder waits for it.
+Each look at a folder runs on a thread of its own. The next look at this folder begins only when the last look has
+returned. So a folder that hangs costs one thread, and neither the training nor the other folder waits for it.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ from safepoint.training.outcome.watched_folder import WatchedFolder, shared_watc
 _log = logging.getLogger("safepoint")
 _LEAST_PERIOD_S, _MOST_PERIOD_S = 0.5, 10.0
 _FIRST_PERIOD_S = 1.0
-"""Until two saves have shown how often there is one."""
+"""The time between two looks, until two saves have shown how often the run saves."""
 _LOOKS_PER_SAVE = 4
 _LIMIT_S = 10.0
 _MOST_SAVES = 8
-"""The time between two saves is the mean over this many."""
+"""The estimated time between two saves is the mean over at most this many saves."""
 _SILENT = f"it has not answered for {_LIMIT_S:.0f} s"
 _NO_SIZE = "its file system does not state how much is free"
 
@@ -51,8 +51,8 @@ class _Look:
     """What was seen in a folder.
 
     Args:
-        room: None if the file system does not state it.
-        usage: of the run's checkpoints; empty in the temporary folder.
+        room: how much the folder can still hold; None if the file system does not state it.
+        usage: what the run's checkpoints occupy; empty in the temporary folder.
     """
 
     room: Room | None
@@ -79,7 +79,7 @@ class _Watched(Protocol):
 
 
 class _TemporaryFolder:
-    """The folder of the launcher. Saves need some room there, and leave nothing."""
+    """The folder of the launcher. Saves need some free space there, and leave nothing."""
 
     place = "temporary folder"
 
@@ -158,7 +158,7 @@ class _OutputFolder:
 
 
 class FolderWatch:
-    """Watches one folder: draws conclusions from one look after another.
+    """Watches one folder: derives a forecast from repeated looks, and reports when the free space becomes low.
 
     Args:
         watched: the folder.
@@ -173,7 +173,7 @@ class FolderWatch:
         self._work: Work[_Look] | None = None
         self._is_unknown_reported = False
         self.record: SpaceRecord | None = None
-        """What was found last; None before the first look, and if the room is not known."""
+        """What was found last; None before the first look, and if the free space is not known."""
 
     def look(self) -> None:
         """Look at the folder, for a limited time; report what has changed."""
@@ -181,14 +181,14 @@ class FolderWatch:
         if self._work is None:
             self._work = Work(self._watched.look)
         else:
-            limit_s = 0.0  # the last look hangs, and is waited for no longer
+            limit_s = 0.0  # the last look hangs; do not wait for it again
         try:
             found = self._work.result(limit_s)
         except (OSError, ValueError) as error:
             self._work = None
             self._unknown(getattr(error, "strerror", None) or str(error))
             return
-        if found is None:  # the same look goes on
+        if found is None:  # the look has not returned yet
             self._unknown(_SILENT)
             return
         self._work = None
@@ -235,7 +235,7 @@ class FolderWatch:
 
 
 def _order(found: Forecast) -> tuple[float, float]:
-    """A value that is smaller the sooner the room ends."""
+    """A key for comparisons: the sooner the free space is used up, the smaller is the key."""
     infinite = float("inf")
     saves = infinite if found.saves_left is None else found.saves_left
     return saves, infinite if found.remaining_s is None else found.remaining_s
@@ -250,7 +250,7 @@ class SpaceWatch:
     """Watches the folders of one node on a thread, until `stop`.
 
     Args:
-        folder: of the launcher.
+        folder: the launcher's folder.
         report: receives the events.
     """
 
@@ -268,7 +268,7 @@ class SpaceWatch:
         threading.Thread(target=self._run, name="safepoint-space", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop watching; a look that hangs is not waited for."""
+        """Stop watching, without waiting for a look that hangs."""
         self._stopping.set()
 
     def _report(self, event: Event) -> None:
@@ -280,7 +280,7 @@ class SpaceWatch:
             try:
                 self.look()
             except Exception:  # noqa: BLE001  the watch must not end the training, nor stop for good
-                _log.debug("the room of the folders could not be read", exc_info=True)
+                _log.debug("the free space of the folders could not be read", exc_info=True)
 
     @property
     def _period_s(self) -> float:

@@ -1,7 +1,7 @@
 """The launcher's temporary folder, through which launcher and ranks exchange records and events.
 
-The launcher removes its folder. If the launcher was killed, its keeper (the process of each node that writes
-snapshots to disk) removes the folder. If the keeper was killed too, the next launcher of the same user on this
+The launcher removes its folder when it ends. If the launcher was killed, its keeper (the process of each node that
+writes snapshots to disk) removes the folder. If the keeper was killed too, the next launcher of the same user on this
 machine removes the folder.
 """
 
@@ -24,7 +24,7 @@ _LOCK = "lock"
 _STREAM = "stream"
 _STOP_SIGNAL = "stop-signal"
 SMALL_FILES_BYTES = 16 << 20
-"""The room that ranks need there for the small files of a save. With less, saves are synchronous."""
+"""The free space that ranks need in this folder for the small files of a save. With less, saves are synchronous."""
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def launcher_folder() -> Generator[Path]:
         StorageError: there is no folder for temporary files.
     """
     # Ranks also write the small files of each save to this folder. On a disk, creating a file would have to wait
-    # while the keeper flushes the files of a checkpoint to that disk.
+    # while the keeper flushes the files of a checkpoint to that disk. So a folder in memory is preferred.
     parent = private_parent(prefers_memory=True)
     _remove_abandoned(parent)
     folder, lock = _make(parent)
@@ -114,7 +114,7 @@ def forwarded_mark(signal_name: str) -> str:
 
 
 def note_stop_signal(folder: Path, number: int) -> None:
-    """Record the signal that the launcher has received. The launcher calls this before it sends its ranks SIGTERM."""
+    """Record the signal that the launcher has received; called before the launcher sends its ranks SIGTERM."""
     with contextlib.suppress(OSError):
         (folder / _STOP_SIGNAL).write_text(str(number), encoding="utf-8")
 

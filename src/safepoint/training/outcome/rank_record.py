@@ -1,10 +1,11 @@
 """How a rank ended: a small file per rank in the launcher's folder, written by the rank and read by the launcher.
 
-The exit code alone does not show whether Safepoint or the program itself ended with 75, or whether a killed rank had
-committed a checkpoint before. Without a launcher no file is written.
+The exit code alone does not show whether Safepoint or the program itself ended the rank with 75, or whether a killed
+rank had committed a checkpoint before. Without a launcher no file is written.
 
-The folder is usually in /dev/shm, which every user of the machine can fill. So each record takes the same
-room at least, and a record that cannot be written to a new file replaces an earlier one of the same rank in place.
+The folder is usually in /dev/shm, which every user of the machine can fill. So each record has at least the same
+size, `_SIZE_BYTES`. If a record cannot be written to a new file, it overwrites the file of an earlier record of the
+same rank.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from safepoint.foundation.files import write_atomic, write_in_room
 
 _SIZE_BYTES = 4096
 _MAX_MESSAGE = 500
-"""With its escapes, a message of this length fits into `_SIZE_BYTES`."""
+"""A message of this many characters fits into `_SIZE_BYTES`, even if all characters are escaped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,8 @@ class RankRecordWriter:
     """Writes the record of this rank.
 
     Args:
-        folder: the launcher's folder, or None without a launcher. Each start of the ranks has a subfolder there.
+        folder: the launcher's folder, or None without a launcher. For each start of the ranks, a rank has a file of
+            its own there.
         place: the position of this rank among the ranks.
     """
 
@@ -95,7 +97,7 @@ class RankRecordWriter:
                 write_atomic(self._paths[0], _bytes_of(self._record), durable=False)
             except OSError:
                 room = next((path for path in self._paths if path.exists()), None)
-                if room is not None:  # otherwise there was never any room
+                if room is not None:  # if there is no earlier record, there was never any free space
                     short = replace(self._record, message=self._record.message[:_MAX_MESSAGE])
                     write_in_room(self._paths[0], _bytes_of(short), room)
 

@@ -2,7 +2,7 @@
 
 When one rank ends, the other ranks end too: ranks that wait for it fail, and torch elastic sends SIGTERM to the rest.
 For this reason, without a stop request, the rank that ended first determines the exit code of the node. After a stop
-request, the exit codes in the ranks' records determine it.
+request, the exit codes in the ranks' records determine the node's exit code.
 """
 
 import signal

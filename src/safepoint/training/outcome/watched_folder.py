@@ -1,4 +1,7 @@
-"""What the first rank of a node reports to its launcher about the output folder, which the launcher watches."""
+"""What the first rank of a node reports to its launcher about the output folder.
+
+The launcher watches the free space of this folder.
+"""
 
 import contextlib
 import json
@@ -19,8 +22,9 @@ class WatchedFolder:
 
     Args:
         folder: the absolute path.
-        place: what messages call it: `output folder`, or `local folder` if checkpoints are uploaded from there.
-        run_id: the run.
+        place: the word for the folder, for messages: `output folder`, or `local folder` if checkpoints are uploaded
+            from there.
+        run_id: the id of the run.
         keep: the policies of retention, as `parse_policies` reads them.
         limit: how many checkpoints the script keeps; None for all.
         expected_bytes: the size of the files that the next save writes there, if there is no checkpoint yet.
@@ -49,7 +53,7 @@ def share_watched_folder(folder: str | None, watched: WatchedFolder) -> None:
 
 
 def shared_watched_folder(folder: Path) -> WatchedFolder | None:
-    """The output folder, once a rank has reported it."""
+    """The output folder that a rank has reported; None if no rank has reported one yet."""
     try:
         record: dict[str, Any] = read_object(folder / _NAME)
         return WatchedFolder(**{one.name: record[one.name] for one in fields(WatchedFolder)})

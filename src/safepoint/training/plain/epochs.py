@@ -1,7 +1,8 @@
-"""`safepoint.epochs`, which takes the place of `range` in the epochs of a loop of Accelerate.
+"""`safepoint.epochs`, which a script that uses Accelerate calls instead of `range` in its loop over epochs.
 
 The loop iterates over its own DataLoader. This module replaces the loader's `__iter__`. In each epoch, the first pass
-over the loader returns the batches of the session, which leaves out the batches that were trained on before a resume.
+over the loader returns the batches of a session (`safepoint.session`), which leaves out the batches that were trained
+on before a resume.
 
 When the loop requests its next batch after an optimizer has stepped, the step is reported to the session. By then the
 loop has also stepped its scheduler.
@@ -69,7 +70,8 @@ def _epochs(run: Run, count: int, accelerator: Any, loader: Any) -> Iterator[int
                 try:
                     yield run.epoch
                 except GeneratorExit:
-                    # After an error, the other ranks may not take part in a save.
+                    # After an error, report no step: the report may begin a save, in which the other ranks may not
+                    # take part.
                     if not _is_left_on_purpose():
                         raise
                     loop.report()
@@ -111,7 +113,7 @@ class _Loop:
         self._has_warned = False
 
     def with_loss(self, backward: Any) -> Any:
-        """`backward` of the accelerator, which also keeps the loss for the progress report."""
+        """Return a function that calls the accelerator's `backward`, and keeps the loss for the progress report."""
 
         def remember(loss: Any, *args: Any, **kwargs: Any) -> Any:
             self._loss = loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
@@ -120,7 +122,10 @@ class _Loop:
         return remember
 
     def passes_over(self, loader: Any) -> Any:
-        """The method `__iter__` of the loader's class, which returns the session's batches once in each epoch."""
+        """Return the function that replaces `__iter__` in the loader's class.
+
+        In each epoch, its first call for `loader` returns the session's batches.
+        """
         original: Any = cast("Any", type(loader)).__iter__
 
         def iterate(this: Any) -> Iterator[Any]:

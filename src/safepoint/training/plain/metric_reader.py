@@ -20,7 +20,7 @@ class MetricReader:
     def read(self, metrics: Mapping[str, Any], *, is_last: bool = False) -> dict[str, float]:
         """The metrics that are numbers; for those on a CUDA device, the values from an earlier call.
 
-        A metric on a CUDA device is left out until a copy of it is complete, unless `is_last`.
+        Without `is_last`, a metric on a CUDA device is left out until a copy of it is complete.
 
         Args:
             metrics: by name, numbers or tensors of one element; everything else is left out.

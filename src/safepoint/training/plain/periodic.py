@@ -47,7 +47,7 @@ class Periodic:
         return ""
 
     def is_due(self, step: int, data: DataProgress) -> bool:
-        """Whether the step that has just ended is saved; call it once for each step."""
+        """Whether the step that has just ended is saved; called once for each step."""
         epochs, self._epochs = self._epochs, _epochs_ended(data)
         if self._is_by_epoch:
             return self._epochs > epochs

@@ -1,5 +1,6 @@
-"""Gives the engine access to a loop that calls `step`: to the parts of the loop's state, and to its position in the
-data.
+"""Gives the engine (the code that all training loops share) access to a loop that calls `step`.
+
+The engine needs the parts of the loop's state, and the loop's position in the data.
 
 A part is an object of the loop that has a state, such as the model or the optimizer.
 """

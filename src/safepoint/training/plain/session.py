@@ -64,7 +64,7 @@ class Run(Training):
         if not self._is_inside:
             raise UsageError("the session is used outside its `with` statement")
         if self._tracked.loader is None:
-            raise UsageError("the session has no data to take batches from", hint="pass it: session(data=…, …)")
+            raise UsageError("the session has no data to take batches from", hint="pass the data: session(data=…, …)")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:  # pyright: ignore  scripts have no types
             raise UsageError(f"epochs {count!r} must be a whole number, 0 or more")
         if count > 1 and isinstance(self._tracked.loader, Iterator):
@@ -113,8 +113,8 @@ def session(
 
     Args:
         model: a module, in DistributedDataParallel or not; on its device, with its initial weights.
-        optimizer: over the model's parameters.
-        scheduler: of the learning rate; anything with `state_dict` and `load_state_dict`, or None.
+        optimizer: an optimizer of the model's parameters.
+        scheduler: a scheduler of the learning rate: anything with `state_dict` and `load_state_dict`, or None.
         accelerator: an `accelerate.Accelerator` that has prepared model, optimizer and scheduler. Do not pass these
             three in addition. A checkpoint contains what `accelerator.save_state` saves.
         data: a DataLoader, torchdata's StatefulDataLoader, or anything that can be iterated for each epoch.

@@ -124,7 +124,7 @@ class Training:
             open_checked(self._location, verify_access=self._context.settings.verify_access)
 
     def begin(self) -> None:
-        """Load the checkpoint that `agree` has found. Call it immediately before the first step."""
+        """Load the checkpoint that `agree` has found; called immediately before the first step."""
         with self._released_on_error():
             try:
                 self._prepare()
@@ -185,7 +185,7 @@ class Training:
                     f"{point.path} has a position in epoch {position.epoch}, and its manifest says epoch "
                     f"{manifest.epoch:g}; training was not started"
                 )
-            # Compute the position before anything is loaded, because this may raise an error.
+            # Compute the position before anything is loaded, because this computation may raise an error.
             position = rescale_position(
                 position,
                 manifest,
@@ -219,7 +219,7 @@ class Training:
             self._context.outcome.check_not_interrupted()
 
     def _finish(self) -> None:
-        """After the end of the loop: save its last step, if that is not saved yet, and the finished model."""
+        """Save the last step, if it is not saved yet, and the finished model; called when the loop has ended."""
         self._boundary.save_last_step()
         self._report_progress(is_last=True)
         self._boundary.report_end()
@@ -246,7 +246,9 @@ class Training:
     # ---- a step -----------------------------------------------------------------------------------------------
 
     def step(self, *, loss: Any = None, metrics: Mapping[str, Any] | None = None, must_save: bool = False) -> None:
-        """Report that the optimizer has stepped. This may save, and it ends the program when a stop was requested.
+        """Report that the optimizer has stepped.
+
+        The call may save the state. It ends the program when a stop was requested.
 
         Args:
             loss: the loss of the step, for the progress report; a number or a tensor of one element.

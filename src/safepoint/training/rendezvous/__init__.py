@@ -1,4 +1,4 @@
-"""The store through which the nodes and ranks of a job find each other, closed to all other programs.
+"""The store through which the nodes and ranks of a job find each other. It serves no other programs.
 
 The store is torch's TCPStore: it holds values under keys in memory, and is not an object store.
 

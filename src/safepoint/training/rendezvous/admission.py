@@ -31,20 +31,20 @@ class NoAnswerError(RefusedError):
 
 class _Proof(IntEnum):
     SECRET = 0
-    """The node knows the job's secret."""
+    """The node has the job's secret."""
     TOKEN = 1
-    """The node does not know the secret. It chooses a random token and sends it with each connection. The first
-    connection under a node number fixes the token of that number."""
+    """The node does not have the secret. The node chooses a random token, and sends the token with each connection.
+    The first connection under a node number fixes the token of that number."""
 
 
 class Gate:
     """Admits the other nodes of a job.
 
     Args:
-        secret: of the job.
+        secret: the job's secret.
         num_nodes: the number of nodes. Nodes 1 to `num_nodes - 1` may be admitted.
-        is_open: whether to admit also nodes that do not know the secret: under each node number, the first client
-            that connects.
+        is_open: whether to admit also a node that does not have the secret. If so, the first client that connects
+            under a node number is admitted as this node.
         on_unproven: called with the number of a node that was admitted without the secret.
     """
 
@@ -75,9 +75,9 @@ class Gate:
     def _counting(self, writer: asyncio.StreamWriter) -> Generator[None]:
         """Count a handshake as unfinished while the block runs, and limit the number of unfinished handshakes.
 
-        Without a limit, strangers could use up the descriptors of this process. At the limit, the oldest handshake of
-        the machine with the most unfinished handshakes is closed first. So a stranger on one machine cannot keep the
-        nodes out.
+        Without a limit, other programs could use up the file descriptors of this process. At the limit, the oldest
+        handshake of the machine with the most unfinished handshakes is closed first. So programs on another machine
+        cannot keep the nodes out.
         """
         if len(self._running) >= _MAX_HANDSHAKES:
             most, _ = Counter(self._running.values()).most_common(1)[0]
@@ -118,7 +118,7 @@ class Key:
     """Proves to node 0 that a node belongs to the job.
 
     Args:
-        secret: of the job.
+        secret: the job's secret.
         node: the node's number.
         may_use_token: whether to join without the secret, if node 0 allows that.
     """
@@ -184,8 +184,7 @@ class Key:
 
 
 def _machine_of(host: str) -> str:
-    """The part of an address that a machine cannot change by itself: the first half of an IPv6 address, or an IPv4
-    address."""
+    """The part of an address that its machine cannot choose: an IPv4 address, or the first half of an IPv6 one."""
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv4Address):
         return host

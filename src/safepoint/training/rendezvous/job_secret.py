@@ -55,7 +55,9 @@ class JobSecret:
 
 
 def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None = None) -> JobSecret:
-    """The job's secret, which this node reads, or writes for the other nodes if it is the first to start.
+    """Return the job's secret.
+
+    The first node to start writes the secret, and the other nodes read it.
 
     Raises:
         UsageError: the file that the user names cannot be used.
@@ -91,7 +93,8 @@ def _from_file(path: Path) -> bytes:
     if not _MIN_BYTES <= len(value) <= _MAX_BYTES:
         raise UsageError(
             f"{SECRET_FILE}={path} holds {len(value)} bytes; no rank was started",
-            hint=f"write {_MIN_BYTES} to {_MAX_BYTES} random bytes to it, such as `openssl rand -hex 32`",
+            hint=f"write {_MIN_BYTES} to {_MAX_BYTES} random bytes to this file, such as the output of `openssl rand "
+            "-hex 32`",
         )
     return value
 

@@ -40,7 +40,8 @@ def owner_of(local: Address, remote: Address) -> int | None:
         return _ask(local, remote)
     except OSError as error:
         # If the kernel supports the request, ENOENT means that this socket is closed, and the table is not read. If
-        # it were read, a stranger who connects and closes at once could make this process read the table each time.
+        # it were read, another program that connects and closes at once could make this process read the table each
+        # time.
         is_gone = error.errno == errno.ENOENT and _answers()
         return None if is_gone else _find(local, remote)
 

@@ -1,9 +1,9 @@
 """The protocol of torch's TCPStore, served from Python.
 
 Safepoint serves the store itself, because torch's own server listens on every interface and answers every client. The
-clients, in the agent and in the ranks, are torch's. In their protocol, a query is a byte, then integers in the
-machine's byte order, and keys and values, each after its length (torch/csrc/distributed/c10d/TCPStoreBackend.hpp).
-The server unpickles no data.
+clients, in torch elastic's agent and in the ranks, are torch's. In their protocol, a query is one byte, followed by
+integers in the machine's byte order, and by keys and values. The length of each key and value precedes it
+(torch/csrc/distributed/c10d/TCPStoreBackend.hpp). The server unpickles no data.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class KeyValues:
     def arrive(self, connection: "_Connection", key: bytes, num_expected: int) -> bool:
         """Count `connection` as arrived at the barrier `key`.
 
-        Unless this connection is the last to arrive, it then waits.
+        A connection that is not the last to arrive then waits.
 
         Returns:
             Whether all `num_expected` connections have arrived.

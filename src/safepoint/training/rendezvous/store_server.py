@@ -1,8 +1,8 @@
 """The sockets of the rendezvous, on a thread of the launcher.
 
-The ranks and the agent of every node connect to a socket on loopback, which serves only processes of the same user.
-On node 0, this socket leads to the store itself. On any other node, the server passes each connection on to node 0,
-after both nodes have proved that they belong to the job (`admission`).
+On every node, the ranks and torch elastic's agent, which supervises them, connect to a socket on loopback, which
+serves only processes of the same user. On node 0, this socket leads to the store itself. On any other node, the
+server passes each connection on to node 0, after both nodes have proved that they belong to the job (`admission`).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _BLOCK_BYTES = 64 << 10
 _BACKLOG = 100
 """How many connections may wait to be accepted.
 
-In a longer queue, a node would have to wait too long behind strangers.
+In a longer queue, a node would have to wait too long behind programs that do not belong to the job.
 """
 _PATIENCE_S = 120.0
 """For how long `_connect` tries again while node 0 does not answer in time."""
@@ -184,17 +184,18 @@ def _bind(host: str, port: int) -> socket.socket:
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
         except OSError as error:
-            # If this node served IPv4 only, another user could take the port for IPv6 and intercept connections.
+            # Raise other errors: if this node served only IPv4, another user could take the port for IPv6 and
+            # intercept connections.
             if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:  # IPv6 is switched off
                 raise
     return socket.create_server((host, port), backlog=_BACKLOG)
 
 
 async def _connect(key: Key | SameUser, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to node 0, and try again while it does not answer, because strangers may keep node 0 busy.
+    """Connect to node 0, and try again while it does not answer, because other programs may keep node 0 busy.
 
-    If strangers connect very often, node 0's kernel drops some requests to connect. This node's kernel would repeat a
-    dropped request only after 1, 3, 7, 15 and 31 s. A new connection may succeed sooner.
+    If other programs connect very often, node 0's kernel drops some requests to connect. This node's kernel would
+    repeat a dropped request only after 1, 3, 7, 15 and 31 s. A new connection may succeed sooner.
     """
     give_up_s, patience_s = clock.monotonic_s() + _PATIENCE_S, _FIRST_PATIENCE_S
     while True:

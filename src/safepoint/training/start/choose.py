@@ -1,11 +1,11 @@
 """Chooses the checkpoint that a run resumes from, and completes it in every folder; all ranks decide together.
 
-The ranks first try the newest checkpoint that any folder or the object store holds. They read all its files, compare
-them with the manifest, and report damaged files. A file that a folder lacks is copied from another folder or from the
-store. If a checkpoint cannot be completed in every folder, it is rejected, and the next older one is tried. If none
-is left, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist and none of them
-can be used, the run ends with exit code 14. To train from step 0 nevertheless, the user sets an option such as
-`--from-scratch` or, with an object store, names another location.
+The ranks first try the newest checkpoint that any folder or the object store holds. The ranks read all files of this
+checkpoint, compare them with the manifest, and report damaged files. A file that a folder lacks is copied from
+another folder or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next
+older one is tried. If none is left, the newest usable checkpoint of another program is taken (`foreign`). If
+checkpoints exist and none of them can be used, the run ends with exit code 14. To train from step 0 nevertheless, the
+user sets an option such as `--from-scratch` or, with an object store, names another location.
 """
 
 import uuid
@@ -67,12 +67,12 @@ class _Candidate:
     """A checkpoint that may be resumed from.
 
     Args:
-        manifest: of the checkpoint.
+        manifest: the checkpoint's manifest.
         is_in_store: whether the store has the checkpoint.
         named: the path of a copy that the first rank has verified already, such as the one that `--resume` names;
             otherwise None.
-        foreign: where the checkpoint comes from, if another program wrote it; otherwise None. If the checkpoint is in
-            a folder, `named` is its path.
+        foreign: where the checkpoint comes from, if another program wrote it; otherwise None. If such a checkpoint is
+            in a folder, `named` is its path.
     """
 
     manifest: Manifest
@@ -93,10 +93,10 @@ class CheckpointChooser:
         output: the folder that this rank uses. The folder's owner (see `Folders`) has claimed it.
         folders: which ranks use which folder.
         store: the object store behind the folders, or None.
-        settings: `resume` and `from_scratch`. A named checkpoint and `from_scratch` apply to the first start only;
-            later starts resume from newer checkpoints.
-        first_start: whether this is the first start of the job.
-        report: see `Reporter.report`.
+        settings: the options `resume` and `from_scratch`. If `resume` names a checkpoint, or `from_scratch` is set,
+            the option applies to the first start only. Later starts resume from newer checkpoints.
+        first_start: finds out whether this is the first start of the job.
+        report: receives the events; see `Reporter.report`.
         reads_foreign: whether the training can load foreign checkpoints: those that a Trainer without Safepoint has
             written.
     """
@@ -140,7 +140,7 @@ class CheckpointChooser:
         Raises:
             NothingValidError: there are checkpoints, and none of them can be used.
             CheckpointError: the checkpoint that `--resume` names is not valid.
-            StorageError: the store cannot be read, or a disk has too little room.
+            StorageError: the store cannot be read, or a disk has too little free space.
         """
         settings = self._settings
         is_first_start = self._first_start.is_now()
@@ -167,8 +167,8 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Newer checkpoints than the chosen one are damaged, or the user has named an older one. The newer ones are
-        # moved aside, because later saves may need their names.
+        # Checkpoints that are newer than the chosen one are damaged, or the user has named an older checkpoint. Move
+        # the newer checkpoints aside, because later saves may need their names.
         self._set_aside_newer_than(point.manifest.step)
         if is_first_start:
             self._first_start.leave_mark()
@@ -194,7 +194,7 @@ class CheckpointChooser:
 
         Raises:
             CheckpointError: a file has no valid copy on the nodes or in the store.
-            StorageError: the store cannot be read, or a disk has too little room.
+            StorageError: the store cannot be read, or a disk has too little free space.
         """
         candidates = self._candidates(step, is_in_store=step in self._steps_in_store())
         if not any(self._complete(candidate) for candidate in candidates):
@@ -253,7 +253,8 @@ class CheckpointChooser:
         return self._from_foreign(found)
 
     def _from_foreign(self, found: ForeignCheckpoint) -> ResumePoint:
-        # The name is new each time, because it may be impossible to delete what an earlier start has left.
+        # The folder has a new name in each start, because it may be impossible to delete the folder of an earlier
+        # start.
         unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
         self._foreign_copies = self._output.work / f"foreign-{unique}"
         candidate = _Candidate(
@@ -284,12 +285,13 @@ class CheckpointChooser:
                 f"{location} holds {what}, and only the Trainer of Transformers can resume from them; training was "
                 "not started",
                 hint="name another output folder; to start at step 0 in this one, use --from-scratch, which moves "
-                "them aside and deletes nothing",
+                "the checkpoints aside and deletes nothing",
             )
         raise NothingValidError(
             f"{location} holds {what}, and none of them can be resumed from; training was not started",
             hint="`safepoint checkpoints verify LOCATION/checkpoint-N` lists what is wrong; to start at step 0, name "
-            "another location; for a folder, --from-scratch also works: it moves them aside and deletes nothing",
+            "another location; for a folder, --from-scratch also works: it moves the checkpoints aside and deletes "
+            "nothing",
         )
 
     def _named(self, path: Path) -> ResumePoint:
@@ -319,7 +321,7 @@ class CheckpointChooser:
         return (self._output.root if candidate.foreign is None else self._foreign_copies) / candidate.name
 
     def _steps_in_folders(self) -> set[int]:
-        """The steps of all paths in the output folders that are named like checkpoints, except other programs'."""
+        """The steps of all paths in the output folders that are named like checkpoints, without foreign ones."""
 
         def steps() -> list[int]:
             found = self._output.checkpoints() if self._folders.is_owner else []

@@ -80,16 +80,16 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
     """
     if place.local_rank != 0:
         return ""
-    # The keeper of node 0 commits the checkpoints, also if several nodes share the folder. It holds the lock of the
-    # folder even after the ranks have ended.
+    # If several nodes share the folder, the keeper of node 0 commits their checkpoints (makes them valid). This
+    # keeper holds the lock of the folder even after the ranks have ended.
     return keeper.open_folder(str(output.root.absolute()), is_committer=place.node == 0)
 
 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
     """Record in the folder to which object store the folder belongs, before any checkpoint in it is used.
 
-    This ends the uploads of the previous training in this process. It also deletes the final model that an earlier
-    training left in the folder.
+    The function also ends the uploads of the previous training in this process, and deletes the final model that an
+    earlier training left in the folder.
 
     Raises:
         ConflictError: the folder holds the checkpoints of another location.
@@ -132,7 +132,7 @@ class StoreClaim:
         """Claim the location, and commit the checkpoints that all nodes have uploaded and no node has committed.
 
         Args:
-            is_first_start: see `FirstStart.is_now`.
+            is_first_start: whether `resume` or `from_scratch` applies to this start; see `FirstStart.is_now`.
 
         Raises:
             ConflictError: the settings would not resume from what the location holds, or another start has
@@ -228,7 +228,10 @@ def start_uploader(
 
 
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
-    """Refuse options that do not resume from the store's checkpoints, because a store cannot move them aside."""
+    """Refuse options with which the run would not resume from the store's checkpoints.
+
+    In a folder, Safepoint would move these checkpoints aside. In an object store, it cannot.
+    """
     settings = context.settings
     named = step_in(remote.store.location, settings.resume)
     if named is not None and named in remote.foreign_steps() and named > max(remote.steps(), default=-1):

@@ -42,7 +42,7 @@ class ResumePoint:
 
     Args:
         path: the folder to load.
-        manifest: of the checkpoint.
+        manifest: the checkpoint's manifest.
         is_durable: False for a snapshot that is only in memory.
         foreign: the origin of a checkpoint that another program wrote; otherwise None. With an origin, `path` is a
             copy that is deleted after loading.
@@ -56,10 +56,10 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedCopy:
-    """A copy whose files were compared with its own manifest by name and size, without reading them.
+    """A copy whose files were compared with its own manifest by name and size. The files were not read.
 
     Args:
-        path: of the copy.
+        path: the path of the copy.
         manifest: the copy's manifest; None when the manifest cannot be read or belongs to another step.
         files: those files of the manifest that the copy has with the right size.
         is_part: whether the copy is only one node's part: the files that the node's own folder holds.
@@ -80,7 +80,7 @@ class VerifiedCopy:
     """A copy whose files were read and compared with the manifest of the checkpoint that is to be resumed from.
 
     Args:
-        path: of the copy.
+        path: the path of the copy.
         good: the paths of the files with the right content.
         is_complete: whether the copy is the whole checkpoint.
         is_replaceable: whether the whole checkpoint may replace the copy. If not, an incomplete copy is set aside.
@@ -133,7 +133,7 @@ def verify_copy(folder: Path, manifest: Manifest, progress: Callable[[int, int],
 
     Args:
         folder: the folder with the checkpoint's name; need not exist.
-        manifest: of the checkpoint.
+        manifest: the checkpoint's manifest.
         progress: called with bytes read so far and bytes in all.
     """
     copy = list_copy(folder)
@@ -164,7 +164,7 @@ def named_manifest(path: Path, progress: Callable[[int, int], None] | None) -> M
     """Verify the checkpoint that the user named, and return its manifest.
 
     Args:
-        path: of the checkpoint.
+        path: the path of the checkpoint.
         progress: called with bytes read so far and bytes in all.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Whether this is the first start of a job: `resume` and `from_scratch` apply to the first start only.
+"""Finds out whether this is the first start of a job. `resume` and `from_scratch` apply to the first start only.
 
 A cluster replaces a job's pods by pods with the same options, so the options do not show which start is the first.
 For this reason, the first start leaves a mark in the output location: a small file or object, which later starts find
@@ -15,7 +15,7 @@ from safepoint.training.collective.peers import Peers
 
 
 class FirstStart:
-    """Whether this start is the first one; all calls are collective.
+    """Finds out whether this start is the first one; all calls are collective.
 
     Args:
         peers: all ranks.
@@ -32,8 +32,14 @@ class FirstStart:
         self._mark = None if settings.first_start is None else f"first-start-{settings.first_start}"
 
     def is_now(self) -> bool:
-        """Whether the settings choose a start by `resume` or `from_scratch`, and the choice applies to this start: no
-        earlier launcher has started training, the ranks were not restarted, and no earlier start has left the mark.
+        """Whether this is the first start, and `resume` or `from_scratch` applies to it.
+
+        This is so if all of the following are true:
+
+        - `resume` is not `auto`, or `from_scratch` is set;
+        - no earlier launcher has started training;
+        - the ranks were not restarted;
+        - no earlier start has left the mark.
 
         Raises:
             StorageError: the mark cannot be read.
@@ -43,7 +49,7 @@ class FirstStart:
         return self._is_now
 
     def leave_mark(self) -> None:
-        """Leave the mark, because the choice was applied. Does nothing if `is_now` is False.
+        """Leave the mark for later starts, because the options were applied. Do nothing if `is_now` is False.
 
         Raises:
             StorageError: the mark cannot be written.

@@ -20,7 +20,8 @@ class Folders:
     """Which ranks use which folder.
 
     Args:
-        owners: for each folder the one rank that claims it, commits to it and uploads from it, in ascending order.
+        owners: the owner of each folder, in ascending order. The owner is the one rank that claims the folder,
+            commits to it and uploads from it.
         index: the position in `owners` of the rank that owns this rank's folder.
         is_owner: whether this rank is the owner of its folder.
         owner_of: the first rank of each node → the owner of its folder.
@@ -94,7 +95,7 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
 
 
 def owners_of(seen: Sequence[Iterable[int]]) -> list[int | None]:
-    """The owner of each rank's folder: the lowest of the ranks that see the same folder.
+    """The owner of each rank's folder: the lowest rank that has created a probe folder there.
 
     Args:
         seen: for each rank, the ranks whose probe folders it sees.

@@ -114,7 +114,7 @@ class ForeignCheckpoints:
         return None
 
     def read(self, place: Place) -> ForeignCheckpoint | Fault:
-        """Examine the checkpoint at `place`, and read all of its files; a Fault if it cannot be resumed from."""
+        """Examine the checkpoint at `place`, and read all its files. Return a Fault if it cannot be resumed from."""
 
         if place.rank:
             return Fault(
@@ -208,7 +208,7 @@ def check_best(path: Path) -> None:
 
 
 def step_in(location: Location, text: str) -> int | None:
-    """The step of a checkpoint at `location` that an argument names by its URI; None if it names something else."""
+    """The step of the checkpoint at `location` whose URI is `text`; None if `text` is no such URI."""
     try:
         named = parse_location(text)
     except ValueError:
@@ -221,8 +221,7 @@ def _location_of(folder: Path) -> Location:
 
 
 def _allowed_names() -> set[str]:
-    """The names of the classes and functions that the script has allowed with
-    `torch.serialization.add_safe_globals`."""
+    """The names of what the script has allowed with `torch.serialization.add_safe_globals`."""
     serialization: Any = torch.serialization
     given: list[Any] = serialization.get_safe_globals()
     # An entry is a class, or a pair of a class and the name that stands for it in a file.

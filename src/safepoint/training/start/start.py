@@ -43,7 +43,7 @@ class Start:
 
     Args:
         point: the checkpoint to resume from, by its path on this node, or None for step 0.
-        attempt: see `Attempt`.
+        attempt: the number and the identifiers of this attempt.
         folders: one shared folder, or several.
         complete: completes the checkpoint of a step in every folder; all ranks call it. None with one folder.
     """
@@ -69,7 +69,7 @@ def agree_on_start(
         peers: all ranks.
         output: the folder, by the path that this rank has for it.
         location: the object store to which checkpoints are uploaded, or None.
-        reads_foreign: see `CheckpointChooser`.
+        reads_foreign: whether the training can load checkpoints that a Trainer without Safepoint has written.
 
     Raises:
         SafepointError: why the run cannot start, the same on every rank.
@@ -179,7 +179,7 @@ def _report_other_run(
 def _begin_attempt(
     output: OutputFolder, claim: StoreClaim | None, point: ResumePoint | None, to_upload: Collection[str]
 ) -> Attempt:
-    """Number the attempt, record it in the folder, and claim the store for it. Only the first rank calls this."""
+    """Number the attempt, record it in the folder, and claim the store for it. Called on the first rank."""
     run_id = point.manifest.run_id if point else uuid.uuid4().hex
     after = point.manifest.attempt if point else 0
     if claim is not None:

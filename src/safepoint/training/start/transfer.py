@@ -42,7 +42,7 @@ class TransferPlan:
     """Where every file comes from, the same on every rank.
 
     Args:
-        manifest: of the checkpoint.
+        manifest: the checkpoint's manifest.
         copies: owner → the copy of the checkpoint in its folder.
         source: path of a file → the owner that sends the file to other owners; None if it comes from the store.
         fetchers: window (a piece of a file that comes from the store) → the rank that fetches it.
@@ -64,7 +64,7 @@ def make_plan(
     """Decide where every file comes from.
 
     Args:
-        manifest: of the checkpoint.
+        manifest: the checkpoint's manifest.
         copies: owner → the copy of the checkpoint in its folder, for every owner.
         folders: which ranks fetch, and into which folder.
         is_in_store: whether the store has the checkpoint.
@@ -112,7 +112,7 @@ class Transfer:
         self._sender = None if folders.is_shared else peers.sender_among(folders.owners)
 
     def carry_out(self, plan: TransferPlan, *, before_commit: Callable[[], None], target: Path | None = None) -> None:
-        """Complete the checkpoint in every folder, under its name.
+        """Complete the checkpoint in every folder, under the checkpoint's name.
 
         Args:
             plan: where the checkpoint's files come from.
@@ -127,8 +127,8 @@ class Transfer:
         """
         if all(copy.is_complete for copy in plan.copies.values()):
             return
-        # The name is new each time, because it may be impossible to delete what an earlier start has left. It is the
-        # same on all ranks.
+        # The folder has a new name in each start, because it may be impossible to delete the folder of an earlier
+        # start. The name is the same on all ranks.
         unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
         working = self._output.work / f"resume-{checkpoint_name(plan.manifest.step)}-{unique}"
         completes = self._folders.is_owner and not plan.copies[self._rank].is_complete

@@ -40,7 +40,7 @@ def has_adapters(model: Any) -> bool:
 
 
 def frozen_buffers(module: torch.nn.Module) -> set[str]:
-    """The names of the module's own buffers that are quantized weights and never change; without its submodules."""
+    """The names of this module's own buffers (not of its submodules) with quantized weights, which never change."""
     names = {name for name, _ in module.named_buffers(recurse=False)}
     is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     return names & _QUANTIZED_BUFFERS if _CODES in names and not is_trained else set()
@@ -66,7 +66,7 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
         num_ranks: how many ranks share the weights, if DeepSpeed has split them.
 
     Returns:
-        See `Manifest.base`; None when there are no adapters.
+        Name, revision and digest, as in `Manifest.base`; None when there are no adapters.
     """
     if not has_adapters(model):
         return None
@@ -86,9 +86,9 @@ def base_as_saved(
 ) -> dict[str, str] | None:
     """What `base_of` has returned, but with the checkpoint's digest if that digest belongs to the same weights.
 
-    The digest of the checkpoint and that of this run cover different parts of the weights in three cases: DeepSpeed
-    split the weights only in the run that wrote the checkpoint, it split them only in this run, or it split them
-    among another number of ranks. All ranks call this function, because split weights are gathered one at a time.
+    The digest of the checkpoint and that of this run cover different parts of the weights if DeepSpeed has split the
+    weights only in the run that wrote the checkpoint, only in this run, or among another number of ranks. All ranks
+    call this function, because split weights are gathered one at a time.
 
     Args:
         model: as for `base_of`.
@@ -178,7 +178,7 @@ def check_base(saved: Mapping[str, str] | None, now: Mapping[str, str] | None, s
     Args:
         saved: the base model that the checkpoint records; None if the checkpoint has no adapters.
         now: the base model of this run; None if the run has no adapters.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
 
     Raises:
         ConflictError: the weights differ, or only the checkpoint or only the run has adapters.

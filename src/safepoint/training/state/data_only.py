@@ -149,8 +149,8 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
 def _is_from_rank() -> bool:
     """Whether the running `torch.load` reads a tensor of an object that another rank has sent.
 
-    Such a tensor has the old format, which `load_data` refuses. A checkpoint cannot make use of this exception: its
-    pickles may not name the function of torch that reads such a tensor.
+    Such a tensor has the old format, which `load_data` refuses. A checkpoint cannot exploit this: its pickles may not
+    name the function of torch that reads such a tensor.
     """
     frame = inspect.currentframe()
     replacement = frame.f_back if frame is not None else None
@@ -251,7 +251,7 @@ def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> An
     except MemoryError:
         raise
     except OSError as error:
-        if error.errno != errno.EINVAL:  # torch seeks to positions that a hostile file names
+        if error.errno != errno.EINVAL:  # EINVAL comes from a seek to a position that a hostile file names
             raise
         raise _refusal(where, "") from error
     except ArchiveError as error:
@@ -312,7 +312,7 @@ class _Metadata(BoundedUnpickler):
         self._path = getattr(file, "name", folder)
 
     def load_checked(self) -> Any:
-        """The metadata. All files that it names are in the checkpoint.
+        """Return the metadata, after a check that all files named there are in the checkpoint.
 
         Raises:
             CheckpointError: the metadata name a file elsewhere, or a class or function that is not allowed.
@@ -327,7 +327,7 @@ class _Metadata(BoundedUnpickler):
         for place in cast("dict[Any, Any]", places).values() if isinstance(places, dict) else ():
             _check_path(self._path, getattr(place, "relative_path", None))
             if getattr(place, "transform_descriptors", None):
-                # A few bytes could become so many that they fill the memory.
+                # A few compressed bytes could expand until they fill the memory.
                 raise CheckpointError(
                     f"{os.fspath(self._path)} was not loaded: it names compressed parts", hint=_DELETE_IT
                 )
@@ -343,8 +343,10 @@ class _Metadata(BoundedUnpickler):
 
 
 def _parts_of(key: Any) -> tuple[Any, ...] | None:
-    """The values that are hashed for a key of `.metadata`: the name of a tensor, and where a part of the tensor
-    begins. None if the key is not of the type that DCP writes."""
+    """Return the values that are hashed for a key of `.metadata`; None if the key is not of the type that DCP writes.
+
+    These values are the name of a tensor, and where a part of the tensor begins.
+    """
     return (key.fqn, key.offset, key.index) if type(key) is metadata.MetadataIndex else None
 
 

@@ -23,7 +23,7 @@ def load_plain(path: Path, *, is_copied: bool = False) -> dict[str, Any]:
     """Read a file of plain values, tensors and numpy arrays; any other object in it is refused.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         is_copied: whether the caller copies the tensors and releases them. If so, the tensors are mapped from the
             file, and only the pages that are being copied take memory.
 

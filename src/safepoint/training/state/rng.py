@@ -55,9 +55,9 @@ _NUM_KEYS = 624
 
 
 def set_numpy_state(state: Any) -> None:
-    """Check the position in the keys, then call `np.random.set_state`.
+    """Check the position in the generator's array of keys, then call `np.random.set_state`.
 
-    numpy does not check the position, and would read beyond its keys.
+    numpy does not check the position, and would read beyond the end of the array.
 
     Raises:
         CheckpointError: the position is not between 0 and the number of keys.

@@ -24,7 +24,7 @@ def check_strategy(manifest: Manifest, now: str) -> None:
     """Refuse a checkpoint that this run cannot read.
 
     Args:
-        manifest: of the checkpoint.
+        manifest: the checkpoint's manifest.
         now: the strategy of this run.
 
     Raises:
@@ -64,8 +64,8 @@ def zero_stages(manifest: Manifest) -> tuple[int, ...]:
     """The stages of ZeRO that may have written a checkpoint of DeepSpeed; 0 stands for DeepSpeed without ZeRO.
 
     Args:
-        manifest: of the checkpoint. If it does not state the stage, the names of the files decide. Stages 1 and 2
-            have the same names.
+        manifest: the checkpoint's manifest. If it does not state the stage, the names of the files decide. Stages 1
+            and 2 have the same names.
     """
     if manifest.zero_stage is not None:
         return (manifest.zero_stage,)
@@ -79,9 +79,9 @@ def has_same_partitions(manifest: Manifest, stage: int, world_size: int) -> bool
     """Whether DeepSpeed itself can load the checkpoint.
 
     Args:
-        manifest: of the checkpoint.
-        stage: of ZeRO in this run.
-        world_size: ranks of this run.
+        manifest: the checkpoint's manifest.
+        stage: the stage of ZeRO in this run.
+        world_size: the number of ranks of this run.
     """
     return stage in zero_stages(manifest) and manifest.world_size == world_size
 
@@ -90,9 +90,9 @@ def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> 
     """Refuse a checkpoint of ZeRO whose partitions differ from those of this run.
 
     Args:
-        manifest: of the checkpoint, which was written under this run's strategy.
-        stage: of ZeRO in this run; None without DeepSpeed.
-        world_size: ranks of this run.
+        manifest: the manifest of a checkpoint that was written under this run's strategy.
+        stage: the stage of ZeRO in this run; None without DeepSpeed.
+        world_size: the number of ranks of this run.
 
     Raises:
         ConflictError: the checkpoint was written by another number of ranks, or under another stage.
@@ -130,7 +130,7 @@ def check_accelerator(accelerator: Any) -> None:
         raise UsageError(
             "the script uses LOCAL_STATE_DICT: each file holds one rank's part in that rank's own layout, and "
             "Safepoint does not support that; training was not started",
-            hint="set state_dict_type to SHARDED_STATE_DICT, which is no larger, or to FULL_STATE_DICT",
+            hint="set state_dict_type to SHARDED_STATE_DICT (its checkpoints are no larger) or to FULL_STATE_DICT",
         )
     if plugin is not None:
         complete_fsdp()
@@ -159,7 +159,7 @@ def writes_shards(accelerator: Any) -> bool:
 
 
 def shards_in_place(accelerator: Any) -> contextlib.AbstractContextManager[None]:
-    """Make FSDP leave shards on their device in a save. The writer copies them to the host, so one copy is enough."""
+    """Make FSDP leave the shards on their device during a save. The writer copies them to the host anyway."""
     config = getattr(getattr(accelerator.state, "fsdp_plugin", None), "state_dict_config", None)
     if not (writes_shards(accelerator) and getattr(config, "offload_to_cpu", False)):
         return contextlib.nullcontext()

@@ -34,14 +34,15 @@ def temporarily(target: Any, **values: Any) -> Generator[None]:
 
 
 class Overrides(contextlib.ExitStack):
-    """Methods that are overridden until the block ends; overrides of one method nest."""
+    """Overrides methods until the block ends. A method can be overridden several times."""
 
     def override(self, target: Any, name: str, replacement: Callable[..., Any]) -> None:
         """Make each call of `name` on `target` call `replacement` with the original and the caller's arguments.
 
         Args:
             target: the object or module; other objects of its class do not change.
-            name: of the method or function.
-            replacement: its first argument is the original: the bound method or function, or an earlier override.
+            name: the name of the method or function.
+            replacement: called with the original as its first argument: the bound method or function, or an earlier
+                override.
         """
         self.enter_context(temporarily(target, **{name: functools.partial(replacement, getattr(target, name))}))

@@ -8,7 +8,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def gathered(weight: Any, *, is_changed: bool = False) -> Generator[bool]:
-    """Make a partitioned `weight` whole while the block runs; all ranks call it. Other weights stay as they are.
+    """Make a partitioned `weight` whole while the block runs. A weight that is not partitioned stays as it is.
+
+    All ranks use this context manager together.
 
     Args:
         weight: a parameter, partitioned or not.

@@ -43,7 +43,8 @@ def job_of(item: Object) -> str:
 def labelled(api: ClusterApi, labels: str = JOB_LABEL) -> list[tuple[str, Object]]:
     """The objects with the label of a job and a name that Safepoint derives for it, as pairs of kind and metadata.
 
-    A kind that you may not list is left out. `is_made` finds out whether Safepoint made the objects.
+    Another person may have made some of these objects; `is_made` checks one object. A kind that you may not list is
+    left out.
     """
     found: list[tuple[str, Object]] = []
     for kind in _KINDS:

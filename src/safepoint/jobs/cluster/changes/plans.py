@@ -1,9 +1,9 @@
-"""The plan for a change of a job's number of nodes, as a TrainJob keeps it. This module sends no requests.
+"""The plan to change a job's number of nodes, which is stored in a TrainJob. This module sends no requests.
 
 For the change, a new TrainJob, the *successor*, replaces the old TrainJob; see `successor`. The plan is a text in an
 annotation, and the name of the TrainJob has the digest of this text. A plan is carried out only if its digest is in
-the name. So a person who may change TrainJobs, but may not create them, cannot change a plan, because that person
-cannot change the name.
+the name. A person who may change TrainJobs, but may not create them, cannot change the name, and so cannot change a
+plan either.
 """
 
 import json
@@ -73,7 +73,8 @@ def changed_among(trainjobs: Iterable[Object]) -> list[Object]:
 
 
 def document_of(old: Object, content: str) -> Object:
-    """The TrainJob that keeps the plan for `old`. It is in no queue. If it is resumed, it runs `true` and ends."""
+    """The TrainJob that keeps the plan for `old`. This TrainJob is suspended, and in no queue. If a person resumes
+    it, its pod runs the program `true`, and ends."""
     return {
         "apiVersion": old["apiVersion"],
         "kind": old["kind"],
@@ -91,7 +92,7 @@ def document_of(old: Object, content: str) -> Object:
 
 
 def read_plan(item: Object) -> Plan | None:
-    """The plan that a TrainJob keeps; None if it keeps no plan, or a plan that is not carried out."""
+    """The plan that a TrainJob keeps; None if there is no plan, or if the plan is not carried out."""
     if not is_plan(item) or at(item, "metadata", "deletionTimestamp"):
         return None
     try:

@@ -1,6 +1,6 @@
 """Creates the objects of a job. Attaches or deletes objects that a killed `submit` has left without an owner.
 
-The owner of an object is the TrainJob with which the cluster deletes the object.
+The owner of an object is a TrainJob. When this TrainJob is deleted, the cluster deletes the object too.
 """
 
 import base64
@@ -21,7 +21,7 @@ from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, NotAdm
 
 _log = logging.getLogger("safepoint")
 _ORPHAN_S = 600
-"""An object without an owner whose job does not exist is deleted when it is older than this many seconds."""
+"""An object without an owner is deleted when it is older than this many seconds, and its job does not exist."""
 
 
 def create_job(api: ClusterApi, manifests: Manifests) -> Object:
@@ -42,7 +42,7 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
             requested = (kind, item)
             try:
                 made.append((kind, create(api, kind, item)))
-            except AlreadyExistsError:  # a killed submit may have made it
+            except AlreadyExistsError:  # a killed `submit` may have made this object
                 _check_content(item, api.get(kind, name_of(item)))
                 is_left = True
         requested = ("trainjobs", manifests.trainjob)
@@ -73,8 +73,8 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
 def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[str, Object] | None = None) -> None:
     """Delete what was created for a job.
 
-    The config map is deleted last, and stays if another object may exist: a later `repair` looks for other objects
-    only if a config map has no owner.
+    The config map is deleted last. If another object may still exist, the config map stays, because a later `repair`
+    looks for other objects only if a config map has no owner.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
@@ -91,9 +91,10 @@ def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[
                 )
                 return
             found = None if kind == "configmaps" else api.find(kind, name_of(item))
-            if found is None or items(found, "metadata", "ownerReferences"):  # the request may still be carried out
+            # Leave everything, because the request may still be carried out.
+            if found is None or items(found, "metadata", "ownerReferences"):
                 return
-            if _differs(item, found):  # another person may have made it
+            if _differs(item, found):  # another person may have made the object that was found
                 return
             made = [*made, (kind, found)]
         for kind, item in reversed(made):

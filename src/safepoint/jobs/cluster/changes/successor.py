@@ -50,7 +50,8 @@ from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
 from safepoint.jobs.model.records import AttemptRecord, this_user
 
 _MOST_BYTES = (256 << 10) - (8 << 10)
-"""Kubernetes' limit for all annotations of an object, less room for what is added to a plan after it is written."""
+"""The size limit of a plan: Kubernetes' limit for all annotations of an object, minus 8 KiB for the notes that are
+added to the plan later."""
 _KUEUE = "kueue.x-k8s.io"
 _log = logging.getLogger("safepoint")
 
@@ -92,7 +93,7 @@ class Successions:
                 )
 
     def write(self, old: Object, job: ClusterJob, num_nodes: int) -> Plan:
-        """Write the plan for a job, which has none.
+        """Write a plan for a job that has no plan.
 
         Raises:
             UsageError: the plan would be larger than the annotations of a TrainJob can be.
@@ -122,20 +123,21 @@ class Successions:
             raise UsageError(
                 f"job {job.name} was not scaled: the description of its new TrainJob has {size:,} bytes, and "
                 f"a TrainJob has room for {_MOST_BYTES:,}",
-                hint="suspend it, and submit it again with another number of nodes",
+                hint="suspend the job, and submit it again with another number of nodes",
             )
         if secret is not None:
             create(self._api, "secrets", secret)
         document = document_of(old, content)
         try:
             written = read_plan(create(self._api, "trainjobs", document))
-        except AlreadyExistsError:  # the answer to an earlier try was lost
+        except AlreadyExistsError:  # an earlier try, whose reply was lost, has created the TrainJob
             written = read_plan(self._api.get("trainjobs", name_of(document)))
         if written is None:
             raise ConflictError(
-                f"job {job.name} was not scaled: someone changed TrainJob {name_of(document)}, which stores the plan "
-                "for this, as soon as it was created",
-                hint=f"`kubectl delete trainjob {name_of(document)}` removes it; then scale the job once more",
+                f"job {job.name} was not scaled: TrainJob {name_of(document)}, which stores the plan for the "
+                "scaling, was changed right after Safepoint had created it",
+                hint=f"`kubectl delete trainjob {name_of(document)}` deletes this TrainJob; then scale the job once "
+                "more",
             )
         return written
 
@@ -160,8 +162,9 @@ class Successions:
             self.drop(plan)
             raise ConflictError(
                 f"job {plan.job} was not scaled to {plan.num_nodes} nodes: its TrainJob was changed meanwhile, or "
-                "another program than Safepoint wrote the plan for this",
-                hint=f"`kubectl get trainjob {plan.job} -o yaml` shows it; then resume or scale the job once more",
+                "another program than Safepoint wrote the plan for the scaling",
+                hint=f"`kubectl get trainjob {plan.job} -o yaml` shows the TrainJob; then resume or scale the job "
+                "once more",
             )
 
     def release(self, plan: Plan, old: Object, job: ClusterJob) -> None:
@@ -172,7 +175,8 @@ class Successions:
         self._api.delete("trainjobs", plan.job, uid=plan.old_uid)
 
     def create(self, plan: Plan) -> None:
-        """Create the successor, if the old TrainJob was released. The old TrainJob must be gone."""
+        """Create the successor. Do nothing if `release` was not called for this plan. The old TrainJob must be
+        gone."""
         if plan.successor is not None:
             with contextlib.suppress(AlreadyExistsError):
                 create(self._api, "trainjobs", plan.successor)

@@ -1,7 +1,7 @@
 """Jobs for several releases of Kubeflow Trainer: 2.1 takes `podTemplateOverrides`, later releases `runtimePatches`.
 
-Safepoint requests that the API server refuses unknown fields. Without this request, the API server would drop them,
-and a job would start without its volumes.
+Safepoint asks the API server to refuse unknown fields. Otherwise the API server would drop them, and a job would
+start without its volumes.
 """
 
 import copy

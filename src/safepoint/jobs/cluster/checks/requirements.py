@@ -1,6 +1,6 @@
 """Checks, before a job is created, that its runtime, its claim (volume), its queue and its Secret exist.
 
-A runtime is a template of a job's pods, with their image and their volumes.
+A runtime is a template of a job's pods, with their container image and their volumes.
 """
 
 import contextlib

@@ -15,7 +15,7 @@ from safepoint.jobs.cluster.spec import ClusterSpec
 
 _MOST_NAME = 63
 _UNIQUE = "-12345"
-"""As many characters as Kubernetes adds to the name of a pod."""
+"""A sample of the characters that Kubernetes adds to the name of a pod."""
 _QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)(m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?", re.ASCII)
 _LEAST_MEMORY_BYTES = 16 << 20
 """A Python interpreter does not start with less memory. A smaller value probably lacks its unit."""
@@ -70,7 +70,8 @@ def check_values(spec: ClusterSpec) -> None:
     reserved = sorted(name for name in spec.env if name.startswith(_RESERVED))
     if reserved:
         raise UsageError(
-            f"env has {', '.join(reserved)}, which Kubeflow Trainer sets itself; {_NOTHING}", hint="leave it out"
+            f"env has {', '.join(reserved)}, which Kubeflow Trainer sets itself; {_NOTHING}",
+            hint=f"leave out {', '.join(reserved)}",
         )
     for name in spec.files:
         if not _FILE.fullmatch(name) or name in {pod_archive.NAME, storage_record.FILE}:

@@ -1,4 +1,4 @@
-"""Finds what a helper needs: its claims (volumes), the node where they are in use, and an image with Python.
+"""Finds what a helper needs: its claims (volumes), the node where they are in use, and a container image with Python.
 
 A helper is a short-lived Kubernetes Job that runs one command of Safepoint.
 """
@@ -56,8 +56,11 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
 
 
 def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[Any]]:
-    """The node where a claim that only one node may mount is in use, or None; and the tolerations of the pods that
-    use the claim."""
+    """Find the node on which the helper has to run, because a claim that only one node may mount is in use there.
+
+    Returns:
+        The node, or None, and the tolerations of the pods that use such a claim.
+    """
     bound: dict[str, tuple[str, str]] = {}
     tolerations: list[Any] = []
     alone = [claim for claim in claims if "ReadWriteMany" not in items(claim, "spec", "accessModes")]
@@ -123,8 +126,12 @@ def find_secret_keys(api: ClusterApi, connection: str | None) -> tuple[str, ...]
 
 
 def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object, str, str]:
-    """A pod and its container, both empty if only `request` names an image; the image; and where the image comes
-    from."""
+    """Find an image for the helper, and the pod that the image was made for.
+
+    Returns:
+        The specification of a pod of a job or a runtime, its container that trains, the image, and where the image
+        comes from. If no job and no runtime can be used, the specification and the container are empty.
+    """
     try:
         found = _of_jobs(api, request.claims) or _of_runtimes(api)
     except AccessDeniedError:
@@ -145,8 +152,8 @@ def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object,
 
 
 def _of_jobs(api: ClusterApi, claims: Iterable[str]) -> tuple[Runtime, str, str] | None:
-    """The runtime and the image of the newest job that uses one of the claims, and the words `job <name>`; None if
-    no such job can be used.
+    """Find the newest job that uses one of the claims. Return its runtime, its image, and the text `job <name>`; None
+    if no such job can be used.
 
     The runtime and the image come from the job's JobSet or, if the JobSet cannot be used, from the job's runtime.
     """

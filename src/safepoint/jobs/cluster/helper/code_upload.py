@@ -1,6 +1,6 @@
 """Puts the code of a job that is too large for a config map into the job's output location.
 
-A location that only pods reach is written by a helper: a short-lived Kubernetes Job that runs one command of
+If only pods can reach the location, a helper writes the code: a short-lived Kubernetes Job that runs one command of
 Safepoint.
 """
 

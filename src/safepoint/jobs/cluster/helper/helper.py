@@ -1,9 +1,10 @@
 """Runs a helper: creates it, reads its answer, moves its deadline while it works, and deletes it.
 
-A helper is a Kubernetes Job with config maps. The answer is what its command prints and how the command ends, written
-to the pod's log as frames. The Job is created before its config maps, and owns them from the start. So if this
-process is killed, only the Job and objects that the Job owns are left. The cluster ends the Job at its deadline, and
-deletes the Job and these objects soon afterwards.
+A helper is a Kubernetes Job with config maps, whose pod runs one command of Safepoint. The answer of a helper is what
+the command prints and how the command ends. The pod writes the answer to its log as frames: numbered lines. The Job
+is created before its config maps, and owns them from the start. So if this process is killed, only the Job and
+objects that the Job owns are left. The cluster ends the Job at its deadline, and deletes the Job and these objects
+soon afterwards.
 """
 
 import contextlib
@@ -81,10 +82,10 @@ def run_helper(
         say: called with a sentence if the pod has not started after a while.
 
     Returns:
-        The exit code of a command that did not fail with a message.
+        The exit code of the command, if the command has ended without an error message.
 
     Raises:
-        HelperError: the command failed.
+        HelperError: the command has ended with an error message.
         ConflictError: the pod cannot run; the reason is in the message.
         AccessDeniedError: you lack a right.
         WaitTimeoutError: the pod did not start in time, or its deadline passed.
@@ -99,10 +100,10 @@ def run_helper(
 
 
 def code_of(ending: Ending) -> int:
-    """The exit code of a command that did not fail with a message.
+    """The exit code of a command that has ended without an error message.
 
     Raises:
-        HelperError: the command failed with a message.
+        HelperError: the command has ended with an error message.
     """
     if ending.message:
         failed = HelperError(ending.message, hint=ending.hint)
@@ -125,7 +126,7 @@ def _created(api: ClusterApi, name: str, request: HelperRequest, document: Objec
         yield job
     finally:
         is_over.set()
-        with contextlib.suppress(SafepointError):  # otherwise the cluster deletes the Job after its deadline
+        with contextlib.suppress(SafepointError):  # if this fails, the cluster deletes the Job after its deadline
             api.delete("jobs", name)
 
 
@@ -191,7 +192,11 @@ def _trouble(api: ClusterApi, job: Object, pod: Object | None, image: str, *, wi
 
 
 def _pod_of(api: ClusterApi, job: Object) -> Object | None:
-    """The pod of the helper's job. Its name cannot be changed; its label and its owner can, by others."""
+    """The pod of the helper's Job; None if there is none.
+
+    Another person can add the label and the owner to any pod, but cannot change the name of a pod. So the name is
+    checked too.
+    """
     pattern = re.compile(rf"{re.escape(name_of(job))}-[a-z0-9]{{5}}")
     for pod in api.objects("pods", labels=f"{HELPER_LABEL}={name_of(job)}"):
         if uid_of(job) in owners_of(pod) and pattern.fullmatch(name_of(pod)):
@@ -213,7 +218,7 @@ def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory:
     for _ in range(_TIMES_BROKEN):
         try:
             for frame in _frames(api, name_of(pod), said):
-                if frame.number != num_read:  # this frame was read before the connection broke
+                if frame.number != num_read:  # skip frames that were read before the connection broke
                     continue
                 num_read += 1
                 num_characters += len(frame.text)

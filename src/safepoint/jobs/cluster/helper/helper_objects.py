@@ -144,7 +144,8 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
             "activeDeadlineSeconds": DEADLINE_S,
             "ttlSecondsAfterFinished": _KEPT_AFTER_END_S,
             "template": {
-                # A service mesh would add a container that never ends.
+                # Keep out the container that a service mesh would add: it never ends, so the Job would not end
+                # either.
                 "metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}},
                 "spec": pod,
             },
@@ -252,7 +253,8 @@ def _volumes(name: str, request: HelperRequest, basis: PodBasis) -> tuple[list[O
     if request.pieces:
         maps = [{"configMap": {"name": _map_name(name, number + 1)}} for number in range(len(request.pieces))]
         add(_volume_name("pieces"), PIECES, {"projected": {"sources": maps}}, is_read_only=True)
-    add(_volume_name("tmp"), "/tmp", {"emptyDir": {}}, is_read_only=False)  # the pod copies its program there
+    # The pod copies Safepoint's files to this folder.
+    add(_volume_name("tmp"), "/tmp", {"emptyDir": {}}, is_read_only=False)
     return volumes, mounts
 
 

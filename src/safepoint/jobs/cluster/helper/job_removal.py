@@ -46,7 +46,8 @@ def delete_checkpoints(jobs: _Jobs, api: ClusterApi, name: str, timeout_s: float
     if job.state is JobState.DELETING:
         raise ConflictError(f"job {name} is being deleted already; its checkpoints stay")
     with contextlib.suppress(NotFoundError):  # `scale` is replacing its TrainJob
-        storage_of(api, jobs.observe(name).trainjob)  # if this raises an error, the job still runs
+        # Check this first: if it raises an error, the job was not stopped.
+        storage_of(api, jobs.observe(name).trainjob)
     if not job.state.is_over:
         try:
             jobs.suspend(name, timeout_s=timeout_s)
@@ -92,7 +93,7 @@ def check_alone(name: str, output: str | None, others: Mapping[str, str | None])
     if using:
         raise ConflictError(
             f"job {', '.join(sorted(using))} also uses the checkpoints in {output}; nothing was deleted",
-            hint=f"delete that job first, or {alone}",
+            hint=f"first delete {', '.join(sorted(using))}; or {alone}",
         )
 
 

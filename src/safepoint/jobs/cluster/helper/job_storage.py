@@ -86,7 +86,7 @@ def storage_of(api: ClusterApi, trainjob: Object) -> JobStorage:
     for said in (named, record.output if annotated is None else annotated):
         if said != record.output:
             raise _not_certain(trainjob, f"it was submitted to save to {record.output}, and names {said} now")
-    plain = plain_variables(record.env)  # another person may have submitted the job
+    plain = plain_variables(record.env)  # not all variables, because another person may have submitted the job
     return JobStorage(output=record.output, connection=record.connection, env=record.env, env_here=plain)
 
 

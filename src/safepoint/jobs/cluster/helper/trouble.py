@@ -89,7 +89,8 @@ def _without_pod(job: Object, events: Sequence[Object]) -> Trouble | None:
     message = str(at(found, "message") or "")
     if "exceeded quota" in message:
         error = ConflictError(
-            f"a quota of the namespace is used up: {message}; {_NOTHING}", hint="free some of it, or ask for more"
+            f"a quota of the namespace is used up: {message}; {_NOTHING}",
+            hint="delete what you do not need, or ask for a larger quota",
         )
     else:
         error = ConflictError(f"the cluster refuses the pod: {message}; {_NOTHING}")

@@ -52,7 +52,7 @@ class Bearer(httpx2.Auth):
 
 
 def _checked(token: str) -> str:
-    # If a header cannot contain the token, the HTTP library's error would show the token. So the token is checked.
+    # The token is checked here, because the HTTP library's error for an invalid header would show the token.
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError("there is no valid token in it")
     return token

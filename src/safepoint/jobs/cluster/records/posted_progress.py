@@ -71,7 +71,8 @@ def _progress(
     )
     if remaining_s is None or left <= 0:
         return progress
-    if progress.state is State.FINISHED and remaining_s > 0:  # the last report of the job was not posted
+    # The training has finished, but its last report was not posted.
+    if progress.state is State.FINISHED and remaining_s > 0:
         return replace(progress, step=total)
     return replace(progress, step_s=remaining_s / left)
 

@@ -1,8 +1,8 @@
 """Where a job saves, and with which keys, as a file of its config map. This module sends no requests.
 
-Commands that delete checkpoints, or that send keys, use this file, and not the TrainJob: a person who may change
-TrainJobs could write the location of another job into this one. The config map cannot be changed, and the command of
-the job has its digest.
+Commands that delete checkpoints, or that send keys, read the location from this file and not from the TrainJob. A
+person who may change TrainJobs could replace the location in a TrainJob by that of another job. The config map cannot
+be changed, and the command of the job's pods contains the digest of the config map.
 """
 
 import json

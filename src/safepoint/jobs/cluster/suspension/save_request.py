@@ -16,7 +16,8 @@ _MODULE = "safepoint.training.launcher.save_request"
 
 
 def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: float | None) -> Receipt:
-    """Request a save. After the save the ranks wait; if the job is not suspended, they continue by themselves.
+    """Request a save. After the save, the ranks wait for a limited time. If the job is not suspended in this time,
+    they continue.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.

@@ -1,8 +1,8 @@
 """Stops a job, and reports what is saved.
 
-If the user may run programs in pods, a save is requested first. After the save the ranks wait, and the checkpoint is
-checked before the job is stopped. If the user may not, the pods save when they receive SIGTERM. When the pods end,
-they report which checkpoint they have found complete.
+If the user may run programs in pods, this module first requests a save. After the save the ranks wait, and the
+checkpoint is checked before the job is stopped. If the user may not run programs in pods, the ranks save when the
+pods receive SIGTERM. When a pod ends, it reports which checkpoint it has found complete.
 
 A receipt states which checkpoint a suspension has saved, and whether the files of the checkpoint were verified.
 """

@@ -241,7 +241,7 @@ class Client:
             if isinstance(error, httpx2.HTTPError | OSError):
                 raise TransientError(f"the connection to {self.connection.name} broke: {reason_of(error)}") from error
             raise
-        if is_closed:  # without a stated length, a body that `close` has cut off looks complete
+        if is_closed:  # `close` may have cut off the body; without a Content-Length, it would look complete
             raise self._closed()
 
     @property
@@ -263,15 +263,14 @@ class Client:
         try:
             found = Work(task).result(_EXCHANGE_S, unless=self._streams.closing)
         except Exception as error:
-            if self._streams.is_closed:  # while the task ran
+            if self._streams.is_closed:  # `close` was called while the task ran
                 raise self._closed() from error
             raise
-        if self._streams.is_closed:  # without a stated length, an answer that `close` has cut off looks complete
+        if self._streams.is_closed:  # see `_opened`: the answer may have been cut off
             raise self._closed()
         if found is not None:
             return found
-        # End all streams, because it is unknown which stream the task uses. The others are opened again when they are
-        # needed.
+        # End all streams, because it is unknown which stream the task uses. Later requests open new streams.
         self._streams.end()
         raise TransientError(f"cluster {self.connection.name} did not answer within {_EXCHANGE_S:g} s")
 

@@ -60,7 +60,7 @@ _KINDS: dict[int, type[SafepointError]] = {
 
 def reason_of(error: Exception) -> str:
     """Why a request failed. The text does not quote the request, which contains the token."""
-    if isinstance(error, httpx2.LocalProtocolError):  # the text of this error quotes the header
+    if isinstance(error, httpx2.LocalProtocolError):  # do not show the text of this error, which quotes the header
         return "the login has characters that a request cannot contain"
     return str(error) or type(error).__name__
 

@@ -16,7 +16,8 @@ _SECONDS = len("2026-01-01T00:00:00")
 def objects_of_jobs(
     trainjobs: Iterable[Object], pods: Iterable[Object], workloads: Iterable[Object]
 ) -> list[Observed]:
-    """The objects of each job. If `scale` has deleted the old TrainJob of a job, the new one comes from the plan."""
+    """The objects of each job. If `scale` has deleted the old TrainJob of a job and not created the new one yet, the
+    new TrainJob is read from the plan."""
     trainjobs = list(trainjobs)
     plans = {plan.job: plan for plan in reversed(plans_among(trainjobs))}
     jobs = {name: plan.successor for name, plan in plans.items() if plan.successor is not None}
@@ -41,7 +42,10 @@ def objects_of_jobs(
 
 
 def target_of(plan: Plan | None, job: Object) -> int | None:
-    """The number of nodes that a plan will give this job; None without a plan. A planned successor has no uid yet."""
+    """The number of nodes that the job gets by a plan; None without a plan, or if the plan is already carried out.
+
+    `job` is the TrainJob that the plan replaces, or the planned TrainJob, which has no uid yet.
+    """
     return plan.num_nodes if plan is not None and uid_of(job) in {plan.old_uid, ""} else None
 
 

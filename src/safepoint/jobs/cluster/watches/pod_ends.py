@@ -76,11 +76,12 @@ class PodEnds:
             return
         name, state = name_of(pod), at(container_status(pod), "state")
         if at(state, "running") is not None and not is_deleted:
-            self._codes.pop(name, None)  # its container has started again
+            self._codes.pop(name, None)  # the end that was recorded does not count: the container has started again
             self._running.add(name)
             return
         ended = at(state, "terminated")
-        if at(ended, "startedAt") is not None:  # a container that never ran has an exit code too when it is deleted
+        # Count only containers that ran; a deleted container has an exit code even if it never ran.
+        if at(ended, "startedAt") is not None:
             self._note_end(pod, ended)
         if ended is not None or is_deleted:
             self._running.discard(name)

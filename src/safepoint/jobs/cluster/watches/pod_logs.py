@@ -36,7 +36,7 @@ def read_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
 def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
     """The output of a job's first node as it grows, until the job has stopped.
 
-    If there is no pod yet, this waits for the first one. After an interruption, it waits for the next pod.
+    If there is no pod yet, the iterator waits for the first pod. After an interruption, it waits for the next pod.
 
     Raises:
         NotFoundError: there is no such job, or it has stopped and has no pod.

@@ -1,9 +1,10 @@
 """The process that fetches one data set or one model for a job of this machine.
 
 The command is `python -m safepoint.jobs.local.attempt.fetch REQUEST`; `fetch_inputs` writes the request. Files from
-S3 are written to a working folder, made durable, and renamed to a folder whose name is the digest of what the bucket
-has. So another job that needs the same files does not fetch them again, and a folder with this name is complete.
-The client of the Hugging Face Hub has a cache of its own, from which the files are used.
+S3 are written to a working folder, made durable, and renamed to a folder whose name is a digest: of the source and
+its settings, and of the names, sizes and versions of the objects. So a folder with this name is complete, and another
+job with the same source and settings uses this folder while the objects do not change. The client of the Hugging Face
+Hub has a cache of its own, from which the files are used.
 """
 
 import hashlib
@@ -59,7 +60,7 @@ def _from_store(one: Input, folder: Path, working: Path) -> Path:
     location = parse_location(one.source)
     store = open_store(location)
     found = _listing(store, one)
-    if not found and location.path:  # the location may be that of one object
+    if not found and location.path:  # the location may name a single object
         store = open_store(location.parent)
         found = [item for item in store.list() if item.key == location.name]
     if not found:
@@ -89,7 +90,7 @@ def _from_store(one: Input, folder: Path, working: Path) -> Path:
         raise StorageError("its objects were changed while they were fetched", hint="resume the job")
     for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
         files.fsync_folder(path)
-    if not target.exists():  # otherwise another job has just fetched the same files
+    if not target.exists():  # if it exists, another job has just fetched the same files
         files.replace_folder(working, target, trash=folder)
     return target
 
@@ -135,7 +136,7 @@ def _from_hub(one: Input) -> Path:
         raise UnsupportedError(
             f"{error.name} is not installed where the job trains", hint="pip install huggingface_hub"
         ) from error
-    hub: Any = huggingface_hub  # it declares its types only in part
+    hub: Any = huggingface_hub  # Any, because the package declares its types only in part
     repository, ignore = one.source.removeprefix(HUB).strip("/"), list(one.ignore) or None
     is_offline = bool(constants.HF_HUB_OFFLINE)
     wanted: list[str] = []
@@ -144,7 +145,8 @@ def _from_hub(one: Input) -> Path:
         revision = None
         if not is_offline:
             # If the server cannot be reached, `snapshot_download` returns what an interrupted download has left in
-            # the cache. So the names of the files come from the server, and are compared with what is there.
+            # the cache. So the names of the files are requested from the server, and compared with the files in the
+            # cache.
             info = hub.HfApi().repo_info(repository, repo_type=one.kind)
             revision, names = info.sha, [item.rfilename for item in info.siblings or ()]
             wanted = list(hub.utils.filter_repo_objects(names, ignore_patterns=ignore))

@@ -23,7 +23,8 @@ from safepoint.jobs.model.spec import JobSpec
 def fetch_inputs(
     spec: JobSpec, folder: Path, environ: Mapping[str, str], *, may_continue: Callable[[], bool] = lambda: True
 ) -> None:
-    """Fetch the inputs of the job that were not fetched yet. Their keys are removed when they are fetched.
+    """Fetch the inputs of the job that were not fetched yet. When an input is fetched, the file with its keys is
+    removed.
 
     Args:
         spec: the job.
@@ -42,7 +43,10 @@ def fetch_inputs(
 
 
 def fetched(folder: Path, one: Input) -> str | None:
-    """The folder with an input of the job in `folder`; None if it was not fetched, or is no longer there."""
+    """The folder that holds an input of a job; None if the input was not fetched, or if that folder no longer exists.
+
+    `folder` is the folder of the job.
+    """
     try:
         path = json.loads(_record(folder, one).read_bytes())["path"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -70,7 +74,7 @@ def _fetch(
     write_atomic(request, json.dumps(document).encode(), durable=False)
     failure.unlink(missing_ok=True)
     command = [spec.python, "-P", "-m", "safepoint.jobs.local.attempt.fetch", str(request)]
-    delete_tree(working)  # this supervisor's predecessor may have been killed
+    delete_tree(working)  # an earlier supervisor may have left this folder when it was killed
     try:
         code = run_step(command, folder, one.log, _environment(one, folder, environ), may_continue)
     finally:
@@ -90,8 +94,8 @@ def _environment(one: Input, folder: Path, environ: Mapping[str, str]) -> dict[s
         keys: dict[str, str] = json.loads((folder / one.keys_file).read_bytes())
     except FileNotFoundError:
         keys = {}
-    # Keys that the initializer names go only to the server that the initializer names: no other variable of the
-    # environment may lead them to another one.
+    # If the initializer sets keys, `with_keys` removes the variables of the environment that select a server. Without
+    # this, the keys could be sent to another server than the one that the initializer names.
     own = {**one.env, **keys}
     environ = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **environ}
     return with_keys(environ, own) if IDENTITY.intersection(keys) else {**environ, **own}

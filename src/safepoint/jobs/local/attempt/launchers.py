@@ -1,4 +1,4 @@
-"""Starts the launchers of one attempt, stops them as a cluster stops pods, and reads their exit codes."""
+"""Starts the launchers of one attempt, stops them with SIGTERM and a grace period, and reads their exit codes."""
 
 import contextlib
 import os
@@ -57,7 +57,8 @@ class Launchers:
         Args:
             node: the number of the node.
             environ: see `launcher_environment`.
-            gpus: the devices that the launcher may use; empty for none. None on a machine without GPUs.
+            gpus: the devices that the launcher may use: an empty tuple if it may use none, and None on a machine
+                without GPUs.
 
         Raises:
             OSError: the launcher cannot be started.
@@ -123,7 +124,8 @@ class Launchers:
         """Whether any launcher is alive."""
         alive = any(node.process.is_alive for node in self._nodes)
         for process in self._children.values():
-            process.poll()  # after the check above, so that each child that the check found dead is reaped
+            # `poll` comes after the check above, so that it reaps each child that the check found dead.
+            process.poll()
         return alive
 
     def ask_to_stop(self) -> None:
@@ -149,7 +151,8 @@ class Launchers:
     def kill(self) -> None:
         """Kill every process of the job."""
         processes.kill(processes.processes_of(self._folder))
-        for node in self._nodes:  # `processes_of` may not find a launcher that has just started
+        # Kill each launcher by its pid too, because `processes_of` may not find one that has just started.
+        for node in self._nodes:
             node.process.send(signal.SIGKILL)
 
     def wait_until_gone(self) -> None:

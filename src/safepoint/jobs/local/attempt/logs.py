@@ -66,14 +66,15 @@ def read_logs(
         folder: the folder of the job.
         ranks: the ranks whose output is read; None for all.
         nodes: the nodes whose launchers' output is read; None for all.
-        step: the step before the launchers start whose output is read, such as `dataset-initializer`; nothing else is
-            read. None for all, or if `ranks` or `nodes` is given, for those that prepare the ranks.
+        step: the name of a step that runs before the launchers start, such as `dataset-initializer`. Only the output
+            of this step is read. If None, and `ranks` or `nodes` is given, the installation of packages is the only
+            step whose output is read.
         is_over: if given, new lines are read until this function returns True. If not, only existing lines are read.
         last_bytes: begin this many bytes before the end of each file; None for its beginning.
     """
     tails: dict[Path, _Tail] = {}
     while True:
-        over = is_over is None or is_over()  # checked first, so that all lines before the end are read
+        over = is_over is None or is_over()  # call `is_over` first, so that all lines before the end are read below
         for path in sorted((folder / FOLDER).glob("*.log"), key=_order):
             if path not in tails and _is_selected(path, ranks, nodes, step):
                 tails[path] = _Tail(path)

@@ -78,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _code_after(error: BaseException) -> int:
-    if _PORT_TAKEN in str(error):  # another process took the port; the next attempt chooses another port
+    # Another process has taken the port: interrupted, because the next attempt will choose another port.
+    if _PORT_TAKEN in str(error):
         return ExitCode.TERMINATED_UNSAVED
     return exit_code_after(error) or ExitCode.FAILED
 

@@ -49,6 +49,7 @@ def run_step(
                 clock.sleep(_POLL_S)
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # also kills its children, such as the build processes of pip
+                # Also kills the children of the program, such as the build processes of pip.
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     return process.returncode

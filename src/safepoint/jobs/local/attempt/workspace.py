@@ -2,7 +2,7 @@
 
 On this machine `/workspace` is a link to a folder of the user's cache. In this folder, `dataset` and `model` are
 links to what was fetched for the job that runs. If `/workspace` exists already, links with these names are made in
-it. Promises: nothing that exists at these paths is changed.
+`/workspace` itself. Promises: nothing that exists at these paths is changed.
 """
 
 import os

@@ -42,10 +42,10 @@ class Source:
     """A file's image in memory.
 
     Args:
-        path: relative to the checkpoint.
+        path: the path of the file, relative to the checkpoint.
         block: the block (a piece of shared memory) that holds the image.
         offset: where the image begins in the block.
-        size_bytes: of the file.
+        size_bytes: the size of the file.
         archives: see `Image`.
         has_block_alone: whether the block holds this file and nothing else.
         available: returns how many bytes of the block are copied so far, or STAGED; raises GivenUpError when no more

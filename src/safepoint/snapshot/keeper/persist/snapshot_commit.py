@@ -76,8 +76,8 @@ class Nodes:
             is_over: whether to stop waiting.
 
         Returns:
-            One part for each other node. It has an error if the node has not published its part before the wait
-            ended: at `is_over`, or when one node has published an error.
+            One part for each other node. The wait ends early if `is_over` returns True, or if a node publishes an
+            error. If a node has published no part before the end of the wait, its part in the result has an error.
         """
         others = range(1, self.count)
         found = self._wait_for(f"{save}/part", others, is_over)
@@ -182,7 +182,7 @@ def commit_snapshot(
     Args:
         snapshot: the snapshot, with the facts that the first rank has sent.
         sources: the snapshot's files, by rank.
-        report: receives the events of the deletions.
+        report: receives an event for each deleted checkpoint.
         is_over: whether to stop waiting for other nodes.
 
     Raises:
@@ -224,7 +224,7 @@ def commit_snapshot(
         facts.output,
         parse_policies(facts.keep, facts.limit),
         report,
-        protected={*facts.protected, manifest.step},  # what was just saved stays, whatever else is in the folder
+        protected={*facts.protected, manifest.step},  # the new checkpoint stays in any case
         run_id=manifest.run_id,
     )
     return manifest
@@ -237,7 +237,7 @@ def _make_room(snapshot: Snapshot, report: Callable[[Event], None], *, has_faile
     output, run_id = facts.output, facts.manifest.run_id
     save = Occupied(num_bytes=snapshot.num_bytes, num_inodes=sum(len(part.files) for part in snapshot.parts.values()))
     if facts.num_nodes > 1:
-        # This node does not know how much the others write: about as much as for the checkpoint before.
+        # This node does not know how much the other nodes will write. It expects the size of the previous checkpoint.
         with contextlib.suppress(OSError):
             manifests = (manifest for _, manifest in output.manifests() if manifest.run_id == run_id)
             before = next(manifests, None)
@@ -248,7 +248,7 @@ def _make_room(snapshot: Snapshot, report: Callable[[Event], None], *, has_faile
         room = room_of(folder)
         if room is None or facts.num_nodes == 1:
             return room
-        written = occupied(output.work / facts.attempt_id / str(facts.save))  # by other nodes, which began earlier
+        written = occupied(output.work / facts.attempt_id / str(facts.save))  # by nodes that began earlier
         return replace(room, free_bytes=room.free_bytes + written.num_bytes)
 
     return make_room(

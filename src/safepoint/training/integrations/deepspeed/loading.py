@@ -1,8 +1,8 @@
-"""Loads the universal layout through DeepSpeed, and then corrects what DeepSpeed leaves out or sets wrongly.
+"""Loads DeepSpeed's universal layout, and then corrects what DeepSpeed leaves out or sets wrongly.
 
-From this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 DeepSpeed gives every group of
-the optimizer the settings of the first group. All weights then also share one step counter, which each group
-increments.
+In the universal layout, each weight is whole, in a file of its own, so that any number of ranks can load it. From
+this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 DeepSpeed gives every group of the
+optimizer the settings of the first group. All weights then also share one step counter, which each group increments.
 """
 
 import contextlib
@@ -64,9 +64,9 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
 
 @contextlib.contextmanager
 def with_checked_tag(engine: Any, folder: Path, name: str = "latest") -> Generator[None]:
-    """While the block runs, pass the engine the name of the folder to load, which the file `name` contains.
+    """While the block runs, pass the engine the name of the folder to load. The file `name` contains this name.
 
-    The engine then does not read the file itself: its content could change after this function has checked it.
+    The engine then does not read the file, whose content could change after this function has checked it.
 
     Args:
         engine: a DeepSpeedEngine that loads `folder` without a tag.
@@ -89,7 +89,7 @@ def with_checked_tag(engine: Any, folder: Path, name: str = "latest") -> Generat
 
 
 def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
-    """Load the universal layout; all ranks call it.
+    """Load the universal layout; all ranks call this function.
 
     Args:
         engine: an engine that `check_engine` has accepted.

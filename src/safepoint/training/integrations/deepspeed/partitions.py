@@ -1,9 +1,11 @@
-"""Reads whole weights, in full precision and with their moments, from the parts that ZeRO's ranks have written.
+"""Reads whole weights in full precision, and their moments, from the parts that ZeRO's ranks have written.
 
-Stages 1 and 2 concatenate the weights of a group of the optimizer, and split the result into equal parts, one for
-each rank. Stage 3 splits each single weight into such parts. The layout is that of DeepSpeed 0.19. Files are mapped
-into memory, so that only the requested parts are read. Pickles in the files are read as data: no function or class
-that a pickle names is called.
+Moments are the tensors that the optimizer keeps for each weight, such as `exp_avg`.
+
+Stages 1 and 2 of ZeRO concatenate the weights of a group of the optimizer, and split the result into equal parts, one
+for each rank. Stage 3 splits each single weight into such parts. The layout is that of DeepSpeed 0.19. Files are
+mapped into memory, so that only the requested parts are read. Pickles in the files are read as data: no function or
+class that a pickle names is called.
 """
 
 import math
@@ -48,7 +50,7 @@ class Partitions:
 
     Args:
         folder: the verified checkpoint.
-        ranks: the number of ranks in its manifest.
+        ranks: the number of ranks that the manifest of the checkpoint states.
 
     Raises:
         CheckpointError: the checkpoint's layout is unknown.

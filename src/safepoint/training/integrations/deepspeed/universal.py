@@ -81,7 +81,7 @@ class Universal:
         Args:
             index: the number of this share, from 0.
             count: the number of shares; other processes write the other shares.
-            watch: receives the bytes of this share that are written, and the size of this share.
+            watch: called with the number of bytes of this share that are written so far, and the size of this share.
 
         Raises:
             StorageError: a file cannot be written.

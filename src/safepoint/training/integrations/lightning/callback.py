@@ -1,6 +1,6 @@
-"""The callback that a script gives to Lightning's Trainer.
+"""The callback that a script passes to Lightning's Trainer.
 
-A step ends when Lightning has done everything that follows a batch, including validation; the last step of an epoch
+A step ends when Lightning has done everything that follows a batch, including validation. The last step of an epoch
 ends with the epoch. At these points Lightning's loops can be left and entered again without repeating or omitting
 work.
 """
@@ -75,7 +75,7 @@ class SafepointCallback(Checkpoint):
         return {"should_stop": bool(self._trainer.should_stop), "metrics": metrics}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `state_dict`; takes effect when the loop starts."""
+        """Record what `state_dict` returned at a save. It takes effect when the loop starts."""
         self._saved = state_dict
 
     # ---- Lightning's hooks, in their order -----------------------------------------------------------------------
@@ -250,10 +250,10 @@ class SafepointCallback(Checkpoint):
 
 
 def _checked_metrics(saved: Any) -> dict[str, torch.Tensor]:
-    """Metrics from a checkpoint. Later saves read them, so that each must be a number in memory.
+    """Return the metrics of a checkpoint. Each must be a dense tensor with one number, because later saves read it.
 
     Raises:
-        ValueError: something else is among them.
+        ValueError: a metric is not such a tensor, or its values are not in memory.
     """
     metrics: dict[Any, Any] = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {None: saved}
     for name, value in metrics.items():

@@ -1,8 +1,8 @@
 """The position of a Lightning Trainer in its data.
 
 Lightning itself restores the position of a loader only if the loader keeps its own state. Lightning reads any other
-loader from its start, even in the middle of an epoch. So each loader is wrapped in a `TrackedLoader`, whose
-`TrackedData` restores the position of any loader.
+loader from its start, even if the run resumes in the middle of an epoch. So each loader is wrapped in a
+`TrackedLoader`, whose `TrackedData` restores the position of any loader.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class TrackedLoader:
     Args:
         loader: the loader, as Lightning has prepared it.
         trainer: the Lightning Trainer, which counts the epochs.
-        report: see `skip_batches`.
+        report: called with messages about skipped batches; see `skip_batches`.
     """
 
     def __init__(self, loader: Any, trainer: Any, report: Callable[[str], None]) -> None:
@@ -50,7 +50,7 @@ class TrackedLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # Lightning makes the iterator before it restores anything. That does no harm, because this method is a
+        # Lightning makes the iterator before it restores anything. This is harmless, because this method is a
         # generator: it reads no batch before the first `next`.
         batches = self.data.next_epoch(int(self._trainer.current_epoch))
         is_endless = self.data.num_batches is None
@@ -67,7 +67,7 @@ class TrackedLoader:
         """The position after the last batch that was trained on.
 
         Args:
-            is_ahead: whether a further batch has been fetched.
+            is_ahead: whether Lightning has fetched one more batch than it has trained on.
         """
         if not is_ahead:
             return self.data.position()
@@ -83,7 +83,7 @@ class LightningData:
 
     Args:
         trainer: a `lightning.pytorch.Trainer`.
-        report: see `skip_batches`.
+        report: called with messages about skipped batches; see `skip_batches`.
     """
 
     def __init__(self, trainer: Any, report: Callable[[str], None]) -> None:

@@ -107,11 +107,11 @@ class LightningParts(Parts):
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(self._without_other_paths))
 
     def _without_other_paths(self, checkpoint: dict[str, Any]) -> None:
-        """Leave out the state of a ModelCheckpoint if it names a file that this ModelCheckpoint cannot have written.
+        """Leave out the state of a ModelCheckpoint if it names a file that this callback cannot have written.
 
         ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
-        one of these files, by default without restricting what its pickle may call. So a state in a checkpoint that
-        someone else has written must not name files elsewhere.
+        one of these files, by default without restricting what its pickle may call. Someone else may have written the
+        checkpoint, so a state in it must not name files outside the ModelCheckpoint's folder.
         """
         states: Any = checkpoint.get("callbacks")
         if not isinstance(states, dict):
@@ -133,11 +133,11 @@ class LightningParts(Parts):
 
 
 def _check_counts(state: Any, *, are_counts: bool = False) -> None:
-    """Check the counts of Lightning's loops, which Lightning loads unchecked, and from which saves are described.
+    """Check the counts in the state of Lightning's loops. Lightning loads them unchecked, and manifests contain them.
 
     Args:
-        state: of the loops, or a part of it.
-        are_counts: whether all values in it are counts.
+        state: the state of the loops, or a part of this state.
+        are_counts: whether all values in `state` are counts.
 
     Raises:
         ValueError: a count is not a whole number, or is too large.
@@ -150,7 +150,7 @@ def _check_counts(state: Any, *, are_counts: bool = False) -> None:
 
 
 def _other_path(state: Any, callback: ModelCheckpoint) -> object:
-    """A path in the state of a ModelCheckpoint that is not one of its own files; None if there is none."""
+    """Return a path in the state of a ModelCheckpoint that is not one of its files; None if all are its files."""
     if not isinstance(state, dict):
         return None
     known = cast("dict[str, Any]", state)
@@ -176,8 +176,8 @@ def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
 class DirectCheckpointIO(CheckpointIO):
     """Writes and reads files with `torch.save` and `torch.load`, directly to and from a path.
 
-    Lightning's own plugin serializes into memory first. That takes twice the size of the state in memory, and
-    Safepoint could not intercept the tensors to have the keeper (the process that writes snapshots) write them. See
+    Lightning's own plugin serializes into memory first. Then twice the size of the state is needed in memory, and
+    Safepoint could not intercept the tensors, which its keeper (the process that writes snapshots) has to write. See
     `lightning.pytorch.plugins.CheckpointIO`.
 
     Args:
@@ -195,13 +195,13 @@ class DirectCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file; tensors are mapped and read when they are used.
+        """Read a file. Its tensors are mapped into memory, and read when they are used.
 
         Args:
-            path: of the file.
+            path: the path of the file.
             map_location: ignored; Lightning copies what it needs to the device.
-            weights_only: the script's argument to Lightning. Loading objects other than tensors and plain values can
-                run code; only False allows them.
+            weights_only: the script's argument to Lightning. Only False allows objects other than tensors and plain
+                values: to load such an object can run code.
 
         Raises:
             UsageError: the file is damaged, or it contains objects that `weights_only` does not allow.

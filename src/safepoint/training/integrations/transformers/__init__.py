@@ -1,7 +1,7 @@
 """Hugging Face Trainer, and every trainer built on it: hooked when the user's script imports transformers.
 
 - `arguments`: the options that were given to `safepoint run` replace the script's own.
-- `hook`: every `train()` of the process becomes a run.
+- `hook`: lets Safepoint save, stop and resume every `train()` of the process.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
 - `trainer_loop`: runs the Trainer's own `_save_checkpoint` in a working folder.
 - `own_save`: redirects what a subclass in the script writes in its own `_save_checkpoint`.

@@ -1,4 +1,4 @@
-"""Applies the options of `safepoint run` to the script's `TrainingArguments`; the options override its values."""
+"""Applies the options of `safepoint run` to the script's `TrainingArguments`: they override the script's values."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ def hook(module: ModuleType, context: RankContext) -> None:
     @functools.wraps(validate)
     def post_init(self: Any) -> None:
         if context.place.world_size > 1 and _is_for_cpus(self):
-            self.use_cpu = True  # otherwise Accelerate treats each rank as an independent process
+            self.use_cpu = True  # without this, Accelerate treats each rank as an independent process
         apply_settings(self, context)
         if self.output_dir:
             # Check the folder now, to fail with a clear message before the model is loaded.
@@ -49,7 +49,10 @@ def hook(module: ModuleType, context: RankContext) -> None:
 
 
 def _is_not_about_launching(record: logging.LogRecord) -> bool:
-    """False for the Trainer's advice on how to launch, which it logs because Safepoint has made a process group."""
+    """Whether to log a record of the Trainer; False for its advice on how to launch.
+
+    The Trainer logs this advice because Safepoint has made a process group.
+    """
     return not record.getMessage().startswith("torch.distributed process group is initialized")
 
 
@@ -115,13 +118,14 @@ def finish_settings(args: Any, context: RankContext) -> None:
     if args.save_only_model:
         raise UsageError(
             "the script sets save_only_model=True: a checkpoint without optimizer state cannot be resumed",
-            hint="remove it from the script's TrainingArguments; the final model is not affected",
+            hint="remove save_only_model from the script's TrainingArguments; the final model is not affected",
         )
     if args.auto_find_batch_size:
         raise UsageError(
             "the script sets auto_find_batch_size=True: it halves the batch when memory runs out, which changes "
             "the samples of each step; a resume would then continue at a wrong position in the data",
-            hint="remove it from the script's TrainingArguments, and set a per_device_train_batch_size that fits",
+            hint="remove auto_find_batch_size from the script's TrainingArguments, and set a "
+            "per_device_train_batch_size that fits",
         )
     if getattr(args, "enable_jit_checkpoint", False):  # below 5.1 transformers has no such argument
         _log.warning("the script's enable_jit_checkpoint=True is ignored: Safepoint saves on SIGTERM instead")

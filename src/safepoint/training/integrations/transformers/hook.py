@@ -1,4 +1,7 @@
-"""Makes every `Trainer.train()` of the process a `TrainerRun`, except hyper-parameter trials."""
+"""Makes every `Trainer.train()` of the process a `TrainerRun`, which Safepoint saves, stops and resumes.
+
+Hyper-parameter trials are left as they are.
+"""
 
 import functools
 import inspect

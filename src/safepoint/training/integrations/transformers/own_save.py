@@ -65,7 +65,7 @@ def has_own_model_save(trainer: Any) -> bool:
 
 
 def _extended_library_class(trainer: Any) -> Any:
-    """The class of transformers or TRL whose `_save_checkpoint` the script overrides; None if it overrides none."""
+    """The class of transformers or TRL whose `_save_checkpoint` the script overrides; None if there is none."""
     savers = [base for base in cast("tuple[Any, ...]", type(trainer).__mro__) if _SAVE in vars(base)]
     library = next((base for base in savers if base.__module__.partition(".")[0] in _LIBRARIES), None)
     return None if library is savers[0] else library

@@ -1,8 +1,9 @@
 """One call of `Trainer.train()` under Safepoint: where the training starts, the vote at each step, how it ends.
 
-The vote is a small all-reduce, in which all ranks learn of requests to save or stop. The loop itself is that of the
-Trainer. During the call, some methods of this Trainer object are overridden (`TrainerRun._override`), and one
-callback is added. The overrides and the callback observe and stop the loop, and do not change what it computes.
+The vote is a small all-reduce, by which every rank receives the requests of all ranks to save or stop. The loop
+itself is that of the Trainer. During the call, some methods of this Trainer object are overridden
+(`TrainerRun._override`), and one callback is added. The overrides and the callback observe and stop the loop, and do
+not change what it computes.
 """
 
 import contextlib
@@ -239,7 +240,7 @@ class TrainerRun(TrainerCallback):
     # ---- the loop -------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy, or restore, the random number states at the start of the epoch, before its sampler draws numbers."""
+        """Copy or restore the random number states before the sampler draws; see `TrainerResume.begin_epoch`."""
         self._resume.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -248,7 +249,7 @@ class TrainerRun(TrainerCallback):
         self._boundary.agreement.step_begins(self._step)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Between two micro-batches: vote, and give up the step when all ranks agree that it would end too late."""
+        """Vote between two micro-batches. Give up the step if all ranks agree that it would end too late."""
         agreement, rollback = self._boundary.agreement, self._last_step
         agreement.micro_step_ends()
         left = agreement.micro_steps_left(self._trainer.current_gradient_accumulation_steps)
@@ -360,7 +361,7 @@ class TrainerRun(TrainerCallback):
     def _rank_state(self) -> RankState:
         state = self._trainer.state
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._resume.is_complete
-        # False at the last step: a run with more steps must be able to continue from this checkpoint.
+        # At the last step, `complete` is False: a run with more steps must be able to continue from this checkpoint.
         complete = bool(ends) and not self._step >= state.max_steps > 0
         loader = self._resume.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
         return RankState(

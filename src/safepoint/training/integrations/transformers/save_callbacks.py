@@ -21,7 +21,7 @@ _TRACKERS: dict[str, Callable[[Any], bool]] = {
     "TrackioCallback": lambda one: False,
     "SwanLabCallback": lambda one: False,
 }
-"""The name of each callback of transformers that overrides `on_save` → whether a given object reads checkpoints."""
+"""The class of each callback of transformers that overrides `on_save` → whether an instance reads checkpoints."""
 _TRACKERS_MODULE = "transformers.integrations.integration_utils"
 
 
@@ -51,7 +51,7 @@ class SaveCallbacks:
         self._must_wait = any(self._peers.gather(reader is not None))
 
     def on_save(self, original: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
-        """Override the handler's `on_save`: skip failed saves, and add the callbacks' files to the checkpoint."""
+        """Replaces the handler's `on_save`: skips failed saves, and adds the callbacks' files to the checkpoint."""
         boundary, step = self._boundary, int(self._trainer.state.global_step)
         if self._must_wait:
             boundary.saves.finish()

@@ -1,4 +1,4 @@
-"""Gives the engine access to the Trainer, as a `TrainingLoop`.
+"""Gives the engine (the code that all training loops share) access to the Trainer, as a `TrainingLoop`.
 
 The Trainer's own `_save_checkpoint` decides which files are saved.
 """
@@ -46,7 +46,7 @@ class TrainerLoop:
         peers: all ranks.
         resume: how this training started.
         rank_state: returns the current state that the Trainer itself does not save.
-        base: see `Manifest.base`.
+        base: identifies the base model of adapters, see `Manifest.base`; None without adapters.
     """
 
     def __init__(
@@ -125,8 +125,10 @@ class TrainerLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """The script's `save_total_limit` (None for no limit), and a set with the step of the best checkpoint, which
-        is never deleted; an empty set if there is no best checkpoint."""
+        """How many checkpoints the script keeps (`save_total_limit`; None for all), and which steps it never deletes.
+
+        The set contains the step of the best checkpoint. It is empty if there is no best checkpoint.
+        """
         best, limit = best_step(self._trainer), self._trainer.args.save_total_limit
         return limit if limit is not None and limit > 0 else None, set() if best is None else {best}
 

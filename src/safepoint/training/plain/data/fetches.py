@@ -3,16 +3,16 @@
 A fetch reads the samples of a batch and puts the batch together. It may draw random numbers, for example in a
 collator that masks tokens, or in an augmentation. An exact resume has to draw the same numbers again.
 
-- Accelerate and Lightning fetch a batch before the previous one is trained on. So at the end of a step, the fetch of
-  the next batch has already drawn its random numbers, and a resume has to fetch this batch again. For a loader
-  without workers, this module copies the random number states before the samples of each batch are read. A resume
-  restores the copy that was made for this batch, fetches the batch, and only then restores the states that the
+- Accelerate and Lightning fetch a batch before the loop trains on the previous batch. So at the end of a step, the
+  fetch of the next batch has already drawn its random numbers, and a resume has to fetch this batch again. For a
+  loader without workers, this module copies the random number states before the samples of each batch are read. A
+  resume restores the copy that was made for this batch, fetches the batch, and only then restores the states that the
   checkpoint has for the end of the step.
 - Each worker of a loader has random number states of its own. These states are saved for map-style data, if the
-  loader has no state of its own. A persistent worker sends its states with each batch. Any other worker does so once
-  it has drawn a number. A resume starts the new workers with these states. The workers read batches in turn. So a
-  resume begins at a batch whose number is a multiple of the number of workers, and each worker reads the same batches
-  as before. At most one batch of each worker is read again.
+  loader itself keeps no state. A persistent worker sends its states with each batch. Any other worker sends them only
+  after it has drawn a number. A resume starts the new workers with these states. The workers read batches in turn. So
+  a resume begins at a batch whose number is a multiple of the number of workers, and each worker reads the same
+  batches as before. At most one batch of each worker is read again.
 
 This module saves only the states of the global generators of Python, numpy and torch. `TrackedData`, and the
 `DataPosition` of the Trainer, save the states of the generators of the loader and its samplers
@@ -46,7 +46,7 @@ class _Resume:
     Args:
         start: the number of the first fetch of the pass.
         first: the number of the first fetch whose batch has not been trained on.
-        first_new: the number of the first fetch that had not been made at the end of the checkpoint's step.
+        first_new: the number of the first fetch that the original run made after the checkpoint's step.
             `restore_step` is called before this fetch.
         skips: whether the sampler leaves out the indices of the fetches before `start`.
         draws_extra_seed: see `Fetches.resume`.
@@ -69,7 +69,8 @@ class Fetches:
     """Follows the fetches of one loader.
 
     Args:
-        loader: a DataLoader, or a loader that Accelerate has prepared. Any other object is allowed, but not followed.
+        loader: a DataLoader, or a loader that Accelerate has prepared. Any other object is allowed, but its fetches
+            are not followed.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -151,7 +152,7 @@ class Fetches:
             count: batches of the epoch that were trained on.
             saved: what `state` has returned.
             restore_step: sets the random number states that the checkpoint has for the end of its step. The function
-                is called before the first fetch that had not been made at the end of this step, or by `finish`.
+                is called before the first fetch that the original run made after this step, or by `finish`.
             skips: whether to leave out, by their indices, the batches that were trained on. If neither `skips` nor
                 `is_read` is true, the loader's own state leaves them out.
             is_read: whether the caller reads these batches and drops them.
@@ -194,7 +195,7 @@ class Fetches:
     # ---- the loader's methods -------------------------------------------------------------------------------
 
     def _begin_pass(self, original: Callable[[], Any]) -> Any:
-        """Override the method with which a DataLoader makes an iterator."""
+        """Replaces the method with which a DataLoader makes an iterator."""
         resume = self._resume
         self._number = 0 if resume is None else resume.start
         self._rng.clear()
@@ -218,7 +219,7 @@ class Fetches:
         return iterator
 
     def _followed_workers(self, states: list[dict[str, Any] | None]) -> contextlib.AbstractContextManager[None]:
-        """Make workers that start in the block begin with `states`, and send their own states with the batches."""
+        """While the block runs, new workers begin with `states`. They send their states with their batches."""
         base = self._base
         if not self._num_workers:
             return contextlib.nullcontext()
@@ -226,13 +227,13 @@ class Fetches:
         return temporarily(base, collate_fn=collate, worker_init_fn=_Begin(base.worker_init_fn, states))
 
     def _begin_later_pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Override the method with which persistent workers begin a later pass. The workers keep their states."""
+        """Replaces the method with which persistent workers begin a later pass. The workers keep their states."""
         self._number = 0
         self._aligned.clear()
         return original(*args, **kwargs)
 
     def _fetch(self, original: Callable[[], Any]) -> Any:
-        """Override the method with which an iterator fetches a batch."""
+        """Replaces the method with which an iterator fetches a batch."""
         resume = self._resume
         if resume is not None:
             while resume.skips and self._number < resume.first:
@@ -242,7 +243,7 @@ class Fetches:
         return self._take(original)
 
     def _draw_index(self, original: Callable[[], Any]) -> Any:
-        """Override the method with which an iterator without workers draws indices, before it reads the samples.
+        """Replaces the method with which an iterator without workers draws indices, before it reads the samples.
 
         The first call of a pass may draw the order of the whole epoch. So the states are restored and copied after
         the call.
@@ -336,7 +337,7 @@ class _Fetched:
 
 
 class _Begin:
-    """The `worker_init_fn`, which each worker calls first. It records the initial states, and sets the saved ones.
+    """The `worker_init_fn`, which each worker calls first. It records initial states, and sets saved states.
 
     Args:
         original: the loader's own `worker_init_fn`.
@@ -344,7 +345,7 @@ class _Begin:
     """
 
     initial: bytes | None = None
-    """In a worker: the states after `original`, before the saved ones are set."""
+    """In a worker: its random number states after the call of `original`, before the saved states are set."""
 
     def __init__(self, original: Callable[[int], Any] | None, states: list[dict[str, Any] | None]) -> None:
         self._original = original
@@ -390,6 +391,6 @@ def _packed(states: dict[str, Any]) -> bytes:
 
 
 def _unpacked(packed: bytes) -> dict[str, Any]:
-    """The states that `_packed` has packed in this run; never call it with bytes from a checkpoint."""
+    """The states that `_packed` has packed in this run. Bytes from a checkpoint must not be unpacked in this way."""
     states: dict[str, Any] = pickle.loads(packed)  # sent by a worker that this process has started
     return {**states, "cpu": torch.as_tensor(states["cpu"])}

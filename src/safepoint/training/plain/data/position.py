@@ -1,7 +1,8 @@
 """A position in the data of a loop, and how it changes with the number of ranks or their batch size.
 
-The order of the data depends on the *kind* of the sampler: a text with the name of the sampler's class, and for
-samplers of Accelerate with the prefix and the suffix below.
+The order of the data depends on the *kind* of the sampler, which is a text: the name of the sampler's class. If
+Accelerate assigns the batches to the ranks, the name has the prefix `ACCELERATED`. If the sampler also has a
+generator of its own, the name can have the suffix `GENERATED`.
 """
 
 import dataclasses
@@ -94,7 +95,7 @@ class DataProgress:
 
     @property
     def epochs_done(self) -> float:
-        """Epochs done. If the number of batches per epoch is known, with the fraction done of the running epoch."""
+        """Epochs done, including the finished part of the running epoch if `num_batches` is known."""
         return self.epoch + (self.batches / self.num_batches if self.num_batches else 0.0)
 
 
@@ -120,9 +121,9 @@ def rescale_position(
     """The position from which this run's ranks continue without repeating or missing a sample of the running epoch.
 
     Args:
-        position: of one of the ranks that wrote the checkpoint.
-        manifest: of the checkpoint.
-        data: of this rank, before its first batch.
+        position: the position of one of the ranks that wrote the checkpoint.
+        manifest: the manifest of the checkpoint.
+        data: the progress of this rank before its first batch.
         world_size: number of ranks in this run.
         allow_change: accept an approximate position instead of an error.
 

@@ -19,9 +19,9 @@ def skip_batches(batches: Iterator[Any], count: int, report: Callable[[str], Non
     """Read the first `count` batches and drop them, and report how long that takes.
 
     Args:
-        batches: from the start of an epoch.
-        count: batches to drop.
-        report: receives a sentence every five seconds.
+        batches: the batches of an epoch, from its start.
+        count: how many batches to drop.
+        report: called with a sentence every five seconds.
     """
     began_s = reported_s = clock.monotonic_s()
     for done in range(1, count + 1):
@@ -48,9 +48,9 @@ def without_first_indices(loader: Any, count: int, restore: Callable[[], None] |
 
     Args:
         loader: a torch DataLoader of map-style data.
-        count: batches; for a loader without batches, samples.
-        restore: see `rng_restorer`. If given, the order is drawn when the loader requests an iterator from its
-            sampler, and not when the loader requests the first entry.
+        count: how many batches to leave out; for a loader without batches, how many samples.
+        restore: a function that `rng_restorer` has returned, or None. If it is given, the order is drawn when the
+            loader requests an iterator from its sampler, and not when the loader requests the first entry.
     """
     name = _sampler_name(loader)
     skipping = _Skipping(vars(loader)[name], count, restore)
@@ -81,12 +81,12 @@ def _sampler_name(loader: Any) -> str:
 class _Skipping:
     """Wraps a sampler, and leaves out its first entries in one pass only.
 
-    The entries are left out at the latest when the loader requests an entry. A loader with workers does so as soon as
-    its iterator is made.
+    The entries are left out at the latest when the loader requests an entry. A loader with workers requests an entry
+    as soon as its iterator is made.
 
     Args:
-        sampler: of single samples or of batches.
-        count: entries to leave out.
+        sampler: a sampler of single samples, or of batches.
+        count: how many entries to leave out.
         restore: restores the random number states from before the order was drawn; see `without_first_indices`.
     """
 

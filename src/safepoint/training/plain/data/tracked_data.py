@@ -4,7 +4,7 @@ How a resume returns to the position:
 
 - A loader with its own state (`state_dict`: torchdata's StatefulDataLoader) receives the state that was saved.
 - For map-style data, the sampler draws the indices of the batches that were already trained on, and the resume drops
-  these indices. It reads no sample of these batches.
+  these indices. No sample of these batches is read.
 - For a stream, the resume reads these batches and drops them, and the log reports how long that takes.
 
 The order of an epoch is drawn from the random number states at the start of the epoch. A resume restores these
@@ -45,7 +45,7 @@ class TrackedData:
 
     Args:
         loader: a DataLoader, or anything that can be iterated once for each epoch.
-        report: see `skip_batches`.
+        report: called with messages about skipped batches; see `skip_batches`.
     """
 
     def __init__(self, loader: Iterable[Any] | None, report: Callable[[str], None]) -> None:
@@ -136,8 +136,8 @@ class TrackedData:
         """Continue from `position`.
 
         Args:
-            position: of a checkpoint.
-            rng: the random number states that belong to it; None keeps the current ones.
+            position: the position in a checkpoint.
+            rng: the random number states that belong to the position; None keeps the current states.
 
         Raises:
             ConflictError: the position is within an epoch, and the loader now has more or fewer generators than when

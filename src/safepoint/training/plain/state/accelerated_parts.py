@@ -128,7 +128,7 @@ class AcceleratedParts(Parts):
             ) from error
 
     def _check_step(self, folder: Path, before: int) -> None:
-        """Refuse a number of micro-batches with which the next one would fail. Accelerate loads any value."""
+        """Refuse an invalid number of micro-batches, which Accelerate would load. The next micro-batch would fail."""
         step: Any = self._accelerator.step
         if type(step) is not int or not 0 <= step <= _MOST_MICRO_BATCHES:
             self._accelerator.step = before
@@ -165,7 +165,7 @@ class AcceleratedParts(Parts):
         """Leave frozen base models out of the saved weights, by a hook of Accelerate."""
 
         def leave_out(models: list[Any], weights: list[dict[str, Any]], _: str) -> None:
-            if len(weights) == len(models):  # otherwise a hook of the script has saved a model itself
+            if len(weights) == len(models):  # if not, a hook of the script has saved a model itself
                 for number, keys in self._left_out.items():
                     weights[number] = without(weights[number], keys)
 

@@ -36,8 +36,8 @@ _log = logging.getLogger("safepoint")
 class Parts(ABC):
     """Model, optimizer and everything else that a checkpoint of a loop contains.
 
-    Unless a subclass sets the attributes to other values, every rank has the whole state, and the first rank writes
-    it.
+    By default, every rank has the whole state, and the first rank writes it. Subclasses may set the attributes to
+    other values.
 
     Args:
         place: the position of this rank among the ranks.
@@ -46,11 +46,11 @@ class Parts(ABC):
     def __init__(self, place: Place) -> None:
         self._place = place
         self.strategy = "ddp" if place.world_size > 1 else "single"
-        """See `ManifestFacts`."""
+        """How the ranks share the state: `single`, `ddp`, `fsdp` or `deepspeed`."""
         self.zero_stage: int | None = None
-        """See `Manifest.zero_stage`."""
+        """The stage of DeepSpeed's ZeRO; None without DeepSpeed."""
         self.written_fraction = 1.0 if place.is_first else 0.0
-        """See `TrainingLoop`."""
+        """The fraction of the model and the optimizer that this rank writes, from 0 to 1."""
 
     @abstractmethod
     def modules(self) -> list[torch.nn.Module]:
@@ -58,12 +58,13 @@ class Parts(ABC):
 
     @abstractmethod
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that step, without wrappers."""
+        """The optimizers, without wrappers."""
 
     def base(self, peers: Peers) -> Mapping[str, str] | None:
-        """The value for `Manifest.base`. With None, models with adapters are saved whole.
+        """The value for `Manifest.base`, which identifies the base model of adapters.
 
-        All ranks call it, once, before anything is written or loaded.
+        With None, models with adapters are saved whole. All ranks call this method once, before anything is written
+        or loaded.
         """
         return None
 
@@ -89,7 +90,7 @@ class AdapterState:
 
     Args:
         module: a module with adapters.
-        left_out: see `base_entries`.
+        left_out: the names of the entries that belong to the base model; see `base_entries`.
     """
 
     def __init__(self, module: torch.nn.Module, left_out: Collection[str]) -> None:
@@ -203,7 +204,8 @@ class NamedParts(Parts):
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole.items():
-            # A module copies the loaded tensors into its own. An optimizer or another part may keep them.
+            # A module copies the loaded tensors into its own. An optimizer or another part may keep them, so they are
+            # not mapped from the file.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             path = folder / f"{name}.pt"
             state = load_plain(path, is_copied=is_module)

@@ -43,19 +43,20 @@ class ShardedParts:
         self._module = module
         self._optimizers = optimizers
         self.left_out: Collection[str] = ()
-        """See `base_entries`; empty without adapters."""
+        """The names of the entries that belong to the base model of adapters, and are not saved; empty without
+        adapters."""
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._module, self._optimizers)
         return {"model": without(model, self.left_out), "optimizer": optimizer}
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shards; all ranks call it, each with a separate folder."""
+        """Write this rank's shards; all ranks call this method, each with a separate folder."""
         # DCP makes the folder between its collective calls, so all ranks receive the error if a rank cannot make it.
         _dcp.save(self._state(), checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:
-        """Load the shards of a checkpoint that any number of ranks wrote; all ranks call it.
+        """Load the shards of a checkpoint that any number of ranks wrote; all ranks call this method.
 
         Raises:
             ConflictError: the checkpoint belongs to another module, or to other optimizers.

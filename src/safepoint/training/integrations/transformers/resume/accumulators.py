@@ -4,7 +4,7 @@ A trainer of a library, or a subclass in the script, may keep running averages o
 steps. This module finds such attributes by their values: numbers, or dictionaries and lists of numbers, that training
 has changed. The module leaves out
 
-- attributes that the Trainer of transformers uses itself, because it restores them or sets them again;
+- attributes that the Trainer of transformers itself uses, because the Trainer restores them or sets them again;
 - True and False, which often say that something was prepared in this process.
 """
 
@@ -89,7 +89,7 @@ def copied(value: Any) -> Any:
 
 
 def _is_flat(values: list[Any]) -> bool:
-    """Whether all values are numbers; fast, because the counts are copied at each step."""
+    """Whether all values are numbers. This check is fast, because the counts are copied at each step."""
     return set(map(type, values)) <= _FLAT
 
 

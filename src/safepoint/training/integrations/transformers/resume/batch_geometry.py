@@ -91,7 +91,7 @@ class BatchGeometry:
 
         Args:
             step: optimizer steps done.
-            epoch: epochs done, with the fraction that is done of the running epoch.
+            epoch: epochs done, including the finished fraction of the running epoch.
             regular: whether every step so far had this geometry. If not, the result is computed from `epoch`, as the
                 number of samples that come before the present position in the data.
         """
@@ -110,11 +110,11 @@ class BatchGeometry:
     def position(self, samples_seen: int, *, epoch: float, before: "BatchGeometry") -> tuple[int, int]:
         """The position of a checkpoint: whole epochs, and micro-batches per rank to skip in the running epoch.
 
-        Call it only for a data set with a length.
+        Call this method only for a data set with a length.
 
         Args:
-            samples_seen: the field of the checkpoint's manifest.
-            epoch: the field of the checkpoint's manifest.
+            samples_seen: this field of the checkpoint's manifest.
+            epoch: this field of the checkpoint's manifest.
             before: the checkpoint's geometry, with which an epoch may use another number of samples.
         """
         assert self.num_samples is not None
@@ -124,8 +124,9 @@ class BatchGeometry:
         return epochs, rest // self.global_batch * self.accumulation
 
     def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
-        """The position of a checkpoint in a data set without a length, which may have been read several times: whole
-        passes, and micro-batches per rank to skip in the running pass.
+        """The position of a checkpoint in a data set without a length, which may have been read several times.
+
+        Return the number of whole passes, and of micro-batches per rank to skip in the running pass.
 
         For such a data set, the Trainer adds 1 / `max_steps` to the epoch in each step, however long a pass is.
 
@@ -146,10 +147,11 @@ def adapt(
     """Adapt gradient accumulation so that each step uses as many samples as the steps of the checkpoint.
 
     Args:
-        trainer: this function changes its `args.gradient_accumulation_steps`.
-        manifest: of the checkpoint to resume from.
+        trainer: the Trainer. This function changes its `args.gradient_accumulation_steps`.
+        manifest: the manifest of the checkpoint to resume from.
         now: the geometry from the script's arguments.
-        requested_before: the accumulation that the script requested when it wrote the checkpoint; 0 if unknown.
+        requested_before: the accumulation that the script requested in the run that wrote the checkpoint; 0 if
+            unknown.
         allow_change: accept another global batch instead of an error.
 
     Returns:
@@ -226,8 +228,8 @@ def _obstacle_of_order(trainer: Any, ranks_before: int, ranks: int) -> str | Non
 
 
 def _is_sharded_stream(trainer: Any, num_ranks: int) -> bool:
-    """Whether Accelerate gives each rank some shards of a stream, and not every n-th batch of it."""
-    datasets = sys.modules.get("datasets")  # Accelerate divides shards of this library's streams only
+    """Whether Accelerate gives each rank some shards of a stream, instead of every n-th batch of the stream."""
+    datasets = sys.modules.get("datasets")  # Accelerate divides only the shards of this library's streams
     if datasets is None or not isinstance(trainer.train_dataset, datasets.IterableDataset):
         return False
     config = trainer.accelerator.dataloader_config
@@ -249,7 +251,7 @@ def _num_samples(trainer: Any) -> int | None:
 
 
 def _obstacle_of_generation(trainer: Any, saved: BatchGeometry, accumulation: int) -> str | None:
-    """Why another number of ranks changes the completions that a step sees; None when it does not."""
+    """Why another number of ranks changes the completions that a step uses; None when it does not."""
     if not getattr(trainer.args, "generation_batch_size", None):
         return None
     per_generation = getattr(trainer.args, "steps_per_generation", None) or accumulation

@@ -77,7 +77,7 @@ def restore_callbacks(trainer: Any) -> None:
 
 
 def _is_alike(value: Any, own: Any) -> bool:
-    """Whether a saved value can take the place of a callback's own. None stands for a value that is not known yet."""
+    """Whether a saved value can replace a callback's own value. None stands for a value that is not known yet."""
     if own is None or value is None:
         return True
     numbers = (bool, int, float)
@@ -94,7 +94,8 @@ class TrainerCounters:
     """What a trainer has counted.
 
     Args:
-        numbers: see `accumulators`; for TRL's trainers, without the attributes in `_FIGURES` and `_CYCLE`.
+        numbers: what `accumulators` has found, by name; for TRL's trainers, without the attributes in `_FIGURES` and
+            `_CYCLE`.
         figures: for TRL's trainers, the attributes in `_FIGURES`, by name; valid for any number of ranks.
         cycle: for TRL's trainers, the attributes in `_CYCLE`, by name; valid for this rank and its batch geometry
             only.
@@ -125,7 +126,7 @@ class TrainerCounters:
         )
 
     def since(self, begin: "TrainerCounters") -> "TrainerCounters":
-        """A copy without the numbers that have not changed since `begin`, which are settings of the script."""
+        """A copy with only the numbers that have changed since `begin`. Other numbers are settings of the script."""
         return replace(self, numbers=changed(self.numbers, begin.numbers))
 
     def restore(self, trainer: Any) -> None:

@@ -5,9 +5,10 @@ the batch size, so `gather_for_metrics` no longer removes the samples that fill 
 second loader also reads a stream again from the start, without any message.
 
 With this module the Trainer keeps its own loader. If the loader can save its own state (Accelerate's
-`use_stateful_dataloader`), the state in the checkpoint is loaded. For other map-style data, the indices are skipped.
-For a stream, a message reports that the stream is read again. If a sampler has a generator of its own, the order of
-an epoch depends on the generator's state when the epoch starts. Only this module saves that state.
+`use_stateful_dataloader`), the state in the checkpoint is loaded. Otherwise, if the samples have indices, the indices
+of the earlier batches are skipped. A stream, whose samples have no indices, is read again, and a message reports
+that. If a sampler has a generator of its own, the order of an epoch depends on the generator's state when the epoch
+starts. Only this module saves that state.
 """
 
 import copy
@@ -31,7 +32,7 @@ class DataPosition:
         context: the context of this rank.
         saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
         generators: the states of the generators in the checkpoint; see `RankState.generators`.
-        fetched: see `RankState.fetched`.
+        fetched: the states of the generators that are used when samples are read; see `RankState.fetched`.
         restore: sets the random number states of the checkpoint's step. Called after the batches that were read ahead
             have been fetched again.
     """
@@ -83,7 +84,7 @@ class DataPosition:
         return [generator.get_state() for generator in generators_of(self._loader)]
 
     def fetched(self, *, within_epoch: bool) -> dict[str, Any]:
-        """The states of generators that reading the data draws from, for a checkpoint; see `RankState.fetched`.
+        """The states, for a checkpoint, of generators that are used when samples are read; see `RankState.fetched`.
 
         Args:
             within_epoch: whether an epoch has started and not ended.
@@ -115,7 +116,7 @@ class DataPosition:
         self._generators = [generator.get_state() for generator in generators]
 
     def skip_first_batches(self, original: Callable[[Any, int], Any], loader: Any, count: int) -> Any:
-        """Override the function with which the Trainer skips `count` batches of an epoch that has begun.
+        """Replaces the function with which the Trainer skips `count` batches of an epoch that has begun.
 
         Raises:
             ConflictError: the run that wrote the checkpoint shuffled its data with another number of generators.

@@ -1,7 +1,7 @@
 """The settings with which a model generates text. An evaluation may change them.
 
-In its first evaluation that generates, `Seq2SeqTrainer` completes `model.generation_config`. Later evaluations pad to
-the length that is set there. A resumed run makes its model again, without these changes.
+In its first evaluation that generates, `Seq2SeqTrainer` sets missing values of `model.generation_config`. Later
+evaluations pad to the length that is set there. A resumed run makes its model again, without these changes.
 """
 
 from typing import Any, cast
@@ -28,12 +28,12 @@ def restore_generation_settings(model: Any, saved: Any) -> None:
 
 
 def load_generation_settings(model: Any, saved: Any) -> None:
-    """Like `restore_generation_settings`, for values from a checkpoint, which are checked.
+    """Check the values from a checkpoint, and set them as `restore_generation_settings` does.
 
     transformers refuses to save a model with invalid settings. With such settings, no later save would succeed.
 
     Raises:
-        ValueError: transformers would not save these settings; the model has its earlier ones then.
+        ValueError: transformers would not save these settings; the model keeps its earlier settings.
     """
     before = generation_settings(model)
     restore_generation_settings(model, saved)

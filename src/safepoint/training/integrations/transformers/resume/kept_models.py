@@ -49,7 +49,7 @@ class KeptModels:
             raise UsageError(
                 f"a callback uses the model {followed[0]} and may change it. A checkpoint of "
                 "sharded weights does not contain this model; training was not started",
-                hint="train with DDP or ZeRO-2, or with a model that does not change "
+                hint="train with DDP or ZeRO-2, or keep the callback's model fixed "
                 "(sync_ref_model=False, teacher_model_kind='base')",
             )
 
@@ -60,7 +60,7 @@ class KeptModels:
             folder: a verified checkpoint, or None.
 
         Raises:
-            ConflictError: a model or a tensor in the checkpoint does not fit the one of this run.
+            ConflictError: a model or a tensor in the checkpoint does not fit that of this run.
         """
         self._before = {id(module): _fingerprint(module) for _, module in self._models()}
         if folder is None or splits_weights(self._trainer):
@@ -146,7 +146,7 @@ def _weights_of(module: torch.nn.Module) -> set[int]:
 
 
 def _fingerprint(module: torch.nn.Module) -> torch.Tensor:
-    """Some elements of the model's tensors."""
+    """Some elements of the model's tensors, by which a later call shows whether the model has changed."""
     tensors = [one.detach() for one in module.state_dict(keep_vars=True).values() if isinstance(one, torch.Tensor)]
     chosen = tensors[:: max(1, len(tensors) // _NUM_SAMPLES)]
     parts = [one.flatten()[:: max(1, one.numel() // _NUM_SAMPLES)].to(torch.float64) for one in chosen if one.numel()]

@@ -40,10 +40,10 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     """Load the weights that the Trainer did not find, if transformers can derive their names in the files.
 
     Args:
-        model: as the Trainer has loaded it, not yet wrapped for training.
-        missing: names that the Trainer did not find.
+        model: the model as the Trainer has loaded it, not yet wrapped for training.
+        missing: the names of the weights that the Trainer did not find.
         folder: the folder of the checkpoint.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
 
     Raises:
         ConflictError: a weight is not in the checkpoint.
@@ -88,8 +88,8 @@ def lost_weights(model: Any, missing: Iterable[str]) -> list[str]:
 def _load_converted(model: Any, folder: Path) -> list[str]:
     """Load through `from_pretrained`, which converts names. Return the names that are still missing.
 
-    Meanwhile a second model is in memory. The second model has the widest type of the first model's weights, so no
-    precision is lost.
+    During this call, a second model is in memory. The second model has the widest type of the first model's weights,
+    so no precision is lost.
     """
     types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     widest = max(types, key=lambda kind: (kind.itemsize, kind is not torch.float16)) if types else torch.float32
@@ -106,13 +106,14 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
 
 
 def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
-    """Compare the adapters' settings in a checkpoint with the script's. Settings that only one of the two has are
-    ignored.
+    """Compare the settings of adapters in a checkpoint with those of the script.
+
+    Settings that only the checkpoint or only the script has are ignored.
 
     Args:
         model: the model to train, not yet wrapped for training.
         folder: the folder of the checkpoint.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
 
     Raises:
         ConflictError: an adapter has another scale, or is of another kind.
@@ -162,7 +163,7 @@ def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, st
         model: the model to train.
         loaded: the names of the adapters that the Trainer has loaded.
         folder: the folder of the checkpoint.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
 
     Raises:
         ConflictError: the checkpoint has an adapter that the model does not have.

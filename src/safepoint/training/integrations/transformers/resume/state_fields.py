@@ -39,11 +39,11 @@ def _check_names(names: Collection[str]) -> None:
 
 
 _MOST_BYTES = 8 << 20
-"""How large everything but the log may be when the Trainer writes it again."""
+"""How many bytes the state, without its log, may have when the Trainer writes it again."""
 
 
 def _check_size(state: dict[str, Any]) -> None:
-    """Refuse nested lists that take a hundred times as many bytes when the Trainer writes them with indentation."""
+    """Refuse deeply nested lists. With the indentation that the Trainer writes, they may grow a hundredfold."""
     size = 0
     for text in json.JSONEncoder(indent=2).iterencode(state):
         size += len(text)
@@ -79,8 +79,8 @@ def check_trainer_state(path: Path, *, step: int) -> None:
     """Check the state of a Trainer.
 
     Args:
-        path: of the file.
-        step: of the checkpoint.
+        path: the path of `trainer_state.json`.
+        step: the step of the checkpoint.
 
     Raises:
         CheckpointError: the file is no JSON object, it is of another step, or a field has an invalid value.

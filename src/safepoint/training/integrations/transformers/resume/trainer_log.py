@@ -1,9 +1,10 @@
-"""Which entries of the Trainer's log (`log_history`) a resume keeps: someone else may have written the checkpoint.
+"""Which entries of the Trainer's log (`log_history`) a resume keeps.
 
-The log stays in the Trainer's state, and each save writes it again. An entry of a later step would become a metric of
-a checkpoint that the run has yet to write, and retention would keep another checkpoint as the best one. An entry with
-many nested lists takes a few bytes in the checkpoint, and a hundred times as many when the Trainer writes it with
-indentation: after the next save, the Trainer's state would be too large to be read.
+Someone else may have written the checkpoint, so two kinds of entries could do harm. The log stays in the Trainer's
+state, and each save writes it again. An entry of a later step would become a metric of a checkpoint that the run has
+yet to write, and the run would keep the wrong checkpoint as the best one. An entry with many nested lists takes a few
+bytes in the checkpoint, and a hundred times as many when the Trainer writes it with indentation: after the next save,
+the Trainer's state would be too large to be read.
 """
 
 import json
@@ -17,11 +18,11 @@ _INDENT = 2
 
 
 def trusted_history(history: list[dict[str, Any]], *, step: int) -> list[dict[str, Any]]:
-    """The entries without those of later steps. If the log is too large, without its oldest entries.
+    """Return the entries, except those of later steps. If the log is too large, its oldest entries are left out too.
 
     Args:
         history: the log in the checkpoint.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
     """
     past = [entry for entry in history if not _is_later(entry.get("step"), step)]
     left = _MOST_BYTES
@@ -41,9 +42,9 @@ def _is_short(value: Any) -> bool:
 
 
 def _written_bytes(entry: dict[str, Any], most: int) -> int:
-    """How large an entry is when the Trainer writes it; more than `most` if it is larger than that."""
+    """How many bytes an entry has when the Trainer writes it. The count ends as soon as it is above `most`."""
     if all(name.isascii() and _is_short(value) for name, value in entry.items()):
-        return 32 + sum(len(name) + 32 for name in entry)  # not less than it is, and found quickly
+        return 32 + sum(len(name) + 32 for name in entry)  # an upper bound, which is found quickly
     size = 0
     for text in json.JSONEncoder(indent=_INDENT).iterencode([[entry]]):
         size += len(text)

@@ -144,7 +144,7 @@ class TrainerResume:
             self._state = self._state.without_batches()
 
     def override(self, overrides: Overrides) -> None:
-        """Override how the Trainer starts."""
+        """Override the methods with which the Trainer starts."""
         trainer = self._trainer
         overrides.override(trainer, "_load_rng_state", self._load_rng)
         overrides.override(trainer, "_run_epoch", self._run_epoch)
@@ -158,7 +158,7 @@ class TrainerResume:
     # ---- when the loop starts -------------------------------------------------------------------------------
 
     def restore(self) -> DeferredWork:
-        """Restore what the Trainer has not loaded. Call it immediately before the loop starts.
+        """Restore what the Trainer has not loaded; called immediately before the loop starts.
 
         Returns:
             The work that was still due after the checkpoint's step, such as an evaluation. The caller does this work,
@@ -229,13 +229,13 @@ class TrainerResume:
         return kept
 
     def deferred_work_done(self) -> None:
-        """Copy the random number states after the deferred work. The first step starts with these states."""
+        """Copy the random number states after the deferred work. The first step starts with this copy."""
         if self._state is not None:
             self._is_deferred_work_done = True
             self._rng_to_restore = capture_rng()
 
     def begin_epoch(self) -> None:
-        """Copy, or restore, the random number states from which the epoch's sampler draws."""
+        """Copy the random number states when an epoch starts. If the run resumes in this epoch, restore them."""
         if self._begins_in_epoch:
             self._begins_in_epoch = False
             restore_rng(self._epoch_rng)

@@ -1,7 +1,7 @@
 """What an exact resume needs and the Trainer does not save, in one small file per rank.
 
-- the random number states at the start of the epoch: samplers and worker seeds are drawn from them, so a resume in
-  the middle of an epoch starts the epoch from the same states;
+- the random number states at the start of the epoch: the order of the data and the seeds of workers are drawn from
+  them, so a resume in the middle of an epoch starts the epoch from the same states;
 - the loss accumulated since the last log line, and the totals for the average at the end;
 - work that was due at the step and was deferred for a quick exit: an evaluation, the end of an epoch;
 - what trainers count (`counters`);
@@ -42,10 +42,10 @@ class DeferredWork:
     """Work that was due after a step, and that a resume from this step does first.
 
     Args:
-        evaluate: the evaluation of this step.
-        save: the save that follows this evaluation, because its result belongs to the checkpoint.
-        epoch_end: everything that follows the last step of an epoch.
-        complete: training ended before its last step; no further step is due.
+        evaluate: whether the evaluation of this step is due.
+        save: whether a save is due after this evaluation, whose result belongs to the checkpoint.
+        epoch_end: whether the work that follows the last step of an epoch is due.
+        complete: whether training ended before its last step, so that no further step is due.
         grad_norm: the gradient norm of the step, for a log line at the epoch's end. The value stays on its device
             until it is written, because reading it would wait until the device has finished the step.
         learning_rate: the learning rate of the step, for the same log line.
@@ -60,7 +60,7 @@ class DeferredWork:
 
     @classmethod
     def after_step(cls, trainer: Any, grad_norm: Any, learning_rate: Any) -> "DeferredWork":
-        """The work that is due when a step has ended; all ranks call it."""
+        """Return the work that is due when a step has ended; all ranks call this method."""
         if hasattr(grad_norm, "full_tensor"):
             grad_norm = grad_norm.full_tensor()  # a collective call under FSDP2, at a point that all ranks reach
         return cls(
@@ -133,22 +133,22 @@ class RankState:
     """The contents of one rank's file. The names of the fields are the keys in the file.
 
     Args:
-        loss: see `LossTotals`.
+        loss: the totals of the loss so far.
         pending: the work that was due at the step, and that a resume does first.
         epoch_rng: random number states at the start of the running epoch; empty between two epochs.
         elapsed_s: seconds of training so far, over all attempts.
         loader: the data loader's own state; None if the loader keeps no state.
         generators: states of the generators of loader and samplers at the start of the running epoch; between two
             epochs, their current states.
-        counted: see `TrainerCounters`.
+        counted: what the trainer has counted so far.
         asked_accumulation: micro-batches per step that the script requests; the run may use another number. 0 in
             files of older releases.
         is_irregular: whether the run has steps of several sizes, so that the number of steps does not determine the
             position in the data.
-        rng: the current random number states. The Trainer's own file has the states of all devices that were visible
-            to the rank, and does not say which device the rank used.
+        rng: the current random number states. They are saved here because the Trainer's own file has the states of
+            all devices that were visible to the rank, and does not say which device the rank used.
         fetched: the random number states for the batches that were read ahead; see `Fetches.state`.
-        generation: see `generation_settings`.
+        generation: the settings with which the model generates text; see `generation_settings`.
     """
 
     loss: LossTotals
@@ -249,7 +249,7 @@ class RollbackPoint:
     all counters, and the buffers that a forward pass may change (not those of a quantized base model of adapters).
 
     Args:
-        trainer: at a step boundary.
+        trainer: the Trainer, at a step boundary.
         pending: the work that is due at this boundary.
         loader_state: the position in the data.
         with_buffers: whether to copy buffers. An evaluation does not change them.

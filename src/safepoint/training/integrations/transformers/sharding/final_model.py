@@ -31,7 +31,7 @@ class UnplannableError(Exception):
 def plan_final_model(
     model: Any, folder: Path, peers: Peers, save: Callable[[dict[str, torch.Tensor]], None], *, step: int | None
 ) -> Streams | None:
-    """Plan the model's files; all ranks call it.
+    """Plan the model's files; all ranks call this function.
 
     If the model has adapters, only the adapters are saved. They are small, so the first rank gathers and writes them.
 
@@ -40,13 +40,13 @@ def plan_final_model(
         folder: where the first rank writes small files.
         peers: all ranks.
         save: writes a state dict and its accompanying files into the folder; only called on the first rank.
-        step: see `Streams`.
+        step: the step of the checkpoint that has the same weights; None if there is no such checkpoint.
 
     Returns:
         The files that are still to be written; None if all are written.
 
     Raises:
-        UnplannableError: there is no plan; raised on all ranks, before weights are written.
+        UnplannableError: the files cannot be planned; raised on all ranks, before weights are written.
         OSError: the disk is full or missing; on the first rank.
         PeerError: a rank is gone.
     """

@@ -164,7 +164,7 @@ class Repartition:
     # ---- loading --------------------------------------------------------------------------------------------
 
     def load(self, original: Callable[..., Any], engine: Any, checkpoint_path: Any, **kwargs: Any) -> None:
-        """Override the function with which the Trainer loads a checkpoint of DeepSpeed: load the copy, if needed."""
+        """Replaces the function with which the Trainer loads a checkpoint of DeepSpeed: loads the copy, if needed."""
         path = Path(checkpoint_path)
         if self._copy is None or self._copy.of != path:
             self._copy_later(path)
@@ -230,10 +230,10 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
 
     Args:
         trainer: the Trainer, which is about to train.
-        manifest: of a checkpoint that was written under this run's strategy.
+        manifest: the manifest of a checkpoint that was written under this run's strategy.
 
     Raises:
-        ConflictError: with the reason.
+        ConflictError: the change is not supported; the message says why.
     """
     if not _is_needed(trainer, manifest):
         return
@@ -270,7 +270,7 @@ def follow_accumulation(trainer: Any) -> None:
     if "train_batch_size" in settings.config:
         samples = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
         settings.config["train_batch_size"] = samples
-    settings.mismatches.clear()  # some are about the script's value; the next line finds all others again
+    settings.mismatches.clear()  # some are about the script's value; the next line finds the other mismatches again
     settings.trainer_config_process(args)
 
 

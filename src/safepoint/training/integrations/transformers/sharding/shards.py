@@ -1,4 +1,4 @@
-"""Which rank has which bytes of each weight, for every strategy."""
+"""Which rank has which bytes of each weight, for every strategy by which ranks share a model (DDP, FSDP, ZeRO)."""
 
 import contextlib
 import sys

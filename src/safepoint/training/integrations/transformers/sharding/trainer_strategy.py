@@ -19,7 +19,7 @@ _SHARDS = "pytorch_model_fsdp_0/"
 
 
 def strategy_of(trainer: Any) -> str:
-    """`single`, `ddp`, `fsdp` or `deepspeed`."""
+    """The Trainer's strategy: `single`, `ddp`, `fsdp` or `deepspeed`."""
     if trainer.is_deepspeed_enabled:
         return "deepspeed"
     if trainer.is_fsdp_enabled:
@@ -40,7 +40,7 @@ def check_supported(trainer: Any, *, world_size: int) -> None:
         world_size: the number of ranks that were started.
 
     Raises:
-        UsageError: with the reason.
+        UsageError: the checkpoints could not be resumed; the message says why.
     """
     if trainer.args.world_size != world_size:
         raise UsageError(
