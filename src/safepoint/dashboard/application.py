@@ -54,6 +54,7 @@ def make_application(
     sessions: Sessions,
     *,
     link_used: Callable[[str], None] = lambda role: None,
+    started: Callable[[], None] = lambda: None,
 ) -> Starlette:
     """The application for Starlette's server.
 
@@ -62,6 +63,7 @@ def make_application(
         openers: for each place, as `--on` names it, a function that opens its jobs.
         sessions: the links and cookies.
         link_used: called with the role of each link that was used.
+        started: called when requests are about to be answered, and signals end the server in order.
     """
     places = Places(openers)
     live = Live(places)
@@ -79,6 +81,7 @@ def make_application(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         live.start(asyncio.get_running_loop())
+        started()
         try:
             yield
         finally:

@@ -41,8 +41,16 @@ def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Ca
         link = f"{settings.address(port)}{ENTER}?token={sessions.new_link(role)}"
         show(f"Open {link}" if used is None else f"A link was used ({used}). The next one is {link}")
 
+    def started() -> None:
+        show_link()
+        show("Each link works once. Ctrl-C ends the dashboard; the jobs continue.")
+
     application = make_application(
-        replace(settings, port=port), openers, sessions, link_used=lambda used: show_link(str(used))
+        replace(settings, port=port),
+        openers,
+        sessions,
+        link_used=lambda used: show_link(str(used)),
+        started=started,
     )
     config = uvicorn.Config(
         application,
@@ -57,8 +65,6 @@ def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Ca
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
     )
-    show_link()
-    show("Each link works once. Ctrl-C ends the dashboard; the jobs continue.")
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
 

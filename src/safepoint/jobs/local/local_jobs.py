@@ -96,8 +96,7 @@ class LocalJobs:
 
     def report_mark(self, name: str) -> tuple[object, ...]:
         """A value that changes when the ranks of a job have reported progress or an event."""
-        # Called for every active job, several times a second: without objects of Path.
-        folder = f"{job_folder('')}{os.sep}{name}{os.sep}"
+        folder = f"{job_folder('')}{os.sep}{name}{os.sep}"  # objects of Path would be slow for many jobs
         return rank_reports.mark_of(folder + PROGRESS_NAME), rank_reports.mark_of(folder + rank_reports.EVENTS)
 
     def metrics_file(self, name: str) -> Path:
