@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.progress import metric_history
-from safepoint.progress.metric_history import MetricHistory, current_points, point_of, read_points
+from safepoint.progress.metric_history import MetricHistory, MetricReader, current_points, point_of, read_points
 from safepoint.progress.record import Progress, State
 
 
@@ -68,3 +68,21 @@ def test_a_write_that_fails_loses_only_the_point(tmp_path: Path) -> None:
     """A folder that is gone must not end a training."""
     MetricHistory([tmp_path / "gone" / "metrics.jsonl"]).add(report(1))
     MetricHistory([]).add(report(1))
+
+
+def test_a_reader_reads_only_what_is_new(tmp_path: Path) -> None:
+    """A line that is being written waits for its end; a file that was thinned or replaced is read again."""
+    path = tmp_path / "metrics.jsonl"
+    reader = MetricReader(path)
+    assert reader.read() == []
+    lines = [point_of(report(step)).to_line() for step in range(1, 6)]
+    path.write_bytes(lines[0] + lines[1][:10])
+    assert [point.step for point in reader.read()] == [1]
+    with path.open("ab") as stream:
+        stream.write(lines[1][10:] + lines[2])
+    assert [point.step for point in reader.read()] == [1, 2, 3]
+    new = tmp_path / "new"
+    new.write_bytes(lines[3] + b"no point\n" + lines[4])
+    new.replace(path)
+    assert [point.step for point in reader.read()] == [4, 5]
+    assert [point.step for point in read_points(path, last_bytes=len(lines[4]))] == [5]

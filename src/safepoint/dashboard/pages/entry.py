@@ -1,5 +1,6 @@
 """The exchange of a one-time link for a cookie, the start page, and new links for others."""
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -42,8 +43,9 @@ async def links(request: Request) -> Response:
     role = Role.OPERATOR if request.state.form.get("role") == Role.OPERATOR else Role.VIEWER
     token = context.sessions.new_link(role)
     base = f"{request.url.scheme}://{request.headers['host']}"
-    link = f"{base}{ENTER}?token={token}"
-    return respond(request, "link.html", {"link": link, "role": str(role)}, link=link, role=role)
+    # This one address may be shown with its token; others are shown without passwords and tokens.
+    link = Markup.escape(f"{base}{ENTER}?token={token}")
+    return respond(request, "link.html", {"path": ENTER, "token": token, "role": str(role)}, link=link, role=role)
 
 
 routes = [
