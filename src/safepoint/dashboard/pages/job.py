@@ -110,8 +110,11 @@ def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: in
     # A connection of its own: an output may be long, and the thread of the place must not wait for it.
     with reader.open_jobs("dashboard") as jobs:
         # A search reads everything; without one, the end of a long output is enough.
-        limit = {"last_bytes": _TAIL_BYTES} if isinstance(jobs, LocalJobs) and not query else {}
-        lines = (line for line in jobs.logs(name, rank=rank, **limit) if wanted in line.text.lower())
+        if isinstance(jobs, LocalJobs) and not query:
+            found = jobs.logs(name, rank=rank, last_bytes=_TAIL_BYTES)
+        else:
+            found = jobs.logs(name, rank=rank)
+        lines = (line for line in found if wanted in line.text.lower())
         last = collections.deque(lines, maxlen=most)
     return [LogLine(source=line.source, text=line.text[:_LONGEST_LINE]) for line in last]
 

@@ -20,7 +20,7 @@ class JobCost:
 
     Args:
         listed: the job.
-        unit: `GPU` or `CPU`: what its slots are.
+        unit: what its slots are: `GPU`, `CPU`, or `rank` for a job on a cluster, whose devices are not known.
         num_slots: its slots.
         held_s: for how long it has held them.
         lost_s: work that was done again.
@@ -63,13 +63,14 @@ def read_costs(places: Places, *, price: float) -> list[JobCost]:
 def _cost(reader: PlaceReader, one: ListedJob, price: float) -> JobCost:
     job = one.job
     gpus = job.particulars.get("gpu_per_node") or 0
-    slots = gpus or job.particulars.get("cpu_per_node") or job.ranks_per_node or 1
+    cpus = job.particulars.get("cpu_per_node") or 0
+    slots = gpus or cpus or job.ranks_per_node or 1
     num_slots = int(slots) * job.num_nodes
     attempts, history = _read(reader, one)
     document = cost_document(job.name, history, price=price * num_slots, interval_s=_INTERVAL_S)
     return JobCost(
         listed=one,
-        unit="GPU" if gpus else "CPU",
+        unit="GPU" if gpus else "CPU" if cpus else "rank",
         num_slots=num_slots,
         held_s=held_s(attempts, num_slots=int(slots)),
         lost_s=history.lost_s * num_slots,
