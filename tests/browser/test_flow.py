@@ -61,7 +61,7 @@ def test_the_life_of_a_job(place: Place, dashboard: Served, sign_in: SignIn) -> 
     place.complete("tiny")
     assert place.events("tiny", "resumed")[-1]["step"] == older
     page.goto(f"{dashboard.base}/jobs/local/tiny")
-    page.get_by_text("Finished at step").wait_for()
+    page.locator(".sentence", has_text="Finished at step").wait_for()
 
     page.get_by_role("link", name="Delete").first.click()
     page.get_by_role("button", name="Delete").click()

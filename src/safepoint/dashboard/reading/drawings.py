@@ -164,7 +164,7 @@ def timeline_of(attempts: Sequence[AttemptRecord], events: Sequence[JobEvent]) -
     span_s = max(end_s - begin_s, 1e-3)
 
     def across(seconds: float) -> float:
-        return round(min(1000.0, max(0.0, (seconds - begin_s) / span_s * 1000)), 1)
+        return round(min(998.0, max(0.0, (seconds - begin_s) / span_s * 1000)), 1)
 
     bars = [
         Bar(x=across(begin), width=max(1.0, across(end) - across(begin)), attempt=attempt)
