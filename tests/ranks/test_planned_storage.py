@@ -118,7 +118,7 @@ def test_a_checkpoint_is_as_large_as_planned(strategy: Strategy, kind: str, tmp_
             "--hidden",
             str(_HIDDEN),
             *given,
-            *(() if kind.startswith("full") else (f"--{kind.partition('-')[0]}",)),
+            *_options_of(kind),
         ),
         # The epoch does not end: at its end the state of the data has no second random number state.
         *("--samples", "1024", "--max-steps", "24", "--save-strategy", "steps", "--save-steps", "4"),

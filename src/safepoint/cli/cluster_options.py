@@ -184,6 +184,8 @@ class SubmitOptions:
         image: the container image of the pods; None for that of the runtime.
         memory: the memory of each pod, as Kubernetes writes it, such as `32Gi`.
         code: a folder whose files are sent to the pods.
+        local_limit: with an object store, the size limit of the local folder for checkpoints, or `none`; None for
+            that of the plan.
         is_dry_run: print the Kubernetes objects of the job, and create nothing.
     """
 
@@ -193,6 +195,7 @@ class SubmitOptions:
     image: str | None = None
     memory: str | None = None
     code: Path | None = None
+    local_limit: str | None = None
     is_dry_run: bool = False
 
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import stat
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -14,9 +15,11 @@ from safepoint.answers.job_documents import job_document
 from safepoint.cli.cluster_options import SubmitOptions, connected, options_of
 from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError, printable
-from safepoint.jobs.cluster.objects import Object
-from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, ClusterSpec, kubernetes_resources
+from safepoint.jobs.cluster.objects import Object, texts
+from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit, planned_in
+from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, RECORD, ClusterSpec, kubernetes_resources, read_record
 from safepoint.jobs.model.spec import name_from
+from safepoint.planning.submitted import needs_of
 from safepoint.settings.run_settings import RunSettings, variable
 
 _MOST_CODE_BYTES = 512 << 20
@@ -64,7 +67,8 @@ def spec_of(
         files[Path(script).name] = _read(Path(script))
         script = Path(script).name
     asked = {"cpu": cpu, "gpu": gpu, "memory": options.memory}
-    return ClusterSpec(
+    limit = options.local_limit
+    spec = ClusterSpec(
         name=name_from(Path(program[0]).stem, secrets.token_hex(2)) if name is None else name,
         program=(script, *arguments),
         is_module=is_module,
@@ -83,8 +87,11 @@ def spec_of(
         priority_class=options.priority_class,
         given=frozenset(map(variable, given)),
         grace_s=round(settings.grace_s) if "grace" in given else None,
+        staging_bytes=None if limit is None else parse_local_limit("--local-limit", limit, settings),
+        is_staging_given=limit is not None,
         max_restarts=max_restarts,
     )
+    return replace(spec, needs=needs_of(outline_of(spec), arguments, code=options.code))
 
 
 def zip_of(folder: Path) -> bytes:
@@ -166,6 +173,7 @@ def submit(on: str, namespace: str | None, spec: ClusterSpec, *, is_dry_run: boo
         if "memory" in spec.resources:
             memory = spec.resources["memory"]
             lines.append(f"each pod has {memory} of memory, for the training, its snapshots and /dev/shm together")
+        lines += job.planned
         lines.append("")
         lines += [f"  safepoint {command} {job.name}{options}" for command in ("status", "logs -f", "suspend")]
         print_answer(as_json, job_document(jobs, job), lines)
@@ -181,4 +189,7 @@ def _print_objects(objects: list[Object], *, as_json: bool) -> None:
         {**item, "stringData": dict.fromkeys(item["stringData"], "…")} if "stringData" in item else item
         for item in objects
     ]
+    # The objects are last, so that the output can still be applied.
+    for text in planned_in(read_record(texts(objects[-1], "metadata", "annotations").get(RECORD))):
+        typer.echo(f"# {printable(text)}")
     typer.echo("---\n".join(yaml.safe_dump(item, sort_keys=False) for item in shown).rstrip())

@@ -6,6 +6,7 @@ the metadata of DCP, and the small files (random number states, the Trainer's st
 measured once. docs/planning.md compares the sum with real checkpoints of each strategy.
 """
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -219,6 +220,11 @@ def _model_files(training: Training) -> list[Group]:
 
 def weights_file_bytes(tensors: Sequence[Tensor], dtype: str) -> int:
     """The size of the safetensors files that `save_pretrained` writes, with their index if there are several."""
+    return _weights_file_bytes(tuple(tensors), dtype)
+
+
+@functools.lru_cache(maxsize=8)  # a plan needs it several times, and a model with many experts takes a second
+def _weights_file_bytes(tensors: tuple[Tensor, ...], dtype: str) -> int:
     return _files_bytes([shape for one in tensors for shape in _stored(one, KINDS[dtype])])
 
 

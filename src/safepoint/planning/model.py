@@ -317,7 +317,7 @@ def of_count(
     """
     if not 10_000 <= num_parameters <= _MOST_PARAMETERS:
         raise UsageError(
-            f"--params {num_parameters} is not the number of parameters of a model; nothing was computed",
+            f"--params {num_parameters:.12g} is not the number of parameters of a model; nothing was computed",
             hint="write a number such as 8B, 350M or 70e9, from 10k to 1000T",
         )
     depth = layers or min(_LAYERS, key=lambda pair: abs(pair[0] - num_parameters))[1]

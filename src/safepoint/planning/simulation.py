@@ -6,8 +6,8 @@ to simulate than one that never saves.
 
 What is kept is exact for each interruption: the newest save that was durable, the newest complete snapshot, or all. A
 snapshot from which ranks resume is durable only after the keeper has written it; a machine that is lost before that
-    costs this snapshot too. An interruption during a restart begins another one. While a job waits in a queue,
-    nothing fails.
+costs this snapshot too. An interruption during a restart begins another one. While a job waits in a queue, nothing
+fails.
 
 The simulation is deterministic: trial n of a seed always draws the same interruptions, whatever the policy.
 """

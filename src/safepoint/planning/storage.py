@@ -225,6 +225,7 @@ class StoragePlan:
         first_pod: the pod that writes most, with a folder of its own (emptyDir) and an object store.
         other_pod: each other pod; None with one pod.
         claim_bytes: a claim that all pods share, in whole GiB; the model's download is not in it.
+        cache_bytes: what each pod then needs for the downloaded model, with the safety buffer, in whole GiB.
         bucket_bytes: what the object store holds at most with `store_keep`; None without a limit.
         snapshot_bytes: host memory for snapshots on the first node, if all nodes share a folder.
         times: durations.
@@ -241,6 +242,7 @@ class StoragePlan:
     first_pod: Pod
     other_pod: Pod | None
     claim_bytes: int
+    cache_bytes: int
     bucket_bytes: int | None
     snapshot_bytes: int
     times: Times
@@ -284,7 +286,8 @@ def plan_storage(run: Run) -> StoragePlan:
         memory=_memory(run),
         first_pod=pods[0],
         other_pod=pods[1] if run.nodes > 1 else None,
-        claim_bytes=whole_gib(_with_buffer((run.keep + 1) * total + final_bytes)),
+        claim_bytes=whole_gib(with_buffer((run.keep + 1) * total + final_bytes)),
+        cache_bytes=whole_gib(with_buffer(weights_bytes)),
         bucket_bytes=None if run.store_keep is None else (run.store_keep + 1) * total + final_bytes,
         snapshot_bytes=_snapshot_bytes(run, groups, scale),
         times=times,
@@ -337,14 +340,15 @@ def _pod(run: Run, *, total: int, own: int, weights_bytes: int, final_bytes: int
         Term(
             "safety buffer",
             _DOCUMENTED_BUFFER_BYTES,
-            _with_buffer(needed) - needed,
+            with_buffer(needed) - needed,
             "5 %, at least 1 GiB: events, logs, and what the script writes",
         )
     )
     return Pod(terms=tuple(terms), checkpoint_bytes=own)
 
 
-def _with_buffer(num_bytes: int) -> int:
+def with_buffer(num_bytes: int) -> int:
+    """The bytes with the safety buffer: 5 %, at least 1 GiB."""
     return num_bytes + max(_LEAST_BUFFER_BYTES, math.ceil(_BUFFER_SHARE * num_bytes))
 
 

@@ -1,25 +1,30 @@
 """Kubeflow's backend for a cluster, extended so that jobs can be saved, suspended, resumed and scaled."""
 
+import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.errors import NotFoundError, UsageError
+from safepoint.estimates.job_needs import JobNeeds
 from safepoint.foundation.environment import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
 from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly
 from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
+from safepoint.jobs.cluster.objects import at
+from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.jobs.model.spec import name_from
+from safepoint.planning.submitted import needs_of
 from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.initializers import initializer_of
 from safepoint.sdk.options import SetByOptions, apply_options
@@ -66,7 +71,8 @@ class ClusterBackend(KubernetesBackend):
         with as_kubeflow_raises():
             spec = cluster_spec(trainer, name, apply_options(options or [], trainer, self))
             parts, initializer_secrets = initializer_of(initializer)
-            return self._jobs.submit(replace(spec, initializer=parts, initializer_secrets=initializer_secrets)).name
+            spec = replace(spec, initializer=parts, initializer_secrets=initializer_secrets)
+            return self._jobs.submit(replace(spec, needs=job_needs(trainer, spec))).name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
         """All jobs of the namespace, oldest first, also those that Safepoint did not submit."""
@@ -227,6 +233,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         storage["AWS_CA_BUNDLE"] = f"{SHIPPED_TO}/{_AUTHORITIES}"
     grace_s = trainer.grace_period_seconds
     settings = replace(trainer.run_settings(), wording="sdk")
+    limit = trainer.local_limit
     poll = {f"{TRACKING}/metrics-poll-interval": str(trainer.metrics_poll_interval_seconds)}
     if not trainer.enable_progression_tracking:
         poll = {}
@@ -244,7 +251,8 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         image=trainer.image,
         queue=options.labels.get(QUEUE_LABEL),
         grace_s=None if grace_s is None else round(grace_s),
-        staging_bytes=None,
+        staging_bytes=None if limit is None else parse_local_limit("local_limit", str(limit), settings),
+        is_staging_given=limit is not None,
         labels=options.labels,
         annotations={**poll, **options.annotations},
         patches=options.patches,
@@ -252,6 +260,18 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         package_indexes=tuple(trainer.pip_index_urls),
         deadline_s=options.deadline_s,
     )
+
+
+def job_needs(trainer: TransformersTrainer, spec: ClusterSpec) -> JobNeeds | None:
+    """What the job needs, if the arguments of its program or its initializer name a model that is on this machine."""
+    arguments: Sequence[str] = spec.program[1:]
+    if callable(trainer.function):
+        words: list[str] = []
+        for name, value in (trainer.func_args or {}).items():
+            with contextlib.suppress(UsageError):  # a function may have arguments that are no options
+                words += as_options({name: value})
+        arguments = words
+    return needs_of(outline_of(spec), arguments, model_uri=at(spec.initializer, "model", "storageUri"))
 
 
 def _certificates(file: str | os.PathLike[str]) -> bytes:

@@ -57,6 +57,7 @@ TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
         words="a string or a mapping", fits=lambda value: TEXT.fits(value) or NAMED.fits(value)
     ).optional,
     "staging_size": Kind(words="a size in bytes, or a string such as 8Gi", fits=_is_size).optional,
+    "local_limit": Kind(words="a size in bytes, a string such as 200Gi, or 'none'", fits=_is_size).optional,
     "ca_bundle": PATH.optional,
     "save_every": Kind(words="a string such as 10m, or auto", fits=TEXT.fits).optional,
     "on_upload_failure": TEXT,
@@ -136,6 +137,9 @@ class TransformersTrainer(types.CustomTrainer):
         retention: the checkpoints to keep in the output folder and in the object store, as policies:
             `newest=2,every=1000,best=1:eval_loss`. `{"local": …, "store": …}` sets them separately.
         staging_size: maximum memory for all snapshots of a node, as a number of bytes or a string such as `8Gi`.
+        local_limit: with `s3://` on a cluster, the size limit of the local folder for checkpoints, as a number of
+            bytes or a string such as `200Gi`; `none` for no limit. None takes the size that the plan of the model
+            has, if func_args or the initializer name a model that can be read; else there is no limit.
         ca_bundle: a PEM file with the CA certificates for the object store. For a job on a cluster, Safepoint sends
             the file to the pods; a path that does not exist on this machine is used as a path in the pods.
         save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint derives the time
@@ -175,6 +179,7 @@ class TransformersTrainer(types.CustomTrainer):
     grace_period_seconds: float | None = field(default=None, kw_only=True)
     retention: str | Mapping[str, str] | None = field(default=None, kw_only=True)
     staging_size: int | str | None = field(default=None, kw_only=True)
+    local_limit: int | str | None = field(default=None, kw_only=True)
     ca_bundle: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     save_every: str | None = field(default=None, kw_only=True)
     snapshot_steps: int | str | None = field(default=None, kw_only=True)

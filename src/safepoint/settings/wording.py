@@ -23,6 +23,8 @@ _FIELDS = {
     "--allow-batch-change": "allow_batch_change=True",
     "--snapshot-steps": "snapshot_steps",
     "--snapshot-memory": "staging_size",
+    "--local-limit": "local_limit",
+    "--memory": "resources_per_node (memory)",
     "--extra-files-limit": "extra_files_limit",
     "--metrics-port": "metrics_port",
     "--nnodes": "num_nodes",

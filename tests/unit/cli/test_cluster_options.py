@@ -1,5 +1,6 @@
 """Tests of safepoint.cli.cluster_options: places of the settings, without a cluster."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,27 @@ def test_an_option_that_equals_its_default_is_given_all_the_same(
     assert sent["SAFEPOINT_GRACE"] == str(grace_s or 60)
     assert (sent["SAFEPOINT_RESUME"], sent["SAFEPOINT_VERIFY_ACCESS"]) == ("auto", "1")
     assert "SAFEPOINT_ON_UPLOAD_FAILURE" not in sent
+
+
+def test_the_plan_of_a_model_that_an_argument_names(submitted: list[ClusterSpec], tmp_path: Path) -> None:
+    fields = {"model_type": "llama", "vocab_size": 64, "hidden_size": 8, "intermediate_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 1, "num_attention_heads": 2}))
+    where = ("--on", "a", "--output-dir", "s3://b/run", "--save-total-limit", "2")
+    named = ("train.py", "--model_name_or_path", str(tmp_path / "config.json"))
+    for options in ((), ("--local-limit", "5Gi"), ("--local-limit", "none")):
+        done = safepoint("submit", *where, *options, *named)
+        assert done.code == 0, done.stderr
+    automatic, given, none = submitted
+    assert automatic.needs is not None
+    assert automatic.needs.local_bytes is not None
+    assert (automatic.staging_bytes, automatic.is_staging_given) == (None, False)
+    assert (given.staging_bytes, given.is_staging_given) == (5 << 30, True)
+    assert (none.staging_bytes, none.is_staging_given) == (None, True)
+    assert safepoint("submit", *where, "train.py").code == 0
+    assert submitted[-1].needs is None
+
+
+def test_a_local_limit_without_a_local_folder_is_a_warning(submitted: list[ClusterSpec]) -> None:
+    done = safepoint("submit", "--on", "a", "--output-dir", "pvc://c/run", "--local-limit", "5Gi", "train.py")
+    assert (done.code, len(submitted)) == (0, 1)
+    assert "--local-limit 5Gi has no effect with output location pvc://c/run" in done.stderr

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from safepoint.errors import UsageError
@@ -98,6 +98,10 @@ def test_more_nodes_never_need_less_in_all(more: int, nodes: int, gpus: int, **v
 @settings(max_examples=40, deadline=None)
 @given(rank=st.integers(1, 16), more=st.integers(0, 16), **_RUNS)
 def test_a_larger_adapter_never_needs_less(rank: int, more: int, **values: Any) -> None:
+    """There are two exceptions. From 4,096 elements on, bitsandbytes keeps 8 bits in place of 32. And FSDP2 divides 4
+    rows among 3 ranks as 2 shards, but 3 rows as 3, and each shard has a header."""
+    assume(not values["optimizer"].endswith("8bit"))
+    assume(values["strategy"] is not Strategy.FSDP or values["nodes"] * values["gpus"] == 1)
     large, small = (plan_storage(_run(8_000_000, rank=one, **values)) for one in (rank + more, rank))
     _assert_not_less(large, small, leave_out=("snapshots",))
 

@@ -1,6 +1,7 @@
 """Red Hat's public cases of the SDK on a cluster: what a trainer becomes (docs/notebooks.md has the table)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster.manifests import Runtime, manifests_for
 from safepoint.sdk import PeriodicCheckpointConfig, TransformersTrainer
-from safepoint.sdk.cluster_backend import cluster_spec
+from safepoint.sdk.cluster_backend import cluster_spec, job_needs
 from safepoint.sdk.options import SetByOptions, apply_options
 from safepoint.sdk.upstream import KubernetesBackend, kubernetes_options
 from safepoint.sdk.values import states_of
@@ -206,3 +207,57 @@ def test_certificates_are_brought_along(tmp_path: Path) -> None:
 def test_intervals_of_a_wait(interval: int) -> None:
     with pytest.raises(UsageError, match="must be more than 0"):
         states_of({"Complete"}, interval)
+
+
+# ---- sizes of the plan, which Red Hat's SDK does not have -----------------------------------------------------
+
+
+def test_the_plan_of_a_model_that_the_arguments_name(tmp_path: Path) -> None:
+    fields = {"model_type": "llama", "vocab_size": 64, "hidden_size": 8, "intermediate_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 1, "num_attention_heads": 2}))
+
+    def tune(model_name_or_path: str, bf16: bool, labels: list[str | None]) -> None:
+        print(model_name_or_path, bf16, labels)
+
+    trainer = TransformersTrainer(
+        func=tune,
+        func_args={"model_name_or_path": str(tmp_path / "config.json"), "bf16": True, "labels": [None]},
+        output_dir="s3://bucket/run",
+        data_connection_name="models",
+        periodic_checkpoint_config=PeriodicCheckpointConfig(),
+        resources_per_node={"nvidia.com/gpu": 1},
+    )
+    spec = cluster_spec(trainer, "torch", SetByOptions(**NOTHING))
+    needs = job_needs(trainer, spec)
+    assert needs is not None
+    assert (needs.problem, needs.unlimited) == ("", "")
+    found = pod(manifests_for(replace(spec, needs=needs), Runtime(document=runtime())).trainjob)
+    (limit,) = [one["emptyDir"] for one in found["volumes"] if one["name"] == "checkpoint-storage"]
+    assert limit == {"sizeLimit": str(needs.local_bytes)}
+
+
+def test_the_plan_of_a_model_that_the_initializer_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--tiny"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    fields = {"model_type": "llama", "vocab_size": 64, "hidden_size": 8, "intermediate_size": 16}
+    (snapshot / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 1, "num_attention_heads": 2}))
+    trainer = TransformersTrainer(func=train, output_dir="pvc://claim/run")
+    spec = cluster_spec(trainer, "torch", SetByOptions(**NOTHING))
+    named = replace(spec, initializer={"model": {"storageUri": "hf://org/tiny"}})
+    needs = job_needs(trainer, named)
+    assert needs is not None
+    assert "hf://org/tiny" in needs.model
+    assert job_needs(trainer, spec) is None
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("8Gi", 8 << 30), (8 << 30, 8 << 30), ("none", None)])
+def test_a_limit_of_the_local_folder(limit: int | str, expected: int | None) -> None:
+    trainer = TransformersTrainer(
+        func=train, output_dir="s3://bucket/run", data_connection_name="models", local_limit=limit
+    )
+    spec = cluster_spec(trainer, "torch", SetByOptions(**NOTHING))
+    assert (spec.staging_bytes, spec.is_staging_given) == (expected, True)

@@ -148,6 +148,14 @@ def submit(
             "it.",
         ),
     ] = None,
+    local_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE|none",
+            help="With --on and an object store: the size limit of the local folder for checkpoints, such as 200Gi.",
+            show_default="from the model if the arguments name it, see docs/cluster.md; else none",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="With --on: print the job's Kubernetes objects, and create nothing."),
@@ -175,6 +183,7 @@ def submit(
         image=image,
         memory=memory,
         code=code,
+        local_limit=local_limit,
         is_dry_run=dry_run,
     )
     if form not in {None, "yaml", "json"}:

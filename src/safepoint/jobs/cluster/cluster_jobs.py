@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
+from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import (
     AccessDeniedError,
     ConflictError,
@@ -27,7 +28,7 @@ from safepoint.jobs.cluster.changes.trainer_releases import form_for
 from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
-from safepoint.jobs.cluster.helper.job_storage import JobStorage, storage_of
+from safepoint.jobs.cluster.helper.job_storage import JobStorage, open_store_of, storage_of
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
@@ -194,6 +195,10 @@ class ClusterJobs:
         """
         return storage_of(self._api, self.observe(name).trainjob)
 
+    def inventory_of(self, name: str) -> Inventory | None:
+        """A job's checkpoints in its object store; see `open_store_of`."""
+        return open_store_of(self._api, self.observe(name).trainjob)
+
     def attempts(self, name: str) -> list[AttemptRecord]:
         """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
         return list(self.job(name).attempts)
@@ -259,11 +264,15 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """The events of a job that the cluster still keeps, oldest first, including those of its deleted pods."""
+        """What the plan of a job said, then the events that the cluster still has, oldest first, also of old pods."""
         seen = self.observe(name)
-        created = describe(seen, place=self.place).created
-        found = events_of_job(seen, self._api.objects("events"), since=created)
-        return [
+        job = describe(seen, place=self.place)
+        found = events_of_job(seen, self._api.objects("events"), since=job.created)
+        planned = [
+            JobEvent(time=job.created, name="Planned", actor="safepoint", cause=text, detail={})
+            for text in job.planned
+        ]
+        return planned + [
             JobEvent(
                 time=event_time(item),
                 name=str(at(item, "reason") or ""),

@@ -16,6 +16,7 @@ from safepoint.foundation.volumes.room import STORAGE_LIMIT
 from safepoint.jobs.cluster import large_code, pod_archive
 from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+from safepoint.jobs.cluster.planned_sizes import sentences_of, with_planned_limit
 from safepoint.jobs.cluster.records.storage_record import FILE as STORAGE_FILE
 from safepoint.jobs.cluster.records.storage_record import storage_record_of
 from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, QUEUE_LABEL, RECORD, SECRET_TYPE, ClusterSpec
@@ -168,6 +169,9 @@ def manifests_for(
     if spec.grace_s not in {None, runtime.grace_s} and with_runtime:
         own_runtime = _own_runtime(spec, runtime)
     grace_s = runtime.grace_s if own_runtime is None or spec.grace_s is None else spec.grace_s
+    is_mounted = CHECKPOINTS in runtime.mounted(spec.patches)
+    spec = with_planned_limit(spec, CHECKPOINTS, is_mounted=is_mounted)
+    planned = sentences_of(spec, CHECKPOINTS, grace_s=grace_s, is_mounted=is_mounted)
     secret = nodes_secret(spec.name) if spec.num_nodes > 1 and with_secret else None
     archive = pod_archive.build_archive()
     spec, code = large_code.split(spec, room_bytes=_MOST_SHIPPED_BYTES - len(archive) - _STORAGE_RECORD_BYTES)
@@ -206,7 +210,7 @@ def manifests_for(
         "metadata": {
             "name": spec.name,
             "labels": labels,
-            "annotations": {RECORD: spec.to_record(), **_tracking(spec), **spec.annotations},
+            "annotations": {RECORD: spec.to_record(planned), **_tracking(spec), **spec.annotations},
         },
         "spec": {
             "runtimeRef": runtime_reference,

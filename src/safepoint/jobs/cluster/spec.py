@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from safepoint.errors import UsageError
+from safepoint.estimates.job_needs import JobNeeds
 from safepoint.jobs.cluster.objects import Object, name_of, texts
 from safepoint.jobs.model.identity import IDENTITY, SECRET_KEYS
 from safepoint.jobs.model.spec import check_name, check_packages, check_variables
@@ -62,6 +63,7 @@ class ClusterSpec:
         priority_class: Kueue's WorkloadPriorityClass, or None.
         grace_s: seconds between SIGTERM and SIGKILL; None for the grace period of the runtime.
         staging_bytes: with an object store, the size limit of the local folder for checkpoints; None for no limit.
+        is_staging_given: whether a user has set `staging_bytes`, so that the plan does not replace it.
         shared_memory_bytes: the size limit of /dev/shm; None for no limit but the pod's memory.
         max_restarts: how often a launcher restarts the ranks after a failure.
         labels: additional labels of the TrainJob.
@@ -73,6 +75,7 @@ class ClusterSpec:
         initializer: the `dataset` and the `model` that the cluster fetches to the claim of the runtime before the
             pods train, in the form of the TrainJob's `initializer`, without secrets.
         initializer_secrets: the variables with secrets of `dataset` and `model`; they become Secrets of the job.
+        needs: what the plan of the job's model says; None without a plan. See `planned_sizes`.
     """
 
     name: str
@@ -94,6 +97,7 @@ class ClusterSpec:
     priority_class: str | None = None
     grace_s: int | None = None
     staging_bytes: int | None = None
+    is_staging_given: bool = False
     shared_memory_bytes: int | None = None
     max_restarts: int = 3
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -106,6 +110,7 @@ class ClusterSpec:
     initializer_secrets: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, Mapping[str, str]], repr=False
     )
+    needs: JobNeeds | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -127,14 +132,18 @@ class ClusterSpec:
         check_packages(self.packages, self.package_indexes)
         check_shared(self.settings.output_dir, self.num_nodes)
 
-    def to_record(self) -> str:
+    def to_record(self, planned: Sequence[str] = ()) -> str:
         """This specification as JSON, without `files` and `code`. The TrainJob keeps it in the annotation `RECORD`.
 
         Commands that show the job, or change its number of nodes, read it there.
+
+        Args:
+            planned: what the plan of the job says; see `planned_sizes`.
         """
         record = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_RECORDED}
         record["settings"] = {key: text for key, text in self.settings.to_environment().items() if text}
         record["patches"] = list(self.patches)
+        record["planned"] = list(planned)
         record |= {name: dict(record[name]) for name in ("resources", "env", "labels", "annotations", "initializer")}
         return json.dumps(record, sort_keys=True)
 
@@ -149,7 +158,7 @@ def check_shared(output: str | None, num_nodes: int) -> None:
         )
 
 
-_NOT_RECORDED = {"files", "code", "given", "initializer_secrets"}
+_NOT_RECORDED = {"files", "code", "given", "initializer_secrets", "is_staging_given", "needs"}
 
 
 def plan_name(content: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
+from safepoint.jobs.cluster.planned_sizes import planned_in
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, read_receipt
 from safepoint.jobs.cluster.records.storage_record import named_output
@@ -114,6 +115,7 @@ class ClusterJob:
             attempt.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
         receipt: what its suspension has saved; None while the job is not suspended, or without a receipt.
+        planned: what the plan of its model said when it was submitted, and what was done about it.
     """
 
     name: str
@@ -139,6 +141,7 @@ class ClusterJob:
     attempts: tuple[AttemptRecord, ...]
     was_saved: bool | None = None
     receipt: Receipt | None = None
+    planned: tuple[str, ...] = ()
 
     @property
     def created_at(self) -> datetime:
@@ -165,7 +168,7 @@ class ClusterJob:
         """The fields that only a job on a cluster has, as JSON values."""
         own = ("place", "namespace", "queue", "is_ours", "grace_s")
         receipt = None if self.receipt is None else self.receipt.to_document()
-        return {**{name: getattr(self, name) for name in own}, "receipt": receipt}
+        return {**{name: getattr(self, name) for name in own}, "receipt": receipt, "planned": [*self.planned]}
 
 
 def describe(seen: Observed, *, place: str) -> ClusterJob:
@@ -214,6 +217,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         grace_s=number_in(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s,
         attempts=attempts,
         receipt=receipt,
+        planned=planned_in(record),
     )
 
 

@@ -133,7 +133,7 @@ def test_a_given_interval_that_is_too_short_has_a_note() -> None:
     assert [loss["interval_s"] for loss in document["policies"][1:]] == [3600, 3600, pytest.approx(17_999.99)]
     (note,) = document["notes"]
     assert note.startswith("snapshots and JIT: the interval is 5 h 00 m in place of 1h")
-    assert f"note  {note}" in safepoint(*words).stdout
+    assert f"note    {note}" in safepoint(*words).stdout
     assert safepoint(*words[:-2], "--json").document["notes"] == []
 
 
@@ -223,7 +223,7 @@ def test_a_simulation_with_everything() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((*INTERVAL, "--durable", "1s"), "--durable is shorter than --stall 2s"),
+        ((*INTERVAL, "--durable", "1s"), "--durable 1s is shorter than --stall 2s"),
         ((*INTERVAL, "--announced", "50"), "50 % is 0.5"),
         ((*INTERVAL, "--announced", "0.7", "--ranks-only", "0.7"), "more than 1 together"),
         (("plan", "interval", "--mtbf", "4", "--stall", "2s"), "--mtbf: '4' is not a time"),
@@ -292,6 +292,21 @@ def test_an_option_that_would_change_nothing_is_refused(words: str, expected: st
     assert (outcome.code, outcome.stdout) == (2, "")
     assert expected in " ".join(outcome.stderr.split())
     assert "nothing was computed" in " ".join(outcome.stderr.split())
+
+
+def test_the_answers_state_what_they_were_computed_with() -> None:
+    """Defaults too, and in JSON as numbers of seconds and bytes."""
+    words = ("plan", "interval", "--mtbf", "4h", "--stall", "2s", "--announced", "0.5")
+    assert "inputs         mtbf 4h, stall 2s, restart 0s, announced 0.5, ranks-only 0\n" in safepoint(*words).stdout
+    inputs = safepoint(*words, "--json").document["inputs"]
+    assert (inputs["between_s"], inputs["stall_s"], inputs["announced"]) == (14_400, 2, 0.5)
+    text = safepoint("plan", "cost", "--interruptions", "2/day").stdout
+    assert "inputs  price 0, interruptions 2/day, announced 1, ranks-only 0, job 72h, blocking 10m" in text
+    assert "notice-save" not in safepoint("plan", "cost", "--announced", "0").stdout
+    assert safepoint("plan", "cost", "--json").document["inputs"]["job_s"] == 72 * 3600
+    words = ("plan", "simulate", "--ranks", "8", "--trials", "2", "--state", "1G")
+    assert "platform   8 ranks on a machine, each with 1.0 GB; 2.0 GB/s from a machine" in safepoint(*words).stdout
+    assert safepoint(*words, "--json").document["inputs"]["state_bytes"] == 10**9
 
 
 def test_json_has_no_numbers_that_are_none() -> None:

@@ -56,6 +56,37 @@ def test_json_has_the_same_values(config: str) -> None:
     assert document["dtype"] == "bfloat16"
 
 
+def test_the_answer_states_what_it_was_computed_with(config: str) -> None:
+    words = (
+        "--mixed-precision",
+        "--lora-rank",
+        "8",
+        "--step-time",
+        "2s",
+        "--disk-speed",
+        "1G",
+        "--snapshot-slots",
+        "2",
+    )
+    document = _plan(config, *words, "--json").document
+    inputs = document["inputs"]
+    assert (inputs["is_mixed"], inputs["lora_rank"], inputs["is_quantized"]) == (True, 8, False)
+    assert (inputs["step_s"], inputs["disk_bytes_per_s"], inputs["snapshot_slots"]) == (2, 10**9, 2)
+    text = _plan(config, *words).stdout
+    assert (
+        "speeds         upload 68.0 MB/s, download 479 MB/s, disk 1.0 GB/s, network 1.2 GB/s; a step takes 2.00 s"
+        in text
+    )
+
+
+def test_a_cache_of_its_own_has_the_buffer_too(config: str) -> None:
+    """With a shared claim, the downloaded model is on another volume."""
+    document = _plan(config, "--json").document
+    weights = document["first_pod"]["terms"][0]["bytes"]
+    assert document["cache_bytes"] >= weights + (1 << 30)
+    assert document["cache_bytes"] % (1 << 30) == 0
+
+
 def test_a_number_of_parameters_in_place_of_a_model() -> None:
     outcome = _plan("--params", "70B", "--strategy", "zero3", "--lora-rank", "16", "--nodes", "2", "--gpus", "8")
     assert "LoRA of rank 16" in outcome.stdout

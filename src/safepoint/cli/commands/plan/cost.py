@@ -1,6 +1,7 @@
 """`safepoint plan cost`: what interruptions cost, under different policies or in the history of a job."""
 
 import math
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -8,12 +9,25 @@ import typer
 from safepoint.answers.costs import cost_document, history_of
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
 from safepoint.cli.commands.jobs import complete_job
-from safepoint.cli.commands.plan.options import Json, amount, check_shares, duration, per_second, refuse_ignored
+from safepoint.cli.commands.plan.options import (
+    Announced,
+    Json,
+    RanksOnly,
+    Restart,
+    amount,
+    check_shares,
+    duration,
+    inputs_line,
+    per_second,
+    refuse_ignored,
+    time,
+)
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.estimates.interval import SHORTEST_STEP_S, Interruptions
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration, plural
+from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.planning.costs import JobHistory, Loss, Situation, example_of_article, losses
 
 _OF_A_MONTH = {
@@ -53,34 +67,18 @@ def cost(
     interruptions: Annotated[
         str, typer.Option(metavar="RATE", help="Interruptions of the job, of any kind, such as 4/week.")
     ] = "4/week",
-    announced: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of them that SIGTERM announces in time for a save, 0 to 1.")
-    ] = 1.0,
-    ranks_only: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of them that end ranks and not their machine, 0 to 1.")
-    ] = 0.0,
-    job: Annotated[str, typer.Option(metavar="TIME", help="How long the job trains without interruptions.")] = "72h",
+    announced: Announced = 1.0,
+    ranks_only: RanksOnly = 0.0,
+    job: Annotated[str, time("How long the job trains without interruptions.")] = "72h",
     interval: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Training time between periodic saves.",
-            show_default="the best interval of each policy; with --for: 1h",
-        ),
+        time("Training time between periodic saves.", otherwise="the best interval of each policy; with --for: 1h"),
     ] = None,
-    blocking: Annotated[
-        str, typer.Option(metavar="TIME", help="How long a periodic save takes if training waits for it.")
-    ] = "10m",
-    stall: Annotated[
-        str, typer.Option(metavar="TIME", help="How long a save of Safepoint delays training.")
-    ] = "0.01s",
-    durable: Annotated[
-        str, typer.Option(metavar="TIME", help="From the beginning of such a save until it is durable.")
-    ] = "10m",
-    notice_save: Annotated[str, typer.Option(metavar="TIME", help="From SIGTERM until the save is durable.")] = "10m",
-    restart: Annotated[
-        str, typer.Option(metavar="TIME", help="From an interruption until the ranks train again.")
-    ] = "0s",
+    blocking: Annotated[str, time("How long a periodic save takes if training waits for it.")] = "10m",
+    stall: Annotated[str, time("For how long a save of Safepoint delays training.")] = "0.01s",
+    durable: Annotated[str, time("From the beginning of such a save until it is durable.")] = "10m",
+    notice_save: Annotated[str, time("From SIGTERM until the save is durable.")] = "10m",
+    restart: Restart = "0s",
     example: Annotated[
         bool, typer.Option("--example", help="Print the example of Red Hat's article, as stated and as computed.")
     ] = False,
@@ -115,7 +113,15 @@ def cost(
         with open_jobs(on, namespace, for_) as jobs:
             name = jobs.job(for_).name
             happened = jobs.events(name)
-        _print_history(name, history_of(happened), price, interval_s or 3600.0, as_json=as_json)
+            is_here = isinstance(jobs, LocalJobs)
+        history = history_of(happened)
+        if not history.trained_s and not history.interruptions:
+            why = "its history has no training" if is_here else "the events that the cluster keeps have no steps"
+            raise NotFoundError(
+                f"what job {name} lost cannot be computed: {why}",
+                hint="without --for, the command computes a month under each policy",
+            )
+        _print_history(name, history, price, interval_s or 3600.0, as_json=as_json)
         return
     if on is not None or namespace is not None:
         raise UsageError("--on and --namespace name the place of a job, and --for names none", hint="add --for JOB")
@@ -155,7 +161,12 @@ def cost(
         for loss in found
         if interval_s is not None and interval_s < loss.interval_s < math.inf
     ]
-    document = {"price_per_hour": price, "policies": [_document(loss) for loss in found], "notes": notes}
+    document = {
+        "price_per_hour": price,
+        "inputs": asdict(situation),
+        "policies": [_document(loss) for loss in found],
+        "notes": notes,
+    }
     head = ("POLICY", "SAVES EVERY", "PRODUCTIVE", "HOURS LOST IN A MONTH", "MONEY LOST IN A MONTH")
     rows = [
         [
@@ -167,9 +178,9 @@ def cost(
         ]
         for loss in found
     ]
-    lines = table(head, rows)
-    if notes:
-        lines += ["", *(f"note  {note}" for note in notes)]
+    unused = () if announced else {"notice_save"}
+    lines = [*table(head, rows), "", f"inputs  {inputs_line(context, leave_out=unused)}"]
+    lines += [f"note    {note}" for note in notes]
     print_answer(as_json, document, lines)
 
 
@@ -206,11 +217,6 @@ def _print_example(as_json: bool) -> None:
 
 
 def _print_history(name: str, history: JobHistory, price: float, interval_s: float, *, as_json: bool) -> None:
-    if not history.trained_s and not history.interruptions:
-        raise NotFoundError(
-            f"the history of job {name} has no training: nothing can be computed",
-            hint="without --for, the command computes a month under each policy",
-        )
     hourly = price / 3600
     document = cost_document(name, history, price=price, interval_s=interval_s)
     kinds: dict[str, float] = document["seconds"]

@@ -1,16 +1,22 @@
 """`safepoint plan interval`: the best time between checkpoints, and what other times cost."""
 
 import math
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from safepoint.cli.commands.plan.options import (
+    Announced,
     Json,
+    RanksOnly,
+    Restart,
     Svg,
     check_shares,
     duration,
+    inputs_line,
     refuse_ignored,
+    time,
     write_picture,
 )
 from safepoint.cli.output import print_answer, table
@@ -33,69 +39,35 @@ _POINTS = 60
 
 def interval(
     context: typer.Context,
-    mtbf: Annotated[
-        str, typer.Option(metavar="TIME", help="Mean time between interruptions of any kind, such as 4h.")
-    ],
-    stall: Annotated[
-        str, typer.Option(metavar="TIME", help="For how long a save delays training, such as 0.01s or 2m.")
-    ],
+    mtbf: Annotated[str, time("Mean time between interruptions of any kind, such as 4h.")],
+    stall: Annotated[str, time("For how long a save delays training, such as 0.01s or 2m.")],
     durable: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="From the beginning of a save until it is durable.",
-            show_default="the same as --stall",
-        ),
+        str | None, time("From the beginning of a save until it is durable.", otherwise="the same as --stall")
     ] = None,
     copied: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="From the beginning of a save until its snapshot in memory is complete.",
-            show_default="the same as --stall",
+        time(
+            "From the beginning of a save until its snapshot in memory is complete.", otherwise="the same as --stall"
         ),
     ] = None,
-    restart: Annotated[
-        str, typer.Option(metavar="TIME", help="From an interruption until the ranks train again.")
-    ] = "0s",
+    restart: Restart = "0s",
     notice_restart: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="The same after an announced interruption, with the save on SIGTERM.",
-            show_default="as --restart",
-        ),
+        time("The same after an announced interruption, with the save on SIGTERM.", otherwise="as --restart"),
     ] = None,
     ranks_restart: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="The same after an interruption of the ranks only.", show_default="as --restart"
-        ),
+        str | None, time("The same after an interruption of the ranks only.", otherwise="as --restart")
     ] = None,
     snapshot_every: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Work between two snapshots in memory that do not become checkpoints.",
-            show_default="only saves take snapshots",
+        time(
+            "Work between two snapshots in memory that do not become checkpoints.",
+            otherwise="only saves take snapshots",
         ),
     ] = None,
-    snapshot_stall: Annotated[
-        str, typer.Option(metavar="TIME", help="For how long such a snapshot delays training.")
-    ] = "0s",
-    announced: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", help="Share of the interruptions that SIGTERM announces in time for a save, from 0 to 1."
-        ),
-    ] = 0.0,
-    ranks_only: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the interruptions that end ranks only, so that the keeper still has the newest snapshot.",
-        ),
-    ] = 0.0,
+    snapshot_stall: Annotated[str, time("For how long such a snapshot delays training.")] = "0s",
+    announced: Announced = 0.0,
+    ranks_only: RanksOnly = 0.0,
     svg: Svg = None,
     as_json: Json = False,
 ) -> None:
@@ -106,14 +78,13 @@ def interval(
     other the work since the newest durable checkpoint.
     """
     stall_s = duration("--stall", stall)
-    after_stall = {
-        name: None if text is None else duration(f"--{name}", text)
-        for name, text in (("durable", durable), ("copied", copied))
-    }
+    texts = {"durable": durable, "copied": copied}
+    after_stall = {name: None if text is None else duration(f"--{name}", text) for name, text in texts.items()}
     for name, value in after_stall.items():
         if value is not None and value < stall_s:
             raise UsageError(
-                f"--{name} is shorter than --stall {stall}, but both count from the beginning of a save",
+                f"--{name} {texts[name]} is shorter than --stall {stall}, but both count from the beginning of a "
+                "save",
                 hint=f"give at least {stall}, or leave --{name} out",
             )
     check_shares(announced, ranks_only)
@@ -162,13 +133,15 @@ def interval(
     rows = [_row(middle_s * factor, times, interruptions, at_best) for factor in _FACTORS]
     rows = [row for row in rows if row["interval_s"] >= times.durable_lag_s * (1 - 1e-9)]
     document: dict[str, Any] = {
+        "inputs": {**asdict(interruptions), **asdict(times)},
         "best_interval_s": best_s if is_regular else None if math.isinf(best_s) else 0.0,
         "productive": at_best,
         "young_s": young_s(stall_s, interruptions.between_s),
         "daly_s": daly_s(stall_s, interruptions.between_s),
         "intervals": rows,
     }
-    lines = _lines(document, rows)
+    unused = {"snapshot_stall"} if snapshot_every is None else ()
+    lines = _lines(document, rows, inputs_line(context, leave_out=unused))
     if len(rows) < len(_FACTORS):
         lines += [
             "",
@@ -190,7 +163,7 @@ def _row(interval_s: float, times: SaveTimes, interruptions: Interruptions, at_b
     }
 
 
-def _lines(document: dict[str, Any], rows: list[dict[str, float]]) -> list[str]:
+def _lines(document: dict[str, Any], rows: list[dict[str, float]], inputs: str) -> list[str]:
     best_s = document["best_interval_s"]
     found = {None: "never: no periodic save pays", 0.0: "after each step"}.get(best_s) or _time(best_s)
     share_of = f"{100 * document['productive']:.3f} % of the time is productive work"
@@ -198,6 +171,7 @@ def _lines(document: dict[str, Any], rows: list[dict[str, float]]) -> list[str]:
     names += [
         ("Young 1974", f"{_time(document['young_s'])}, for stalls alone"),
         ("Daly 2006", f"{_time(document['daly_s'])}, for stalls alone"),
+        ("inputs", inputs),
     ]
     cells = [
         [_time(row["interval_s"]), f"{row['lost_percent']:.3f} %", f"{row['more_than_best_percent']:.3f} %"]

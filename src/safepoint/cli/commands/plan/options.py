@@ -1,11 +1,13 @@
-"""Reads the values of options of `safepoint plan`, and writes pictures. Messages name the option, its value and the
-fix."""
+"""The options that the commands of `safepoint plan` share: their help, their values, and the pictures.
+
+Messages name the option, its value and the fix.
+"""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,13 +23,81 @@ _PERIODS = {
     "month": 365.25 / 12 * 86_400,
     "year": 365.25 * 86_400,
 }
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*([a-z]+)", re.ASCII)
 
+_AS_MODEL = "as in the failure model"
+
+# ---- the options themselves ----------------------------------------------------------------------------------------
+
+
+def time(what: str, *, otherwise: str | None = None) -> Any:
+    """An option that is a time, such as `10m`; `otherwise` says what counts without it."""
+    return _option("TIME", what, otherwise)
+
+
+def rate_of_model(what: str) -> Any:
+    """An option that is a rate, such as `4/week`, and replaces that of the failure model."""
+    return _option("RATE", what, _AS_MODEL)
+
+
+def time_of_model(what: str) -> Any:
+    """An option that is a time, and replaces that of the failure model."""
+    return _option("TIME", what, _AS_MODEL)
+
+
+def share_of_model(what: str) -> Any:
+    """An option that is a share from 0 to 1, and replaces that of the failure model."""
+    return _option("SHARE", what, _AS_MODEL)
+
+
+def size_of(what: str) -> Any:
+    """An option that is a size, such as `4G`."""
+    return _option("SIZE", what, None)
+
+
+def _option(metavar: str, what: str, otherwise: str | None) -> Any:
+    return typer.Option(metavar=metavar, help=what, show_default=True if otherwise is None else otherwise)
+
+
+Announced = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE", help="Share of the interruptions that SIGTERM announces in time for a save, from 0 to 1."
+    ),
+]
+RanksOnly = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the interruptions that end ranks only, so that the keeper still has the newest snapshot.",
+    ),
+]
+Restart = Annotated[str, time("From an interruption until the ranks train again.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Svg = Annotated[
     Path | None,
     typer.Option("--svg", metavar="FILE", help="Also write a picture to this file.", show_default="no picture"),
 ]
+
+
+def inputs_line(context: typer.Context, *, leave_out: Collection[str] = ()) -> str:
+    """The values that a plan was computed with, defaults included, as `mtbf 4h, stall 2s`.
+
+    Args:
+        context: the call.
+        leave_out: names of parameters that change nothing in this call.
+    """
+    found: list[str] = []
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.name not in leave_out and isinstance(value, str | int | float) and not isinstance(value, bool):
+            name = max(parameter.opts, key=len).lstrip("-")
+            found.append(f"{name} {f'{value:g}' if isinstance(value, float) else value}")
+    return ", ".join(found)
+
+
+# ---- their values --------------------------------------------------------------------------------------------------
 
 
 def refuse_ignored(context: typer.Context, options: Mapping[str, str], reason: str, hint: str) -> None:
@@ -57,7 +127,10 @@ def duration(option: str, text: str, *, least_s: float = 0.0) -> float:
     try:
         value = parse_duration(text)
     except ValueError as error:
-        raise UsageError(f"{option}: {error}", hint=f"for example {option} 10m") from error
+        hint = f"for example {option} 10m"
+        if _NUMBER.fullmatch(text.strip()):
+            hint = f"write {option} {text.strip()}s, {text.strip()}m or {text.strip()}h"
+        raise UsageError(f"{option}: {error}", hint=hint) from error
     if value < least_s or (least_s == 0 and value < 0):
         raise UsageError(f"{option} {text!r} is too short", hint=f"give at least {least_s:g}s")
     if value > _MOST_S:

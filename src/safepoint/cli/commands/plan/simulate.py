@@ -1,8 +1,8 @@
 """`safepoint plan simulate`: a cluster that does not exist, with its interruptions, under different policies."""
 
 import math
-import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from time import perf_counter
 from typing import Annotated, Any
 
 import typer
@@ -13,9 +13,14 @@ from safepoint.cli.commands.plan.options import (
     amount,
     duration,
     per_second,
+    rate_of_model,
     refuse_ignored,
     share,
+    share_of_model,
     size,
+    size_of,
+    time,
+    time_of_model,
     write_picture,
 )
 from safepoint.cli.output import print_answer, table
@@ -29,6 +34,7 @@ from safepoint.planning.simulation import Simulated
 from safepoint.planning.simulation import simulate as simulate_plan
 
 _RANKS = "8,64,512,4096,16384,65536,131072"
+_NAMES = {"name", "source"}
 _MOST_RANKS = 10_000_000
 _MOST_COUNTS = 64
 _MOST_INTERRUPTIONS = 30_000_000
@@ -52,14 +58,10 @@ def simulate(
             show_default="all of them",
         ),
     ] = None,
-    state: Annotated[str, typer.Option(metavar="SIZE", help="What each rank writes in a save.")] = "4G",
+    state: Annotated[str, size_of("What each rank writes in a save.")] = "4G",
     ranks_per_machine: Annotated[int, typer.Option(metavar="N", help="Ranks on each machine.")] = 8,
-    machine_rate: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bytes that a machine writes to the store in a second.")
-    ] = "2G",
-    store_rate: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bytes that the store takes from all machines in a second.")
-    ] = "2T",
+    machine_rate: Annotated[str, size_of("Bytes that a machine writes to the store in a second.")] = "2G",
+    store_rate: Annotated[str, size_of("Bytes that the store takes from all machines in a second.")] = "2T",
     store_requests: Annotated[
         float | None,
         typer.Option(
@@ -68,61 +70,20 @@ def simulate(
             show_default="no limit",
         ),
     ] = None,
-    step: Annotated[str, typer.Option(metavar="TIME", help="How long a step takes.")] = "5s",
-    restart: Annotated[
-        str, typer.Option(metavar="TIME", help="Restart of the ranks on the same machines, without loading.")
-    ] = "1m",
+    step: Annotated[str, time("How long a step takes.")] = "5s",
+    restart: Annotated[str, time("Restart of the ranks on the same machines, without loading.")] = "1m",
     replace_machine: Annotated[
         str, typer.Option("--replace", metavar="TIME", help="The same after a machine was lost.")
     ] = "5m",
-    machine_failures: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATE", help="Failures of each machine, such as 2/year.", show_default="as in the failure model"
-        ),
-    ] = None,
-    ranks_only: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of these that end ranks only, 0 to 1.",
-            show_default="as in the failure model",
-        ),
-    ] = None,
-    rack_failures: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATE", help="Failures of each rack as a whole.", show_default="as in the failure model"
-        ),
-    ] = None,
+    machine_failures: Annotated[str | None, rate_of_model("Failures of each machine, such as 2/year.")] = None,
+    ranks_only: Annotated[float | None, share_of_model("Share of these that end ranks only, 0 to 1.")] = None,
+    rack_failures: Annotated[str | None, rate_of_model("Failures of each rack as a whole.")] = None,
     machines_per_rack: Annotated[int, typer.Option(metavar="N", help="Machines in each rack.")] = 16,
-    preemptions: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATE", help="Preemptions of the job by a queue.", show_default="as in the failure model"
-        ),
-    ] = None,
-    notice: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Grace period of a preemption or maintenance.",
-            show_default="as in the failure model",
-        ),
-    ] = None,
-    waiting: Annotated[str, typer.Option(metavar="TIME", help="Time in the queue after a preemption.")] = "0s",
-    reclaims: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATE", help="Reclaims of each machine by a cloud (spot).", show_default="as in the failure model"
-        ),
-    ] = None,
-    reclaim_notice: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="How long before a reclaim it is announced.", show_default="as in the failure model"
-        ),
-    ] = None,
+    preemptions: Annotated[str | None, rate_of_model("Preemptions of the job by a queue.")] = None,
+    notice: Annotated[str | None, time_of_model("Grace period of a preemption or maintenance.")] = None,
+    waiting: Annotated[str, time("Time in the queue after a preemption.")] = "0s",
+    reclaims: Annotated[str | None, rate_of_model("Reclaims of each machine by a cloud (spot).")] = None,
+    reclaim_notice: Annotated[str | None, time_of_model("How long before a reclaim it is announced.")] = None,
     svg: Svg = None,
     as_json: Json = False,
 ) -> None:
@@ -172,7 +133,7 @@ def simulate(
             f"this would be about {expected:,.0f} interruptions to simulate; nothing was done",
             hint="reduce --trials, --days or --ranks",
         )
-    began_s = time.perf_counter()
+    began_s = perf_counter()
     results: dict[int, dict[str, tuple[Simulated, float]]] = {}
     for count in counts:
         hazards = model.hazards(platform.machines(count))
@@ -181,7 +142,7 @@ def simulate(
             plan = plan_of(one, platform, count, hazards)
             simulated = simulate_plan(plan, hazards, duration_s=duration_s, num_trials=trials, seed=seed)
             results[count][one.name] = simulated, expected_ettr(plan, hazards)
-    took_s = time.perf_counter() - began_s
+    took_s = perf_counter() - began_s
     costs = {count: commit_cost(platform, count) for count in counts}
     document = _document(model, platform, seed, trials, days, results, costs)
     lines = _lines(model, platform, seed, trials, days, results, costs, took_s)
@@ -332,6 +293,10 @@ def _document(
     return {
         "failures": model.name,
         "source": model.source,
+        "inputs": {
+            **asdict(platform),
+            **{name: value for name, value in asdict(model).items() if name not in _NAMES},
+        },
         "measured": MEASURED,
         "seed": seed,
         "trials": trials,
@@ -370,6 +335,7 @@ def _lines(
     lines = [
         f"failures   {model.name}" + (f" ({model.source})" if model.source else ""),
         f"costs      {MEASURED}",
+        *_platform(platform),
         f"simulated  {plural(trials, 'job')} of {days:g} days each, seed {seed}, in {format_duration(took_s)}",
     ]
     for count, by_policy in results.items():
@@ -403,6 +369,25 @@ def _lines(
         for count, cost in costs.items()
     ]
     return [*lines, "", "a commit of Safepoint", *table(head, rows)]
+
+
+def _platform(platform: Platform) -> list[str]:
+    requests = platform.store_requests_per_s
+    rates = (
+        f"{_rate(platform.machine_bytes_per_s)} from a machine, {_rate(platform.store_bytes_per_s)} into the store"
+    )
+    ranks = plural(platform.ranks_per_machine, "rank")
+    again, after = (format_duration(value) for value in (platform.ranks_restart_s, platform.machine_restart_s))
+    return [
+        f"platform   {ranks} on a machine, each with {format_bytes(round(platform.state_bytes))}; {rates}"
+        + ("" if requests is None else f", and {requests:,.0f} requests/s"),
+        f"job        steps of {format_duration(platform.step_s)}; restarts of {again}, and of {after} after a lost "
+        "machine",
+    ]
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_bytes(round(bytes_per_s))}/s"
 
 
 def _range(half_width: float, digits: int) -> str:

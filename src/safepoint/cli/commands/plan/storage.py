@@ -1,14 +1,14 @@
 """`safepoint plan storage`: disks, memory, time and grace period for a model, before it is trained."""
 
-import dataclasses
-import os
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
+from safepoint.cli.cluster_options import Namespace, OnOfJob
 from safepoint.cli.commands.plan.options import Json, Svg, write_picture
+from safepoint.cli.commands.plan.records import read_for
 from safepoint.cli.commands.plan.storage_answer import (
     document_of,
     layout_document,
@@ -17,28 +17,17 @@ from safepoint.cli.commands.plan.storage_answer import (
     notes_of,
     picture_of,
 )
-from safepoint.cli.output import print_answer, print_warning
-from safepoint.errors import SafepointError, UsageError
+from safepoint.cli.output import print_answer
+from safepoint.errors import UsageError
 from safepoint.estimates.sizes import OPTIMIZERS, Strategy
-from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.quantities import parse_bytes, parse_duration
-from safepoint.foundation.units import nearest
 from safepoint.planning.checkpoint_files import Training
 from safepoint.planning.documents import DOWNLOAD_BYTES_PER_S, UPLOAD_BYTES_PER_S
-from safepoint.planning.inputs import (
-    Given,
-    find_optimizer,
-    given_by_adapter,
-    given_by_files,
-    parse_layout,
-    parse_parameters,
-    read_arguments,
-)
+from safepoint.planning.inputs import find_optimizer, parse_layout, parse_parameters
 from safepoint.planning.layouts import compare_layouts
-from safepoint.planning.model import ModelShape, adapter_of, dtype_of, of_config, of_count, read_model
+from safepoint.planning.model import ModelShape, adapter_of, dtype_of, of_count, read_model
 from safepoint.planning.storage import DISK_BYTES_PER_S, NETWORK_BYTES_PER_S, Run, Speeds, plan_storage
 
-_MAX_CONFIG_BYTES = 4 << 20
 _T = TypeVar("_T")
 _STRATEGIES = ", ".join(Strategy)
 _SPEED = "BYTES/S"
@@ -171,6 +160,8 @@ def storage(
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Two layouts, nodes x GPUs of each, side by side: --compare 6x1 2x3."),
     ] = None,
+    on: OnOfJob = None,
+    namespace: Namespace = None,
     svg: Svg = None,
     as_json: Json = False,
 ) -> None:
@@ -182,7 +173,8 @@ def storage(
     Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 13 the picture cannot be written.
     """
     answers = {"strategy": strategy, "optimizer": optimizer, "keep": save_total_limit, "is_mixed": mixed}
-    given, found = _read_for(for_, known={name for name, value in answers.items() if value is not None})
+    known = {name for name, value in answers.items() if value is not None}
+    given, found = read_for(for_, on=on, namespace=namespace, known=known)
     shape = _shape(
         model,
         params,
@@ -318,7 +310,7 @@ def _strategy(name: str | None) -> Strategy | None:
         return Strategy(name.strip().lower())
     except ValueError as error:
         raise UsageError(
-            f"--strategy {name[:60]!r} is not known; nothing was computed", hint=nearest(name[:60], list(Strategy))
+            f"--strategy {name[:60]!r} is not known; nothing was computed", hint=f"use one of {_STRATEGIES}"
         ) from error
 
 
@@ -364,7 +356,7 @@ def _speed(option: str, text: str | None, default: float) -> float:
         ) from error
 
 
-# ---- the model, and what a job has recorded ------------------------------------------------------------------------
+# ---- the model -----------------------------------------------------------------------------------------------------
 
 
 def _shape(
@@ -391,79 +383,3 @@ def _shape(
         "there is no model; nothing was computed",
         hint="pass a config.json, a folder with a model, or --params with the number of parameters, such as 8B",
     )
-
-
-def _read_for(text: str | None, *, known: Container[str]) -> tuple[Given, ModelShape | None]:
-    """What `--for` says, and the model of the job's newest checkpoint, if it has one.
-
-    Args:
-        text: the value of `--for`.
-        known: the fields that options on the command line answer.
-    """
-    if text is None:
-        return Given(), None
-    path = Path(text)
-    # A folder with the name of a job, such as its output folder, is no file with arguments: the job is meant.
-    is_file = os.path.isfile(text)
-    if is_file or "/" in text or path.suffix == ".json":
-        return read_arguments(path, known=known), None
-    return _of_job(text)
-
-
-def _of_job(name: str) -> tuple[Given, ModelShape | None]:
-    from safepoint.jobs.local.local_jobs import LocalJobs
-
-    with LocalJobs() as jobs:
-        job = jobs.job(name)
-        output, progress = jobs.output_of(job), jobs.progress_of(job)
-    settings = job.spec.settings
-    given = Given(
-        source=f"the job {job.name}",
-        keep=settings.save_total_limit,
-        nodes=job.spec.num_nodes,
-        gpus=job.spec.ranks_per_node,
-        grace_s=settings.grace_s,
-        slots=settings.snapshot_slots,
-        step_s=None if progress is None else progress.step_s,
-    )
-    if output is None:
-        return given, None
-    try:
-        return _of_checkpoint(given, output)
-    except SafepointError as error:
-        print_warning(f"the checkpoints of {job.name} are not used: {error}")
-        return given, None
-
-
-def _of_checkpoint(given: Given, output: str) -> tuple[Given, ModelShape | None]:
-    """Add what the newest complete checkpoint shows."""
-    from safepoint.cli.location_argument import open_place, pick
-
-    inventory, _ = open_place(output)
-    item = pick(inventory, None)
-    manifest = inventory.read_manifest(item)
-    sizes = {entry.path: entry.size_bytes for entry in manifest.files}
-    shown = given_by_files(sizes, source=f"{given.source} and its {item.name}")
-
-    def read(path: str) -> dict[str, Any] | None:
-        if sizes.get(path, _MAX_CONFIG_BYTES) >= _MAX_CONFIG_BYTES:
-            return None
-        data = bytes(inventory.store.read(f"{item.name}/{path}", most_bytes=_MAX_CONFIG_BYTES))
-        try:
-            return parse_object(data, max_bytes=_MAX_CONFIG_BYTES, constant=float)
-        except ValueError as error:
-            raise UsageError(f"{path} of {item.where} is damaged: {error}") from error
-
-    adapter, config = read("adapter_config.json"), read("config.json")
-    given = dataclasses.replace(
-        given, source=shown.source, strategy=shown.strategy, measured_bytes=shown.measured_bytes
-    )
-    if adapter is not None:
-        rank, targets, base = given_by_adapter(adapter)
-        given = dataclasses.replace(given, lora_rank=rank, lora_targets=targets)
-        return given, read_model(Path(base)) if base is not None and os.path.exists(base) else None
-    model = None if config is None else of_config(config, name=item.where, where=f"{item.name}/config.json")
-    return given, model
-
-
-__all__ = ["storage"]

@@ -41,6 +41,7 @@ def lines_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) -> li
         ["upload", _upload(plan)],
         ["resume", _resume(plan)],
         ["grace period", _grace(plan)],
+        ["speeds", _speeds(plan)],
     ]
     answers += [["note", note] for note in notes]
     return [*lines, "", *_aligned(answers)]
@@ -137,7 +138,7 @@ def _terms(pod: Pod, head: str) -> list[str]:
 
 
 def _cache(plan: StoragePlan) -> str:
-    return f"{_gib(-(-plan.weights_bytes // _GIB) * _GIB)} for the model"
+    return f"{_gib(plan.cache_bytes)} for the model"
 
 
 def _bucket(plan: StoragePlan) -> str:
@@ -174,11 +175,20 @@ def _resume(plan: StoragePlan) -> str:
 def _grace(plan: StoragePlan) -> str:
     run = plan.run
     given = f"{run.grace_s:g} s"
-    return f"{given}: {_fit('a save to the claim', plan.in_folder)}; {_fit('a save and its upload', plan.in_store)}"
+    in_folder = _fit("a save to the claim needs", plan.in_folder)
+    return f"{given}: {in_folder}; {_fit('a save and its upload need', plan.in_store)}"
+
+
+def _speeds(plan: StoragePlan) -> str:
+    speeds = plan.run.speeds
+    names = ("upload", "download", "disk", "network")
+    shown = ", ".join(f"{name} {format_bytes(round(getattr(speeds, name)))}/s" for name in names)
+    step = f"; a step takes {format_duration(plan.run.step_s)}" if plan.run.step_s else ""
+    return f"{shown}{step}"
 
 
 def _fit(what: str, fit: GraceFit) -> str:
-    needed = f"{what} needs {format_duration(fit.needed_s)}"
+    needed = f"{what} {format_duration(fit.needed_s)}"
     if fit.fits:
         return f"{needed}, which fits"
     return f"{needed}, and {format_duration(fit.usable_s)} can be used: ask for {fit.grace_s} s"
@@ -238,6 +248,18 @@ def document_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) ->
         "nodes": run.nodes,
         "gpus": run.gpus,
         "keep": run.keep,
+        "inputs": {
+            "is_mixed": training.is_mixed,
+            "lora_rank": _rank(plan) if training.adapter else None,
+            "is_quantized": run.is_quantized,
+            "store_keep": run.store_keep,
+            "snapshot_slots": run.slots,
+            "step_s": run.step_s,
+            "upload_bytes_per_s": run.speeds.upload,
+            "download_bytes_per_s": run.speeds.download,
+            "disk_bytes_per_s": run.speeds.disk,
+            "network_bytes_per_s": run.speeds.network,
+        },
         "memory": {
             "weights_bytes": plan.memory.weights_bytes,
             "gradients_bytes": plan.memory.gradients_bytes,
@@ -257,6 +279,7 @@ def document_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) ->
         "first_pod": _pod_document(plan.first_pod),
         "other_pod": None if plan.other_pod is None else _pod_document(plan.other_pod),
         "claim_bytes": plan.claim_bytes,
+        "cache_bytes": plan.cache_bytes,
         "bucket_bytes": plan.bucket_bytes,
         "final_bytes": plan.final_bytes,
         "snapshot_bytes": plan.snapshot_bytes,

@@ -175,6 +175,18 @@ def open_directly(api: ClusterApi, storage: JobStorage, location: Location) -> I
         return None
 
 
+def open_store_of(api: ClusterApi, trainjob: Object) -> Inventory | None:
+    """The checkpoints of a job in its object store; None if it has none, or if only a pod can reach them.
+
+    Raises:
+        ConflictError: it is not certain where the job saves, see `storage_of`, or it saves inside its pods.
+    """
+    storage = storage_of(api, trainjob)
+    if storage.output is None:
+        return None
+    return open_directly(api, storage, location_of(storage.output, name_of(trainjob)))
+
+
 def list_in_pod(api: ClusterApi, storage: JobStorage, location: Location) -> list[dict[str, Any]]:
     """What `safepoint checkpoints list --json` prints in a pod; empty if the output location does not exist yet."""
     try:

@@ -95,9 +95,11 @@ def find_optimizer(name: str, option: str = "--optimizer") -> Optimizer:
     """
     found = optimizer_named(name)
     if found is None:
+        known = nearest(name[:60], OPTIMIZERS)
+        choose = "choose the one that keeps as many values for each weight"
         raise UsageError(
             f"{option} {name[:60]!r}: Safepoint does not know what this optimizer keeps; nothing was computed",
-            hint=f"{nearest(name[:60], OPTIMIZERS)}; choose the one that keeps as many values for each weight",
+            hint=f"{known} Otherwise {choose}" if known.endswith("?") else f"{known}; {choose}",
         )
     return found
 
@@ -135,7 +137,7 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
         is_mixed = any(is_16_bits)
     return Given(
         source=f"the TrainingArguments in {path}",
-        strategy=None if "strategy" in known else _strategy_in(record, path),
+        strategy=None if "strategy" in known else strategy_in(record, path),
         optimizer=None if "optimizer" in known else _optimizer_in(record, path),
         keep=None if "keep" in known else _kept(record, path),
         is_mixed=is_mixed,
@@ -196,7 +198,16 @@ def _kept(record: Mapping[str, Any], path: Path) -> int | None:
     return max(2, limit) if limit is not None and is_best_kept else limit
 
 
-def _strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
+def strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
+    """The strategy that the fields `deepspeed` and `fsdp` name; None if there are none.
+
+    Args:
+        record: TrainingArguments.
+        path: of their file, for messages. The configuration of DeepSpeed is also looked for beside it.
+
+    Raises:
+        UsageError: the fields are invalid, or the configuration of DeepSpeed cannot be read.
+    """
     deepspeed = record.get("deepspeed")
     if isinstance(deepspeed, str) and deepspeed:
         # The path is relative to the script; beside the arguments is the next best place.

@@ -1,0 +1,54 @@
+"""Two values between jobs and plans: the outline of a job, and what it needs according to the plan of its model."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutline:
+    """A job that is about to be submitted, as far as its needs depend on its specification.
+
+    Args:
+        num_nodes: the number of pods.
+        ranks_per_node: ranks in each pod; None if the runtime or the pod decides.
+        is_remote: whether it saves to an object store, so that each pod has a local folder for checkpoints.
+        num_kept: how many checkpoints the options of the run keep in the folder; None if they set no limit.
+        is_unbounded: whether an option keeps checkpoints whose number has no bound, such as `every=1000`.
+        snapshot_slots: how many snapshots host memory may hold; 0 for none, None as a run decides.
+    """
+
+    num_nodes: int = 1
+    ranks_per_node: int | None = None
+    is_remote: bool = False
+    num_kept: int | None = None
+    is_unbounded: bool = False
+    snapshot_slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNeeds:
+    """What a job needs before it is submitted. All sizes are bytes, all times seconds.
+
+    Args:
+        model: the model, for people, with where it comes from.
+        problem: why nothing could be computed for it; empty if the other fields have values.
+        training: what is assumed of the training, for people.
+        checkpoint_bytes: the size of a checkpoint under these assumptions.
+        most_bytes: the size that no checkpoint of this model exceeds, with any strategy.
+        local_bytes: the size of a local folder that holds all checkpoints of the job at any moment, with an object
+            store; None if the job has no such folder, or if the number of checkpoints that stay there is not known.
+        unlimited: why `local_bytes` must not become a limit; empty if it may.
+        snapshot_bytes: the host memory that snapshots take on the first node; 0 if there are none.
+        save_s: how long a save on SIGTERM takes, with the upload if the pod's folder is deleted with the pod.
+        least_grace_s: the shortest grace period in which such a save fits.
+    """
+
+    model: str
+    problem: str = ""
+    training: str = ""
+    checkpoint_bytes: int = 0
+    most_bytes: int = 0
+    local_bytes: int | None = None
+    unlimited: str = ""
+    snapshot_bytes: int = 0
+    save_s: float = 0.0
+    least_grace_s: int = 0

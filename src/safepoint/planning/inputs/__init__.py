@@ -1,0 +1,27 @@
+"""What is known of a run before it is planned: options, TrainingArguments, checkpoints, and a job's arguments."""
+
+from safepoint.planning.inputs.job_arguments import JobArguments, read_job_arguments
+from safepoint.planning.inputs.job_model import NamedModel, find_model
+from safepoint.planning.inputs.records import (
+    Given,
+    find_optimizer,
+    given_by_adapter,
+    given_by_files,
+    parse_layout,
+    parse_parameters,
+    read_arguments,
+)
+
+__all__ = [
+    "Given",
+    "JobArguments",
+    "NamedModel",
+    "find_model",
+    "find_optimizer",
+    "given_by_adapter",
+    "given_by_files",
+    "parse_layout",
+    "parse_parameters",
+    "read_arguments",
+    "read_job_arguments",
+]

@@ -1,0 +1,129 @@
+"""What the arguments of a job's program say about its training, before the job runs.
+
+Promises: only names that Transformers and TRL give to these arguments count (`HfArgumentParser` derives them from the
+fields of TrainingArguments, ModelArguments and ModelConfig). The program itself is not read, so an argument that is
+missing says nothing: the program may set the same value in its code.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.errors import UsageError
+from safepoint.estimates.sizes import Optimizer, Strategy, optimizer_named
+from safepoint.foundation.quantities import parse_flag
+from safepoint.planning.inputs.records import strategy_in
+
+_MODEL = "model_name_or_path"
+_LORA_RANK = 16
+"""TRL's default of `--lora_r`."""
+_OTHER_MODEL = re.compile(r"(?!model_name_or_path$)(?=.*model)\w*_(?:path|name_or_path)")
+_FILES = ("config", "config_file")
+"""Arguments that name a file with further arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobArguments:
+    """What the arguments say; None for what they do not say.
+
+    Args:
+        model: the value of `--model_name_or_path`.
+        strategy: by `--fsdp` or `--deepspeed`.
+        optimizer: by `--optim`.
+        keep: `--save_total_limit`.
+        is_mixed: whether `--bf16` or `--fp16` is there.
+        dtype: `--dtype` or `--torch_dtype`, as it is written.
+        lora_rank: the rank of the adapter, if `--use_peft` says that only an adapter is trained.
+        lora_targets: `--lora_target_modules`; empty for PEFT's default.
+        doubt: why a checkpoint may be larger than that of the named model with AdamW; empty without a reason.
+    """
+
+    model: str | None = None
+    strategy: Strategy | None = None
+    optimizer: Optimizer | None = None
+    keep: int | None = None
+    is_mixed: bool = False
+    dtype: str | None = None
+    lora_rank: int | None = None
+    lora_targets: tuple[str, ...] = ()
+    doubt: str = ""
+
+
+def read_job_arguments(arguments: Sequence[str], *, code: Path | None = None) -> JobArguments:
+    """Read the arguments of a program.
+
+    Args:
+        arguments: of the program, without its name.
+        code: the folder that is sent along, in which DeepSpeed's configuration is looked for; None without one.
+    """
+    options = _options_in(arguments)
+    optim = _text(options, "optim")
+    optimizer = None if optim is None else optimizer_named(optim)
+    # PEFT saves the modules of `--lora_modules_to_save` as they are, and they may be the largest of the model.
+    is_lora = _is_on(options, "use_peft") and "lora_modules_to_save" not in options
+    return JobArguments(
+        model=_text(options, _MODEL),
+        strategy=_strategy(options, code),
+        optimizer=optimizer,
+        keep=_number(options, "save_total_limit"),
+        is_mixed=_is_on(options, "bf16") or _is_on(options, "fp16"),
+        dtype=_text(options, "dtype") or _text(options, "torch_dtype"),
+        lora_rank=(_number(options, "lora_r") or _LORA_RANK) if is_lora else None,
+        lora_targets=options.get("lora_target_modules", ()),
+        doubt=_doubt(options, "" if optim is None or optimizer is not None else optim),
+    )
+
+
+def _options_in(arguments: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The values of each option, as argparse reads them: the last one counts, and dashes are underscores."""
+    found: dict[str, tuple[str, ...]] = {}
+    name = ""
+    for word in arguments:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = (value,) if equals else ()
+        elif name:
+            found[name] = (*found[name], word)
+    return found
+
+
+def _text(options: dict[str, tuple[str, ...]], name: str) -> str | None:
+    values = options.get(name, ())
+    return values[0] if len(values) == 1 and values[0].strip() else None
+
+
+def _number(options: dict[str, tuple[str, ...]], name: str) -> int | None:
+    text = _text(options, name)
+    return int(text) if text is not None and text.isascii() and text.isdigit() and 0 < int(text) < 1_000_000 else None
+
+
+def _is_on(options: dict[str, tuple[str, ...]], name: str) -> bool:
+    if name not in options:
+        return False
+    values = options[name]
+    try:
+        # A flag without a value is on; argparse may also have left a positional argument behind it.
+        return not values or parse_flag(name, values[0])
+    except ValueError:
+        return True
+
+
+def _strategy(options: dict[str, tuple[str, ...]], code: Path | None) -> Strategy | None:
+    fsdp = " ".join(options.get("fsdp", ())).strip()
+    record = {"fsdp": fsdp if fsdp.lower() != "false" else "", "deepspeed": _text(options, "deepspeed")}
+    try:
+        return strategy_in(record, (code or Path()) / "arguments.json")
+    except UsageError:  # DeepSpeed's configuration is not here, or has no ZeRO
+        return None
+
+
+def _doubt(options: dict[str, tuple[str, ...]], unknown_optimizer: str) -> str:
+    files = [name for name in _FILES if name in options]
+    if files:
+        return f"--{files[0]} names a file with further arguments"
+    if unknown_optimizer:
+        return f"what the optimizer {unknown_optimizer[:60]!r} keeps is not known"
+    models = sorted(name for name in options if _OTHER_MODEL.fullmatch(name))
+    return f"--{models[0][:60]} names another model" if models else ""
