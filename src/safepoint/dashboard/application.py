@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from safepoint.errors import SafepointError
 
 _STATIC = Path(__file__).parent / "static"
 _LEAST_COMPRESSED_BYTES = 1024
+_MOST_THREADS = 32
 
 
 async def _live(request: Request) -> Response:
@@ -80,7 +82,10 @@ def make_application(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        live.start(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        # A few requests that wait for a cluster must not delay all others.
+        loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="safepoint-page"))
+        live.start(loop)
         started()
         try:
             yield

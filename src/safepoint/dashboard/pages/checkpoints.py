@@ -1,5 +1,6 @@
 """The checkpoints of a job, or of any folder or bucket; they can be verified and deleted."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -97,7 +98,23 @@ def _page(request: Request, rows: list[CheckpointRow], *, location: str, base: s
         job=job,
         failure="",
         is_form=not job,
+        commands=_commands(location, rows),
     )
+
+
+def _commands(location: str, rows: list[CheckpointRow]) -> list[tuple[str, str]]:
+    """What else can be done with the checkpoints, each with its command."""
+    found = [
+        ("read all files, and compare their digests", f"safepoint checkpoints verify --deep {shlex.quote(location)}")
+    ]
+    newest = next((row.item for row in rows if row.item.is_complete), None)
+    if newest is not None:
+        where = shlex.quote(newest.where)
+        found += [
+            ("the model, as from_pretrained reads it", f"safepoint checkpoints export {where} model"),
+            ("a copy that is verified", f"safepoint checkpoints copy {where} s3://bucket/copy"),
+        ]
+    return found
 
 
 async def verify(request: Request) -> Response:
