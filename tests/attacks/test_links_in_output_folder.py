@@ -25,7 +25,10 @@ from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 
 FOLDERS = ["work", "trash"]
-FILES = ["lock", "keeper", "events.jsonl", "progress.json", "attempt.json", "location", "ended", "upload.json", "new"]
+FILES = [
+    *("lock", "keeper", "events.jsonl", "progress.json", "metrics.jsonl", "attempt.json", "location", "ended"),
+    *("upload.json", "new"),
+]
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:

@@ -5,10 +5,10 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.tools.adopt import Adoption
 from safepoint.checkpoint.tools.difference import Change
-from safepoint.checkpoint.tools.inventory import Item, Kind
+from safepoint.checkpoint.tools.documents import fault_documents
+from safepoint.checkpoint.tools.inventory import Item
 from safepoint.checkpoint.tools.removal import Removal
 from safepoint.checkpoint.tools.repair import NOT_OURS, Repair
 from safepoint.errors import CheckpointError, PartlyDoneError, StorageError, printable
@@ -24,35 +24,6 @@ Accumulation = Annotated[
         help="Micro-batches per optimizer step and rank, for checkpoints whose files do not state this number.",
     ),
 ]
-OURS = (Kind.CHECKPOINT, Kind.PART)
-"""The kinds that runs of Safepoint write: checkpoints, and one node's part of a checkpoint."""
-
-
-def state_of(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
-    """The state of a checkpoint, such as `complete` or `damaged`. Any other folder has its kind as its state."""
-    if item.kind is not Kind.CHECKPOINT and (item.kind not in OURS or not faults):
-        return item.kind
-    if faults:
-        return "damaged"
-    return "verified" if deep else "complete"
-
-
-def document_of(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
-    """A checkpoint as JSON."""
-    stated = item.stated
-    return {
-        "name": item.name,
-        "where": item.where,
-        "step": stated.step if stated else None,
-        "created": stated.created if stated else None,
-        "created_s": item.created_s,
-        "trigger": str(stated.trigger) if stated else None,
-        "kind": item.kind,
-        "files": item.num_files,
-        "bytes": item.size_bytes,
-        "faults": fault_documents(faults),
-        "strays": list(item.strays),
-    }
 
 
 def adoption_answers(found: Sequence[Adoption], *, dry_run: bool) -> tuple[list[dict[str, Any]], list[str]]:
@@ -154,11 +125,6 @@ def stray_lines(item: Item) -> list[str]:
 def show_reading(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
     """Show on a terminal how much of a checkpoint has been read."""
     ProgressLine(f"reading {checkpoint}").update(done_bytes, total_bytes)
-
-
-def fault_documents(faults: Sequence[Fault]) -> list[dict[str, str]]:
-    """Faults as JSON."""
-    return [{"file": fault.file, "reason": fault.reason} for fault in faults]
 
 
 def sentence_of(change: Change) -> str:

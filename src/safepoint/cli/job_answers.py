@@ -1,13 +1,14 @@
-"""Shows a job as a row of a table, as a page, or as a JSON document."""
+"""Shows a job as a row of a table, or as a page."""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
+from safepoint.answers.job_documents import safe_step
 from safepoint.cli.output import table
 from safepoint.errors import printable
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
-from safepoint.jobs.model.job_place import Job, JobPlace, Summary
+from safepoint.jobs.model.job_place import Job, Summary
 from safepoint.jobs.model.job_progress import newest_save
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.states import JobState
@@ -56,13 +57,6 @@ def with_reasons(head: Sequence[str], rows: Sequence[Sequence[str]], jobs: Seque
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def safe_step(job: Summary, progress: Progress | None) -> int | None:
-    """The step of the newest checkpoint; None if it is not known."""
-    if progress is None or progress.safe_step is None or not job.state.holds_slots:
-        return job.safe_step
-    return max(progress.safe_step, job.safe_step or 0)
 
 
 def page(
@@ -159,26 +153,6 @@ def useful_commands(job: Job) -> list[str]:
         return [f"safepoint logs -f {job.name}", f"safepoint suspend {job.name}"]
     resume = [f"safepoint resume {job.name}"] if job.can_resume else []
     return [*resume, f"safepoint logs {job.name}", f"safepoint delete {job.name}"]
-
-
-def job_document(jobs: JobPlace[Any], job: Job) -> dict[str, Any]:
-    """The job as a JSON document; see docs/jobs.md."""
-    progress = jobs.progress_of(job)
-    return {
-        "name": job.name,
-        "state": str(job.state),
-        "message": job.message,
-        "command": job.command,
-        "output_dir": jobs.output_of(job),
-        "num_nodes": job.num_nodes,
-        "ranks_per_node": job.ranks_per_node,
-        **job.particulars,
-        "created": job.created,
-        "attempt": job.attempt,
-        "exit_code": job.exit_code,
-        "safe_step": safe_step(job, progress),
-        "progress": None if progress is None else progress.to_document(),
-    }
 
 
 def _attempt(attempt: AttemptRecord) -> str:

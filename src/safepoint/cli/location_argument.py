@@ -16,8 +16,8 @@ from typing import Annotated
 
 import typer
 
+from safepoint.checkpoint.tools.documents import state_of
 from safepoint.checkpoint.tools.inventory import Inventory, Item, open_inventory
-from safepoint.cli.checkpoint_answers import state_of
 from safepoint.cli.place import find_place
 from safepoint.errors import UsageError
 from safepoint.foundation.events import console

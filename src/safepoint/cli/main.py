@@ -24,6 +24,7 @@ _COMMANDS = (
     ("resume", "jobs:resume", "Continue a suspended or failed job from its newest checkpoint."),
     ("scale", "jobs:scale", "Change a job's number of nodes; a running job is suspended and resumed."),
     ("delete", "jobs:delete", "Stop a job and remove it from the list; its checkpoints stay."),
+    ("dashboard", "dashboard:dashboard", "Show jobs and checkpoints in a browser, and act on them."),
     ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
     ("plan", "plan:app", "Compute storage, cost and checkpoint interval before a run."),
     ("config", "config:app", "Show which settings are in effect and where they are set."),

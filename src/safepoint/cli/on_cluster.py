@@ -11,8 +11,8 @@ from pathlib import Path
 
 import typer
 
+from safepoint.answers.job_documents import job_document
 from safepoint.cli.cluster_options import SubmitOptions, connected, options_of
-from safepoint.cli.job_answers import job_document
 from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError, printable
 from safepoint.jobs.cluster.objects import Object, texts

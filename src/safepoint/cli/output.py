@@ -8,11 +8,10 @@ from typing import Any
 
 import typer
 
+from safepoint.answers.versions import versioned
 from safepoint.errors import printable, without_credentials
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
-_VERSION = 1
-"""The version of every JSON document on stdout. It increases when a key is removed or changes its meaning."""
 
 
 def print_answer(
@@ -59,11 +58,6 @@ def print_warning(text: str) -> None:
 def _coloured(line: str, colours: Mapping[str, str]) -> str:
     word = line.partition(" ")[0]
     return typer.style(word, fg=colours[word]) + line[len(word) :] if word in colours else line
-
-
-def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with the additional key `version`."""
-    return {"version": _VERSION, **document}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

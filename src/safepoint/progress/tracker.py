@@ -15,6 +15,7 @@ from typing import Any
 from safepoint.estimates.pace import Pace
 from safepoint.foundation import clock
 from safepoint.progress.file_writer import ProgressFile
+from safepoint.progress.metric_history import METRICS_NAME, MetricHistory
 from safepoint.progress.record import Progress, SaveStatistics, State, read_progress, read_space
 
 _LOOK_EVERY_S = 0.5
@@ -111,7 +112,9 @@ class ProgressTracker:
         if self._is_first:
             if self._file is not None:
                 self._file.close()
-            self._file = ProgressFile([*self._places, path], lambda: self.now().to_bytes())
+            paths = [*self._places, path]
+            history = MetricHistory([one.with_name(METRICS_NAME) for one in paths])
+            self._file = ProgressFile(paths, lambda: self._report(history))
             self._file.update()
 
     def loop_begins(self) -> None:
@@ -262,6 +265,12 @@ class ProgressTracker:
                 **self._common,
                 **self._known,
             )
+
+    def _report(self, history: MetricHistory) -> bytes:
+        """The record as bytes, on the writing thread; its metrics become a point of the history."""
+        progress = self.now()
+        history.add(progress)
+        return progress.to_bytes()
 
     @contextlib.contextmanager
     def _changing(self) -> Generator[None]:

@@ -16,21 +16,19 @@ from safepoint.checkpoint.tools import adopt as adopting
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools import export as exporting
 from safepoint.checkpoint.tools.difference import compare
+from safepoint.checkpoint.tools.documents import OURS, document_of, list_document, state_of, verify_document
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
 from safepoint.checkpoint.tools.removal import Removal, remove
 from safepoint.checkpoint.tools.repair import repair
 from safepoint.cli.checkpoint_answers import (
-    OURS,
     Accumulation,
     adoption_answers,
     check_adopted,
     check_removed,
-    document_of,
     removal_answers,
     repair_answers,
     sentence_of,
     show_reading,
-    state_of,
     stray_lines,
     text_of,
 )
@@ -76,7 +74,7 @@ def list_(
     for item in items:
         faults = inventory.verify(item, progress=ProgressLine(f"reading {item.name}").update) if deep else item.faults
         state = state_of(item, faults, deep=deep)
-        documents.append({**document_of(item, faults), "state": state})
+        documents.append(list_document(item, faults, deep=deep))
         rows.append(
             [
                 item.name,
@@ -143,7 +141,7 @@ def verify(
         is_read, watch = deep or item.kind is Kind.FOREIGN, ProgressLine(f"reading {item.name}").update
         faults = inventory.verify(item, progress=watch) if is_read else item.faults
         num_damaged += bool(faults)
-        documents.append({**document_of(item, faults), "valid": not faults})
+        documents.append(verify_document(item, faults))
         lines.append(f"{item.where}: {state_of(item, faults, deep=deep)}")
         lines += [f"  {fault}" for fault in faults] + stray_lines(item)
     lines += [f"{item.where}: {item.kind}" for item in everything if item not in items]

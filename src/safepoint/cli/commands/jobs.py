@@ -1,7 +1,6 @@
 """The commands for jobs: list, status, logs, events, suspend, resume, scale, delete."""
 
 import contextlib
-import dataclasses
 import json
 import logging
 from collections.abc import Sequence
@@ -9,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from safepoint.answers.job_documents import event_document, figures_of, job_document, log_document, status_document
+from safepoint.answers.versions import versioned
 from safepoint.cli.cluster_options import (
     SHORT_S,
     THIS_MACHINE,
@@ -19,8 +20,8 @@ from safepoint.cli.cluster_options import (
     options_of,
     places_to_list,
 )
-from safepoint.cli.job_answers import HEAD, job_document, page, row, timed_starts, with_reasons
-from safepoint.cli.output import print_answer, print_log_line, print_warning, table, versioned
+from safepoint.cli.job_answers import HEAD, page, row, timed_starts, with_reasons
+from safepoint.cli.output import print_answer, print_log_line, print_warning, table
 from safepoint.errors import ConflictError, PartlyDoneError, SafepointError, StorageError, printable
 from safepoint.foundation.events import console
 from safepoint.foundation.units import plural
@@ -117,18 +118,10 @@ def status(
     with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)
         attempts = jobs.attempts(job.name)
-        document = job_document(jobs, job)
-        document["attempts"] = [dataclasses.asdict(attempt) for attempt in attempts]
-        options = options_of(on, namespace)
-        lines = page(
-            job,
-            jobs.progress_of(job),
-            attempts,
-            jobs.output_of(job),
-            starts=timed_starts(jobs.events(job.name)) if verbose else (),
-            options=options,
-        )
-        print_answer(as_json, document, lines)
+        progress, output = jobs.progress_of(job), jobs.output_of(job)
+        starts = timed_starts(jobs.events(job.name)) if verbose else ()
+        lines = page(job, progress, attempts, output, starts=starts, options=options_of(on, namespace))
+        print_answer(as_json, status_document(job, progress, output, attempts), lines)
 
 
 def logs(
@@ -153,7 +146,7 @@ def logs(
         is_alone = rank is not None or job.num_nodes * (job.ranks_per_node or 1) == 1
         for line in jobs.logs(name, rank=rank, follow=follow):
             if as_json:
-                typer.echo(json.dumps(versioned({"source": line.source, "text": line.text})))
+                typer.echo(json.dumps(versioned(log_document(line))))
             else:
                 print_log_line(line.text if is_alone else f"{line.source} | {line.text}")
 
@@ -167,22 +160,12 @@ def events(name: Name, on: OnOfJob = None, namespace: Namespace = None, as_json:
             event.time,
             event.actor,
             event.name.replace("_", " "),
-            ", ".join(filter(None, [event.cause, *_figures(event.detail)])),
+            ", ".join(filter(None, [event.cause, *figures_of(event.detail)])),
         ]
         for event in happened
     ]
-    documents = [
-        {"time": event.time, "event": event.name, "actor": event.actor, "cause": event.cause, **event.detail}
-        for event in happened
-    ]
+    documents = [event_document(event) for event in happened]
     print_answer(as_json, documents, table(("TIME", "WHO", "WHAT", "WHY"), rows))
-
-
-def _figures(detail: dict[str, object]) -> list[str]:
-    choice = [str(detail["choice"]).replace("_", " ")] if detail.get("choice") is not None else []
-    names = ("object", "step", "attempt", "exit_code", "safe_step", "path")
-    shown = [key for key in names if detail.get(key) is not None]
-    return choice + [f"{key.replace('_', ' ')} {detail[key]}" for key in shown]
 
 
 def suspend(

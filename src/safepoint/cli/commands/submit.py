@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from safepoint.answers.job_documents import job_document
 from safepoint.cli.cluster_options import (
     Namespace,
     On,
@@ -18,7 +19,6 @@ from safepoint.cli.cluster_options import (
 )
 from safepoint.cli.commands.run import check_resume
 from safepoint.cli.commands.run_options import RunOptions, with_options
-from safepoint.cli.job_answers import job_document
 from safepoint.cli.output import print_answer, print_warning
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import current_folder

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from safepoint.answers.job_documents import job_document
+from safepoint.answers.versions import versioned
 from safepoint.cli.cluster_options import Namespace, OnOfWatch, open_jobs
 from safepoint.cli.commands.jobs import complete_job
-from safepoint.cli.job_answers import HEAD, job_document, row
-from safepoint.cli.output import table, versioned
+from safepoint.cli.job_answers import HEAD, row
+from safepoint.cli.output import table
 from safepoint.errors import UsageError, without_credentials
 from safepoint.jobs.model.job_place import Job, JobPlace
 

@@ -18,7 +18,14 @@ from safepoint._version import __version__
 
 NAME = "safepoint.pyz"
 _CONTROL_SIDE = frozenset(
-    {"safepoint/doctor", "safepoint/jobs", "safepoint/planning", "safepoint/sdk", "safepoint/cli/commands/plan"}
+    {
+        "safepoint/cli/commands/plan",
+        "safepoint/dashboard",
+        "safepoint/doctor",
+        "safepoint/jobs",
+        "safepoint/planning",
+        "safepoint/sdk",
+    }
 )
 """The packages that a pod never imports."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)

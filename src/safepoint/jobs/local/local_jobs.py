@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from safepoint.errors import (
     ConflictError,
@@ -35,7 +34,8 @@ from safepoint.jobs.model.job_progress import output_of, place_of, with_claims
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary, RequestedAction, this_user
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.states import JobState
-from safepoint.progress.record import Progress
+from safepoint.progress.metric_history import METRICS_NAME
+from safepoint.progress.record import PROGRESS_NAME, Progress
 
 _POLL_S = 0.1
 _EXITS_WITHIN_S = 15.0
@@ -87,8 +87,21 @@ class LocalJobs:
         """The events that users, supervisors and ranks have caused for a job, oldest first."""
         name = self.job(name).name
         happened = self._history.events(name)
-        happened += [_as_job_event(event) for event in rank_reports.events(job_folder(name))]
+        happened += rank_reports.job_events(job_folder(name))
         return sorted(happened, key=lambda event: event.time)
+
+    def change_number(self) -> int:
+        """A number that changes when another process has changed a job; see also `report_mark`."""
+        return self._history.change_number()
+
+    def report_mark(self, name: str) -> tuple[object, ...]:
+        """A value that changes when the ranks of a job have reported progress or an event."""
+        folder = f"{job_folder('')}{os.sep}{name}{os.sep}"  # objects of Path would be slow for many jobs
+        return rank_reports.mark_of(folder + PROGRESS_NAME), rank_reports.mark_of(folder + rank_reports.EVENTS)
+
+    def metrics_file(self, name: str) -> Path:
+        """The file with the metrics over the steps of a job; see `safepoint.progress.metric_history`."""
+        return job_folder(name) / METRICS_NAME
 
     def progress_of(self, job: JobRecord | JobSummary) -> Progress | None:
         """The last progress report of the first rank; None before the first report."""
@@ -102,6 +115,7 @@ class LocalJobs:
         node: int | None = None,
         step: str | None = None,
         follow: bool = False,
+        last_bytes: int | None = None,
     ) -> Iterator[LogLine]:
         """The output of a job.
 
@@ -112,6 +126,7 @@ class LocalJobs:
             step: return only the output of this step before the launchers start: `dataset-initializer` or
                 `model-initializer`.
             follow: wait for new lines until the job has stopped; with `step`, until the launchers have started.
+            last_bytes: begin this many bytes before the end of the output of each process.
 
         Raises:
             NotFoundError: there is no such job, or it has no such rank.
@@ -132,7 +147,9 @@ class LocalJobs:
             return job is None or not job.needs_supervisor
 
         is_over_now = is_over if follow else None
-        yield from read_logs(job_folder(name), ranks=ranks, nodes=nodes, step=step, is_over=is_over_now)
+        yield from read_logs(
+            job_folder(name), ranks=ranks, nodes=nodes, step=step, is_over=is_over_now, last_bytes=last_bytes
+        )
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[JobRecord]]:
         """The active jobs, or one job, at every interval; see `JobPlace.watch`."""
@@ -481,14 +498,3 @@ class LocalJobs:
                     hint=f"earlier requests stay in effect; wait again, or see `safepoint logs {name}`",
                 )
             clock.sleep(poll_s)
-
-
-def _as_job_event(record: dict[str, Any]) -> JobEvent:
-    known = {"time", "event", "actor", "cause", "trigger"}
-    return JobEvent(
-        time=str(record.get("time", "")),
-        name=str(record["event"]),
-        actor=str(record.get("actor", "rank 0")),
-        cause=str(record.get("cause") or record.get("trigger") or record.get("reason") or ""),
-        detail={key: value for key, value in record.items() if key not in known},
-    )

@@ -1,12 +1,12 @@
 """`safepoint plan cost`: what interruptions cost, under different policies or in the history of a job."""
 
-import contextlib
 import math
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from safepoint.answers.costs import cost_document, history_of
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
 from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.commands.plan.options import (
@@ -28,15 +28,7 @@ from safepoint.estimates.interval import SHORTEST_STEP_S, Interruptions
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration, plural
 from safepoint.jobs.local.local_jobs import LocalJobs
-from safepoint.planning.costs import (
-    Happened,
-    JobHistory,
-    Loss,
-    Situation,
-    example_of_article,
-    losses,
-    read_history,
-)
+from safepoint.planning.costs import JobHistory, Loss, Situation, example_of_article, losses
 
 _OF_A_MONTH = {
     "interruptions": "--interruptions",
@@ -122,19 +114,7 @@ def cost(
             name = jobs.job(for_).name
             happened = jobs.events(name)
             is_here = isinstance(jobs, LocalJobs)
-        read: list[Happened] = []
-        for event in happened:
-            step, saved = event.detail.get("step"), event.detail.get("saved")
-            with contextlib.suppress(ValueError, OverflowError):
-                read.append(
-                    Happened(
-                        time_s=clock.parse_utc(event.time),
-                        name=event.name,
-                        step=step if isinstance(step, int) else None,
-                        saved=saved if isinstance(saved, bool) else None,
-                    )
-                )
-        history = read_history(read)
+        history = history_of(happened)
         if not history.trained_s and not history.interruptions:
             why = "its history has no training" if is_here else "the events that the cluster keeps have no steps"
             raise NotFoundError(
@@ -238,33 +218,8 @@ def _print_example(as_json: bool) -> None:
 
 def _print_history(name: str, history: JobHistory, price: float, interval_s: float, *, as_json: bool) -> None:
     hourly = price / 3600
-    without_s, with_interval_s = history.lost_without_saves_s(), history.lost_with_interval_s(interval_s)
-    kinds = {
-        "lost": history.lost_s,
-        "down": history.down_s,
-        "without_checkpoints": without_s,
-        "saved": without_s - history.lost_s,
-        "with_interval": with_interval_s,
-        "saved_against_interval": with_interval_s - history.lost_s,
-    }
-    document: dict[str, Any] = {
-        "job": name,
-        "trained_s": history.trained_s,
-        "interval_s": interval_s,
-        "seconds": kinds,
-        "money": {kind: seconds * hourly for kind, seconds in kinds.items()},
-        "interruptions": [
-            {
-                "time": clock.as_utc(past.time_s),
-                "cause": str(past.cause),
-                "trained_s": past.trained_s,
-                "lost_s": past.lost_s,
-                "down_s": past.down_s,
-                "waiting_s": past.waiting_s,
-            }
-            for past in history.interruptions
-        ],
-    }
+    document = cost_document(name, history, price=price, interval_s=interval_s)
+    kinds: dict[str, float] = document["seconds"]
     every = format_duration(interval_s)
     texts = (
         ("work that was lost", "lost"),

@@ -1,6 +1,7 @@
 """Reads the output of a job's processes: a file for each rank and each launcher."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,14 @@ class _Tail:
     @property
     def source(self) -> str:
         return self.path.stem.replace("-", " ")
+
+    def skip_to_last(self, last_bytes: int) -> None:
+        """Begin with the first line that begins in the last `last_bytes` bytes."""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
+            self.offset = max(0, stream.seek(0, os.SEEK_END) - last_bytes)
+            if self.offset:
+                stream.seek(self.offset - 1)
+                self.offset += len(stream.readline()) - 1
 
     def lines(self) -> Iterator[LogLine]:
         """New complete lines; none if the job was deleted."""
@@ -49,6 +58,7 @@ def read_logs(
     nodes: range | None = None,
     step: str | None = None,
     is_over: Callable[[], bool] | None = None,
+    last_bytes: int | None = None,
 ) -> Iterator[LogLine]:
     """The lines of a job's output.
 
@@ -60,6 +70,7 @@ def read_logs(
             of this step is read. If None, and `ranks` or `nodes` is given, the installation of packages is the only
             step whose output is read.
         is_over: if given, new lines are read until this function returns True. If not, only existing lines are read.
+        last_bytes: begin this many bytes before the end of each file; None for its beginning.
     """
     tails: dict[Path, _Tail] = {}
     while True:
@@ -67,6 +78,8 @@ def read_logs(
         for path in sorted((folder / FOLDER).glob("*.log"), key=_order):
             if path not in tails and _is_selected(path, ranks, nodes, step):
                 tails[path] = _Tail(path)
+                if last_bytes is not None:
+                    tails[path].skip_to_last(last_bytes)
         for tail in tails.values():
             yield from tail.lines()
         if over:

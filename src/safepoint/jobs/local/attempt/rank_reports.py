@@ -3,11 +3,13 @@
 See docs/progress.md. An incomplete last line is ignored.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from safepoint.foundation.events.stream import read_events
+from safepoint.jobs.model.records import JobEvent
 from safepoint.progress.record import PROGRESS_NAME, Progress, read_progress
 
 EVENTS = "events.jsonl"
@@ -16,6 +18,11 @@ EVENTS = "events.jsonl"
 def events(folder: Path) -> Iterator[dict[str, Any]]:
     """The events of all attempts, oldest first."""
     return read_events(folder / EVENTS)
+
+
+def job_events(folder: Path) -> list[JobEvent]:
+    """The events of all attempts, oldest first, as events of the job."""
+    return [_as_job_event(event) for event in events(folder)]
 
 
 def progress(folder: Path) -> Progress | None:
@@ -52,8 +59,24 @@ def newest_report(folder: Path) -> tuple[int, int] | None:
 
     When the ranks write a new report, the value changes.
     """
+    return mark_of(str(folder / PROGRESS_NAME))
+
+
+def mark_of(path: str) -> tuple[int, int] | None:
+    """A value that changes when the file at `path` changes; None if there is no file."""
     try:
-        status = (folder / PROGRESS_NAME).stat()
+        status = os.stat(path)
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns
+
+
+def _as_job_event(record: dict[str, Any]) -> JobEvent:
+    known = {"time", "event", "actor", "cause", "trigger"}
+    return JobEvent(
+        time=str(record.get("time", "")),
+        name=str(record["event"]),
+        actor=str(record.get("actor", "rank 0")),
+        cause=str(record.get("cause") or record.get("trigger") or record.get("reason") or ""),
+        detail={key: value for key, value in record.items() if key not in known},
+    )

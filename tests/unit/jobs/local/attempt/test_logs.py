@@ -148,3 +148,14 @@ def test_large_logs_come_in_pieces(job: Job) -> None:
     lines = [f"{number} " + "x" * 1000 for number in range(3000)]
     job.print("rank-0", "\n".join(lines))
     assert [text for _, text in read(job)] == lines
+
+
+def test_the_end_of_a_long_output_is_read(tmp_path: Path) -> None:
+    """From the first line that begins in the last bytes; of a short output, everything."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_text("".join(f"line {number}\n" for number in range(10)))
+    found = {last: [line.text for line in read_logs(tmp_path, last_bytes=last)] for last in (0, 7, 8, 14, 1000)}
+    assert found[0] == []
+    assert found[7] == found[8] == ["line 9"]
+    assert found[14] == ["line 8", "line 9"]
+    assert len(found[1000]) == 10

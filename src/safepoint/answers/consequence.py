@@ -1,0 +1,147 @@
+"""What an action would mean for a job, before it is done: what is safe, whether a save fits, what would be lost."""
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from safepoint.answers.situation import age_s
+from safepoint.foundation.units import format_duration
+from safepoint.jobs.model.job_place import Job
+from safepoint.jobs.model.job_progress import newest_save, risk_of_suspending
+from safepoint.jobs.model.states import JobState
+from safepoint.progress.record import Progress
+
+
+class Action(enum.StrEnum):
+    """What a person can do with a job."""
+
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    SCALE = "scale"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consequence:
+    """What an action would mean.
+
+    Args:
+        action: the action.
+        is_possible: whether the job accepts the action in its state.
+        sentences: what would happen, for a person.
+        safe_step: the step of the newest checkpoint; None if there is none.
+        safe_age_s: the age of that checkpoint in seconds; None if it is unknown.
+        save_needed_s: about how long a save takes, in seconds; None if it is unknown, or if nothing has to be saved.
+        usable_s: how much of the grace period a save may take, in seconds.
+        fits: whether a save fits; None if it is unknown, or if nothing has to be saved.
+        lost_s: work that would be lost if the save did not succeed, in seconds; None if it is unknown.
+    """
+
+    action: Action
+    is_possible: bool
+    sentences: tuple[str, ...]
+    safe_step: int | None = None
+    safe_age_s: float | None = None
+    save_needed_s: float | None = None
+    usable_s: float | None = None
+    fits: bool | None = None
+    lost_s: float | None = None
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON values."""
+        document = dataclasses.asdict(self)
+        return {**document, "action": str(self.action), "sentences": list(self.sentences)}
+
+
+def consequence_of(action: Action, job: Job, progress: Progress | None, output: str | None = None) -> Consequence:
+    """What the action would mean for the job now.
+
+    Args:
+        action: the action.
+        job: the job.
+        progress: its last report.
+        output: its output location, for the sentence about its checkpoints.
+    """
+    is_possible, refusal = _is_possible(action, job)
+    if not is_possible:
+        return Consequence(action=action, is_possible=False, sentences=(refusal,), safe_step=job.safe_step)
+    if action is Action.RESUME:
+        step = "step 0" if job.safe_step is None else f"step {job.safe_step:,}"
+        text = f"The job continues from its newest checkpoint, {step}, as soon as there is room for it."
+        return Consequence(action=action, is_possible=True, sentences=(text,), safe_step=job.safe_step)
+    trains = job.state.holds_slots and progress is not None and not progress.state.is_end
+    if not trains or progress is None:
+        nothing = "No training runs now, so there is nothing to save."
+        return Consequence(
+            action=action,
+            is_possible=True,
+            sentences=(nothing, *_afterwards(action, output)),
+            safe_step=job.safe_step,
+        )
+    usable_s = max(0.0, job.settings.grace_s - job.settings.margin_s)
+    needed_s, lost_s = progress.save_needed_s, _unsaved_s(progress)
+    fits = None if needed_s is None else risk_of_suspending(job, progress) is None
+    return Consequence(
+        action=action,
+        is_possible=True,
+        sentences=(*_save_sentences(progress, usable_s, job.settings.grace_s, fits), *_afterwards(action, output)),
+        safe_step=progress.safe_step,
+        safe_age_s=None if progress.safe_time is None else age_s(progress.safe_time),
+        save_needed_s=needed_s,
+        usable_s=usable_s,
+        fits=fits,
+        lost_s=lost_s,
+    )
+
+
+def actions_of(job: Job) -> list[Action]:
+    """The actions that the job accepts in its state."""
+    return [action for action in Action if _is_possible(action, job)[0]]
+
+
+def _is_possible(action: Action, job: Job) -> tuple[bool, str]:
+    state = job.state
+    if state is JobState.DELETING:
+        return False, "The job is being deleted, and accepts no other request."
+    if action is Action.SUSPEND:
+        return not state.is_over and state is not JobState.SUSPENDED, f"The job is {state}; there is nothing to stop."
+    if action is Action.RESUME:
+        return job.can_resume, f"The job is {state}; only a suspended or failed job can be resumed."
+    if action is Action.SCALE:
+        return state is not JobState.COMPLETE, "The job is Complete. To train further, submit it again."
+    return True, ""
+
+
+def _unsaved_s(progress: Progress) -> float | None:
+    steps = progress.step - (progress.safe_step or 0)
+    return None if progress.step_s is None else max(0, steps) * (progress.step_s + progress.pause_s)
+
+
+def _save_sentences(progress: Progress, usable_s: float, grace_s: float, fits: bool | None) -> list[str]:
+    newest = newest_save(progress)
+    first = "Nothing is saved yet." if progress.safe_step is None else f"The last safe point is {newest}."
+    needed_s, lost_s = progress.save_needed_s, _unsaved_s(progress)
+    if needed_s is None:
+        second = f"How long a save takes is not known yet; {format_duration(usable_s)} can be used."
+    elif fits:
+        second = (
+            f"A save needs about {format_duration(needed_s)}, and {format_duration(usable_s)} of the "
+            f"{grace_s:g} s grace period can be used: it fits, and no step is lost."
+        )
+    else:
+        lost = "" if lost_s is None else f", and {format_duration(lost_s)} of work would be lost"
+        second = (
+            f"A save needs about {format_duration(needed_s)}, and only {format_duration(usable_s)} of the "
+            f"{grace_s:g} s grace period can be used: it may not fit{lost}."
+        )
+    return [first, second]
+
+
+def _afterwards(action: Action, output: str | None) -> list[str]:
+    if action is Action.SUSPEND:
+        return ["The job then waits until it is resumed."]
+    if action is Action.SCALE:
+        return ["The job then starts again with the new number of nodes."]
+    where = "" if output is None else f" in {output}"
+    return [f"The job then leaves the list. Its checkpoints{where} stay, unless you choose to delete them."]

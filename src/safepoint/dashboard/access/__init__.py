@@ -1,0 +1,1 @@
+"""Who may use the dashboard, and for what: links, cookies, roles, proxies, forged requests."""

@@ -1,0 +1,199 @@
+"""Checks every request before its route, and adds the headers that protect a page in the browser.
+
+A request needs one of the dashboard's own names as its Host and, except for the exchange of a link and the static
+files, a visitor. A POST needs an operator, the token of the operator's session, and no sign that another site has
+sent it.
+"""
+
+import logging
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from safepoint.dashboard.access.proxies import TwoUsersError, cookies_of, proxied_visitor
+from safepoint.dashboard.access.sessions import Sessions, Visitor
+from safepoint.dashboard.rendering import Refusal, refuse
+from safepoint.dashboard.settings import DashboardSettings
+
+FORM_TOKEN = "form_token"
+"""The field of a form with the token of its session."""
+TOKEN_HEADER = b"x-form-token"
+ENTER = "/enter"
+STATIC = "/static/"
+_BUG = Refusal(500, "the dashboard could not answer", hint="this is a bug in Safepoint; the terminal shows more")
+_log = logging.getLogger("safepoint")
+_MOST_BYTES = 64 << 10
+_MOST_FIELDS = 50
+_SECURITY = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    # The address of a page may have the token of a link. With `no-referrer`, a form would come without its origin.
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+class Guard:
+    """The middleware around all routes.
+
+    Args:
+        app: the routes. In `scope["state"]` they find `visitor`, `form` (the fields of a POST) and `wants_json`.
+        settings: the options of the dashboard.
+        sessions: who may come in.
+        cookie: the name of the cookie.
+    """
+
+    def __init__(self, app: ASGIApp, *, settings: DashboardSettings, sessions: Sessions, cookie: str) -> None:
+        self._app = app
+        self._settings = settings
+        self._sessions = sessions
+        self._cookie = cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or the start and the end of the process."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        state: MutableMapping[str, Any] = scope.setdefault("state", {})
+        _note_json(scope, state)
+        is_static = scope["path"].startswith(STATIC)
+
+        async def send_protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = {**_SECURITY, "cache-control": "max-age=86400" if is_static else "no-store"}
+                sent = {name for name, _ in message["headers"]}
+                new = [(name.encode(), text.encode()) for name, text in added.items() if name.encode() not in sent]
+                message["headers"] = [*message["headers"], *new]
+            await send(message)
+
+        try:
+            await self._check(scope, receive, state)
+        except Refusal as refusal:
+            await refuse(refusal, state)(scope, receive, send_protected)
+            return
+        has_begun = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send_protected(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        except Exception:  # the server's own answer would lack the headers
+            if has_begun:
+                raise
+            _log.exception("the dashboard could not answer %s %s", scope["method"], scope["path"])
+            await refuse(_BUG, state)(scope, receive, send_protected)
+
+    async def _check(self, scope: Scope, receive: Receive, state: MutableMapping[str, Any]) -> None:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._check_host(headers)
+        state["visitor"] = visitor = self._visitor(scope, headers)
+        if scope["method"] not in {"GET", "HEAD", "POST"}:
+            raise Refusal(405, "this method is not supported")
+        if scope["path"] == ENTER or scope["path"].startswith(STATIC):
+            if scope["method"] == "POST":
+                raise Refusal(405, "this address accepts no form")
+            return
+        if visitor is None:
+            raise Refusal(
+                401,
+                "you are not signed in",
+                hint="open the link that the terminal of `safepoint dashboard` shows; each link works once",
+            )
+        state["form_token"] = self._sessions.form_token(visitor)
+        if scope["method"] == "POST":
+            self._check_origin(headers)
+            state["form"] = form = await _read_form(headers, receive)
+            given = next((value.decode("latin-1") for name, value in headers if name == TOKEN_HEADER), None)
+            if not self._sessions.is_form_token(visitor, given or form.get(FORM_TOKEN, "")):
+                raise Refusal(
+                    403,
+                    "the form is not one of this session; nothing was done",
+                    hint="load the page again, and repeat",
+                )
+            if not visitor.is_operator:
+                raise Refusal(403, "you may only read here; nothing was done", hint="ask for a link of an operator")
+
+    def _visitor(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Visitor | None:
+        try:
+            visitor = proxied_visitor(self._settings, scope.get("client"), headers)
+        except TwoUsersError:
+            raise Refusal(400, "the proxy has named two users; the request was refused") from None
+        if visitor is not None:
+            return visitor
+        cookie = cookies_of(headers).get(self._cookie)
+        return None if cookie is None else self._sessions.visitor_of(cookie)
+
+    def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Refuse another name: with DNS rebinding, the page of a stranger could read the dashboard under its own."""
+        hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or _without_port(hosts[0]) not in self._settings.accepted_names:
+            raise Refusal(
+                421,
+                "the dashboard does not answer under this name",
+                hint="if the name is right, start the dashboard with --name NAME",
+            )
+
+    def _check_origin(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Refuse a form that another site has sent. Browsers state the origin; programs need not."""
+        found = {name: value.decode("latin-1").lower() for name, value in headers}
+        origin, site = found.get(b"origin"), found.get(b"sec-fetch-site")
+        if site not in {None, "same-origin"} or (
+            origin is not None and urlsplit(origin).netloc != found.get(b"host", "")
+        ):
+            raise Refusal(403, "another site has sent this form; nothing was done")
+
+
+def _note_json(scope: Scope, state: MutableMapping[str, Any]) -> None:
+    """Whether the request asks for JSON, by its path or by its header; the routes see the path without `.json`."""
+    path: str = scope["path"]
+    accepted = b",".join(value for name, value in scope["headers"] if name == b"accept")
+    state["wants_json"] = accepted.split(b";")[0].split(b",")[0].strip() == b"application/json"
+    if path.endswith(".json") and not path.startswith(STATIC):
+        state["wants_json"] = True
+        scope["path"] = path.removesuffix(".json")
+        scope["raw_path"] = scope["path"].encode()
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() else host
+
+
+async def _read_form(headers: list[tuple[bytes, bytes]], receive: Receive) -> Mapping[str, str]:
+    """The fields of a form; the last one of each name."""
+    kind = next((value for name, value in headers if name == b"content-type"), b"")
+    body = b""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise Refusal(400, "the form is incomplete; nothing was done")
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > _MOST_BYTES:
+            raise Refusal(413, "the form is too large; nothing was done")
+    if body and kind.split(b";")[0].strip().lower() != b"application/x-www-form-urlencoded":
+        raise Refusal(415, "the form has another type than application/x-www-form-urlencoded; nothing was done")
+    try:
+        fields = parse_qs(body.decode("ascii"), max_num_fields=_MOST_FIELDS, keep_blank_values=True)
+    except ValueError as error:
+        raise Refusal(400, "the form cannot be read; nothing was done") from error
+    return {name: values[-1] for name, values in fields.items()}
+
+
+def set_cookie(response: Response, *, name: str, value: str, lasts_s: int, is_secure: bool) -> None:
+    """Give a session to the browser."""
+    response.set_cookie(name, value, max_age=lasts_s, path="/", secure=is_secure, httponly=True, samesite="strict")

@@ -1,0 +1,64 @@
+"""The user that a proxy names in a header, if the proxy is one of those that may."""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from safepoint.dashboard.access.sessions import Role, Visitor
+from safepoint.dashboard.settings import DashboardSettings
+
+_MOST_CHARACTERS = 256
+
+
+class TwoUsersError(Exception):
+    """The header is there twice: one of the two was not written by the proxy."""
+
+
+def proxied_visitor(
+    settings: DashboardSettings, client: Sequence[Any] | None, headers: Sequence[tuple[bytes, bytes]]
+) -> Visitor | None:
+    """The visitor that a trusted proxy names.
+
+    None if no proxy is trusted, if the request comes from elsewhere, or if it names no user: the header then has no
+    effect.
+
+    Args:
+        settings: the options of the dashboard.
+        client: address and port of the peer.
+        headers: of the request, with names in lower case.
+
+    Raises:
+        TwoUsersError: a trusted proxy has sent the header twice.
+    """
+    if not settings.proxies or client is None or not _is_trusted(settings, str(client[0])):
+        return None
+    wanted = settings.user_header.lower().encode()
+    found = [value for name, value in headers if name == wanted]
+    if len(found) > 1:
+        raise TwoUsersError
+    name = found[0].decode("utf-8", "replace").strip() if found else ""
+    if not name or len(name) > _MOST_CHARACTERS or not name.isprintable():
+        return None
+    is_operator = name in settings.operators and not settings.is_read_only
+    return Visitor(session=f"proxy {name}", role=Role.OPERATOR if is_operator else Role.VIEWER, name=name)
+
+
+def _is_trusted(settings: DashboardSettings, address: str) -> bool:
+    try:
+        peer = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(peer, ipaddress.IPv6Address) and peer.ipv4_mapped is not None:
+        peer = peer.ipv4_mapped
+    return any(peer in network for network in settings.proxies)
+
+
+def cookies_of(headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    """The cookies of a request, by name; the first one of each name."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name == b"cookie":
+            for part in value.decode("latin-1").split(";"):
+                key, _, text = part.strip().partition("=")
+                found.setdefault(key, text)
+    return found

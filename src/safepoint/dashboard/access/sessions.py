@@ -1,0 +1,148 @@
+"""Who uses the dashboard: one-time links, and the signed cookies that they are exchanged for.
+
+Promises: a link is accepted once. Links are kept as digests, and in memory only. A cookie states a role, a session
+and its end, and is signed with a key in the user's state folder, so that it stays valid when the dashboard is started
+again. Deleting the key ends all sessions.
+"""
+
+import base64
+import enum
+import hashlib
+import hmac
+import os
+import secrets
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.errors import StorageError
+from safepoint.foundation import clock
+from safepoint.foundation.environment import open_trusted
+from safepoint.jobs.local.paths import make_private
+
+LASTS_S = 12 * 3600
+"""How long a session lasts, in seconds."""
+_KEY_BYTES = 32
+_VERSION = "v1"
+
+
+class Role(enum.StrEnum):
+    """What a visitor may do."""
+
+    VIEWER = "viewer"
+    """Read everything, change nothing."""
+    OPERATOR = "operator"
+    """Also suspend, resume, scale and delete jobs, and delete checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """One session.
+
+    Args:
+        session: identifies it; not secret by itself.
+        role: what it may do.
+        name: the user that a proxy has named; empty for a session that began with a link.
+    """
+
+    session: str
+    role: Role
+    name: str = ""
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the visitor may change something."""
+        return self.role is Role.OPERATOR
+
+
+class Sessions:
+    """Makes and checks links, cookies and the tokens against forged requests.
+
+    Args:
+        key: signs the cookies; 32 bytes.
+        is_read_only: whether every visitor is a viewer, also one whose cookie states another role.
+    """
+
+    def __init__(self, key: bytes, *, is_read_only: bool) -> None:
+        self._key = key
+        self._is_read_only = is_read_only
+        self._links: dict[bytes, Role] = {}
+        self._lock = threading.Lock()
+
+    def new_link(self, role: Role) -> str:
+        """A token that `exchange` accepts once."""
+        token = secrets.token_urlsafe(_KEY_BYTES)
+        with self._lock:
+            self._links[_digest(token)] = role
+        return token
+
+    def exchange(self, token: str) -> Visitor | None:
+        """A new session for the token of a link; None if the token is unknown or was used before."""
+        with self._lock:
+            role = self._links.pop(_digest(token), None)
+        if role is None:
+            return None
+        return Visitor(session=secrets.token_urlsafe(16), role=self._allowed(role))
+
+    def cookie_of(self, visitor: Visitor) -> str:
+        """The value of the cookie of a session."""
+        text = f"{_VERSION}.{visitor.role}.{visitor.session}.{int(clock.wall_s()) + LASTS_S}"
+        return f"{text}.{self._sign('cookie', text)}"
+
+    def visitor_of(self, cookie: str) -> Visitor | None:
+        """The session of a cookie; None if the cookie is not valid any more, or is not one of this dashboard."""
+        text, _, signature = cookie.rpartition(".")
+        if not text.isascii() or not hmac.compare_digest(signature.encode(), self._sign("cookie", text).encode()):
+            return None
+        version, role, session, end = text.split(".")
+        if version != _VERSION or int(end) < clock.wall_s():
+            return None
+        return Visitor(session=session, role=self._allowed(Role(role)))
+
+    def form_token(self, visitor: Visitor) -> str:
+        """The token that forms of this session carry, so that another site cannot send them."""
+        return self._sign("form", f"{visitor.session} {visitor.name}")
+
+    def is_form_token(self, visitor: Visitor, token: str) -> bool:
+        """Whether a form carries the token of this session."""
+        return hmac.compare_digest(token.encode(), self.form_token(visitor).encode())
+
+    def _allowed(self, role: Role) -> Role:
+        return Role.VIEWER if self._is_read_only else role
+
+    def _sign(self, purpose: str, text: str) -> str:
+        data = f"{purpose}\0{text}".encode()
+        return base64.urlsafe_b64encode(hmac.digest(self._key, data, "sha256")).decode().rstrip("=")
+
+
+def load_key(path: Path) -> bytes:
+    """The key in a file; a new one if the file does not exist.
+
+    Raises:
+        StorageError: the file cannot be read or written, has another content, or other users can read it.
+    """
+    make_private(path.parent)
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    hint = f"delete {path}; all sessions of dashboards then end"
+    try:
+        if not path.exists():
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            try:
+                os.link(new, path)  # fails if another dashboard was first: then its key is used
+            except FileExistsError:
+                pass
+            finally:
+                new.unlink()
+        with open_trusted(path) as file:
+            mode, key = os.fstat(file.fileno()).st_mode, file.read(_KEY_BYTES + 1)
+    except OSError as error:
+        raise StorageError(f"the key of the dashboard {path} cannot be used: {error.strerror}", hint=hint) from error
+    if len(key) != _KEY_BYTES or mode & 0o077:
+        raise StorageError(f"{path} is not a key of the dashboard, or other users can read it", hint=hint)
+    return key
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()

@@ -1,0 +1,177 @@
+"""What an action on a job means, before it is done; the action itself; and what became of it, with the receipt."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from safepoint.answers.consequence import Action, consequence_of
+from safepoint.answers.job_documents import document_of
+from safepoint.dashboard.pages.context import actor_of, context_of, in_thread
+from safepoint.dashboard.pages.job import place_and_name
+from safepoint.dashboard.pages.jobs import TONES
+from safepoint.dashboard.reading.checkpoint_view import receipt_of
+from safepoint.dashboard.reading.places import ListedJob
+from safepoint.dashboard.rendering import Refusal, respond
+from safepoint.dashboard.work import Outcome
+from safepoint.errors import NotFoundError
+from safepoint.foundation.units import plural
+from safepoint.jobs.model.job_place import JobPlace
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.states import JobState
+
+_MOST_NODES = 100_000
+
+
+async def before(request: Request) -> Response:
+    """What the action would mean now."""
+    (reader, name), action = place_and_name(request), _action(request)
+
+    def read() -> tuple[ListedJob, str | None]:
+        one = reader.job(name)
+        return one, reader.call(lambda jobs: jobs.output_of(one.job))
+
+    one, output = await in_thread(read)
+    found = consequence_of(action, one.job, one.progress, output)
+    return respond(
+        request,
+        "action.html",
+        {"job": name, **found.to_document()},
+        found=found,
+        action=action,
+        job=one.job,
+        reader=reader,
+        output=output,
+        tone=TONES[one.job.state],
+    )
+
+
+async def act(request: Request) -> Response:
+    """Begin the action, and show its page."""
+    (reader, name), action = place_and_name(request), _action(request)
+    form: Mapping[str, str] = request.state.form
+    await in_thread(lambda: reader.job(name))
+    actor, back = actor_of(request), f"/jobs/{reader.key}/{name}"
+    do = _doing(action, form, name)
+
+    def run() -> Outcome:
+        with reader.open_jobs(actor) as jobs:
+            return do(jobs)
+
+    work = context_of(request).works.begin(f"{action} {name}", run, back=back, by=actor)
+    return RedirectResponse(f"/actions/{work.number}", status_code=303)
+
+
+def _doing(action: Action, form: Mapping[str, str], name: str) -> Callable[[JobPlace[Any]], Outcome]:
+    """The function that does it.
+
+    Raises:
+        Refusal: the form is not valid; nothing was done.
+    """
+    if action is Action.SUSPEND:
+        return lambda jobs: _suspend(jobs, name)
+    if action is Action.RESUME:
+        return lambda jobs: _resume(jobs, name)
+    if action is Action.DELETE:
+        with_checkpoints = form.get("checkpoints") == "on"
+        if with_checkpoints and form.get("name", "") != name:
+            raise Refusal(
+                400,
+                "to delete the checkpoints too, type the name of the job; nothing was done",
+                hint="go back, and type the name",
+            )
+        return lambda jobs: _delete(jobs, name, with_checkpoints=with_checkpoints)
+    text = form.get("nnodes", "")
+    if not (text.isascii() and text.isdecimal() and len(text) < 7 and 1 <= int(text) <= _MOST_NODES):
+        raise Refusal(400, "the number of nodes is not valid; nothing was done", hint="use a whole number from 1")
+    return lambda jobs: _scale(jobs, name, int(text))
+
+
+def _suspend(jobs: JobPlace[Any], name: str) -> Outcome:
+    job = jobs.suspend(name)
+    document = {**_document(jobs, job), "was_saved": job.was_saved}
+    receipt = job.particulars.get("receipt")
+    if receipt is None and isinstance(job, JobRecord) and job.was_saved and job.state is JobState.SUSPENDED:
+        receipt = receipt_of(job, jobs.output_of(job))
+        document["receipt"] = receipt
+    why = f": {job.message}" if job.message else ""
+    if job.state is JobState.SUSPENDED and job.was_saved is False:
+        step = "nothing is saved" if job.safe_step is None else f"the newest checkpoint is step {job.safe_step:,}"
+        return Outcome(
+            sentence=f"The job is suspended, but its last attempt ended without a save; {step}. “Resume” continues "
+            "from there, and repeats the steps after it.",
+            document=document,
+            is_warning=True,
+        )
+    facts = _facts(receipt) if isinstance(receipt, Mapping) else ()  # pyright: ignore[reportUnknownArgumentType]
+    return Outcome(sentence=f"The job is {job.state}{why}.", document=document, facts=facts)
+
+
+def _facts(receipt: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    checked = "every file was read and matches its digest" if receipt["is_read"] else "names and sizes of all files"
+    how = "requested before the job was stopped" if receipt["was_requested"] else "at SIGTERM"
+    facts = [
+        ("Safe step", f"{receipt['step']:,}"),
+        ("Checkpoint", str(receipt["checkpoint"])),
+        ("Digest of its manifest", str(receipt["digest"])),
+        ("Saved", how + (f", because {receipt['reason']}" if receipt["reason"] else "")),
+        ("Checked", checked),
+    ]
+    return tuple(facts)
+
+
+def _resume(jobs: JobPlace[Any], name: str) -> Outcome:
+    job = jobs.resume(name)
+    return Outcome(sentence="The job resumes.", document=_document(jobs, job))
+
+
+def _scale(jobs: JobPlace[Any], name: str, num_nodes: int) -> Outcome:
+    job = jobs.scale(name, num_nodes)
+    remark = jobs.remark_on(job)
+    sentence = f"The job has {plural(num_nodes, 'node')} now, and is {job.state}."
+    return Outcome(
+        sentence=f"{sentence} {remark}" if remark else sentence,
+        document=_document(jobs, job),
+        is_warning=bool(remark),
+    )
+
+
+def _delete(jobs: JobPlace[Any], name: str, *, with_checkpoints: bool) -> Outcome:
+    output = jobs.output_of(jobs.job(name)) or "its output location"
+    num_deleted = jobs.delete(name, with_checkpoints=with_checkpoints)
+    what = (
+        f"{plural(num_deleted, 'checkpoint')} in {output} deleted"
+        if with_checkpoints
+        else f"its checkpoints stay in {output}"
+    )
+    return Outcome(
+        sentence=f"The job is deleted; {what}.", document={"name": name, "checkpoints_deleted": num_deleted}
+    )
+
+
+def _document(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
+    return document_of(job, jobs.progress_of(job), jobs.output_of(job))
+
+
+async def work(request: Request) -> Response:
+    """What became of an action."""
+    found = context_of(request).works.get(request.path_params["number"])
+    if found is None:
+        raise NotFoundError("this dashboard knows no such action", hint="it was started again since; see the job")
+    return respond(request, "work.html", found.to_document(), work=found)
+
+
+def _action(request: Request) -> Action:
+    text = request.path_params["action"]
+    if text not in list(Action):
+        raise NotFoundError(f"there is no page {text!r} of a job", hint="see the page of the job")
+    return Action(text)
+
+
+routes = [
+    Route("/actions/{number:int}", work),
+    Route("/jobs/{place}/{name}/{action}", before, methods=["GET"]),
+    Route("/jobs/{place}/{name}/{action}", act, methods=["POST"]),
+]

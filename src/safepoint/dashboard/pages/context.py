@@ -1,0 +1,70 @@
+"""What every page uses: the places, the actions, and who is signed in."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from starlette.requests import Request
+
+from safepoint.dashboard.access.sessions import Sessions, Visitor
+from safepoint.dashboard.live import Live
+from safepoint.dashboard.reading.places import Places
+from safepoint.dashboard.settings import DashboardSettings
+from safepoint.dashboard.work import Works
+from safepoint.errors import StorageError
+
+_LONGEST_PATH = 300
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The parts of a dashboard.
+
+    Args:
+        settings: its options.
+        places: where the jobs are.
+        works: the actions.
+        live: reports changes to open pages.
+        sessions: the links and cookies.
+        cookie: the name of the cookie.
+        link_used: called with the role of a link that was used.
+    """
+
+    settings: DashboardSettings
+    places: Places
+    works: Works
+    live: Live
+    sessions: Sessions
+    cookie: str
+    link_used: Callable[[str], None]
+
+
+def context_of(request: Request) -> Context:
+    """The parts of the dashboard that answers this request."""
+    return cast("Context", request.app.state.context)
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Who sent the request; the guard has checked it."""
+    return cast("Visitor", request.state.visitor)
+
+
+def actor_of(request: Request) -> str:
+    """Who requested an action, for the events of a job."""
+    name = visitor_of(request).name
+    return f"{name} (dashboard)" if name else "dashboard"
+
+
+async def in_thread(task: Callable[[], _T]) -> _T:
+    """Run what reads files or waits for a server, so that other requests are answered meanwhile.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    try:
+        return await asyncio.to_thread(task)
+    except OSError as error:
+        where = str(error.filename or "a file")[:_LONGEST_PATH]
+        raise StorageError(f"{where} cannot be read: {error.strerror or error}", hint="check the path") from error

@@ -1,0 +1,140 @@
+"""A job: what it does, its curves, timeline, events and output."""
+
+import collections
+import itertools
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from safepoint.answers.job_documents import (
+    event_document,
+    figures_of,
+    log_document,
+    safe_step,
+    status_document,
+)
+from safepoint.dashboard.pages.context import context_of, in_thread
+from safepoint.dashboard.pages.jobs import TONES
+from safepoint.dashboard.reading.job_view import metric_columns, read_job
+from safepoint.dashboard.reading.places import PlaceReader
+from safepoint.dashboard.rendering import Refusal, json_response, respond
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.model.job_place import LogLine
+from safepoint.jobs.model.records import JobEvent
+
+_NUM_EVENTS = 30
+_MOST_EVENTS = 2000
+_NUM_LINES = 200
+_MOST_LINES = 2000
+_LONGEST_LINE = 4000
+_TAIL_BYTES = 256 << 10
+
+
+def place_and_name(request: Request) -> tuple[PlaceReader, str]:
+    """The place and the name of the job in the path of a request."""
+    return context_of(request).places.reader(request.path_params["place"]), request.path_params["name"]
+
+
+async def job(request: Request) -> Response:
+    """A job; as JSON, what `safepoint status --json` prints."""
+    reader, name = place_and_name(request)
+    view = await in_thread(lambda: read_job(reader, name))
+    one = view.listed
+    document = status_document(one.job, one.progress, view.output, view.attempts)
+    return respond(
+        request,
+        "job.html",
+        document,
+        view=view,
+        job=one.job,
+        progress=one.progress,
+        reader=reader,
+        tone=TONES[one.job.state],
+        safe_step=safe_step(one.job, one.progress),
+        events=_rows(view.events[-_NUM_EVENTS:]),
+        num_events=len(view.events),
+        works=context_of(request).works.running(f"/jobs/{reader.key}/{name}"),
+    )
+
+
+async def metrics(request: Request) -> Response:
+    """The metrics over the steps, as columns of numbers; always JSON."""
+    reader, name = place_and_name(request)
+    points = await in_thread(lambda: reader.points(reader.job(name)))
+    return json_response({"job": name, **metric_columns(points)})
+
+
+async def events(request: Request) -> Response:
+    """The events; as JSON, what `safepoint events --json` prints."""
+    reader, name = place_and_name(request)
+
+    found = await in_thread(lambda: reader.events(reader.job(name)))
+    if request.state.wants_json:
+        return json_response([event_document(event) for event in found])
+    shown = _rows(found[-_MOST_EVENTS:])
+    return respond(request, "events.html", [], reader=reader, name=name, events=shown, num_events=len(found))
+
+
+async def logs(request: Request) -> Response:
+    """The end of the output; as JSON, documents as `safepoint logs --json` prints them."""
+    reader, name = place_and_name(request)
+    rank_text, query = request.query_params.get("rank", ""), request.query_params.get("q", "")[:200]
+    if rank_text and not (rank_text.isascii() and rank_text.isdecimal() and len(rank_text) < 8):
+        raise Refusal(400, "the rank is not a number; nothing was read", hint="use a rank such as 0")
+    rank = int(rank_text) if rank_text else None
+    most = _MOST_LINES if request.query_params.get("all") else _NUM_LINES
+    lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
+    if request.state.wants_json:
+        return json_response([log_document(line) for line in lines])
+    one = await in_thread(lambda: reader.job(name))
+    num_ranks = one.job.num_nodes * (one.job.ranks_per_node or 1)
+    return respond(
+        request,
+        "logs.html",
+        [],
+        reader=reader,
+        name=name,
+        lines=lines,
+        rank=rank_text,
+        query=query,
+        ranks=range(min(num_ranks, 64)),
+        is_cut=len(lines) == most,
+    )
+
+
+def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: int) -> list[LogLine]:
+    """The last lines that contain the query, in any case of letters."""
+    reader.job(name)
+    wanted = query.lower()
+    # A connection of its own: an output may be long, and the thread of the place must not wait for it.
+    with reader.open_jobs("dashboard") as jobs:
+        # A search reads everything; without one, the end of a long output is enough.
+        if isinstance(jobs, LocalJobs) and not query:
+            found = jobs.logs(name, rank=rank, last_bytes=_TAIL_BYTES)
+        else:
+            found = jobs.logs(name, rank=rank)
+        lines = (line for line in found if wanted in line.text.lower())
+        last = collections.deque(lines, maxlen=most)
+    return [LogLine(source=line.source, text=line.text[:_LONGEST_LINE]) for line in last]
+
+
+def _rows(events: "list[JobEvent] | tuple[JobEvent, ...]") -> list[dict[str, str]]:
+    """Events for a table, newest first."""
+    return [
+        {
+            "time": event.time,
+            "actor": event.actor,
+            "what": event.name.replace("_", " "),
+            "why": ", ".join(itertools.chain(filter(None, [event.cause]), figures_of(event.detail))),
+        }
+        for event in reversed(events)
+    ]
+
+
+routes = [
+    Route("/jobs/{place}/{name}", job),
+    Route("/jobs/{place}/{name}/metrics", metrics),
+    Route("/jobs/{place}/{name}/events", events),
+    Route("/jobs/{place}/{name}/logs", logs),
+]

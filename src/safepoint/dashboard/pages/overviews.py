@@ -1,0 +1,44 @@
+"""Storage and costs of all jobs."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from safepoint.dashboard.pages.context import context_of, in_thread
+from safepoint.dashboard.reading.cost_view import hours, read_costs
+from safepoint.dashboard.reading.room_view import read_rooms
+from safepoint.dashboard.rendering import respond
+
+
+async def storage(request: Request) -> Response:
+    """How full the output locations are, and when they will be full."""
+    context = context_of(request)
+    rooms = await in_thread(lambda: read_rooms(context.places))
+    return respond(request, "storage.html", [room.to_document() for room in rooms], rooms=rooms)
+
+
+async def costs(request: Request) -> Response:
+    """The hours and the money of jobs: held, lost, and not lost; the time in queues apart."""
+    context = context_of(request)
+    price = context.settings.price
+    found = await in_thread(lambda: read_costs(context.places, price=price))
+    units = sorted({cost.unit for cost in found}, reverse=True)
+    totals = {
+        unit: {
+            name: hours(sum(getattr(cost, f"{name}_s") for cost in found if cost.unit == unit))
+            for name in ("held", "lost", "down", "saved", "waited")
+        }
+        for unit in units
+    }
+    return respond(
+        request,
+        "costs.html",
+        [{"place": cost.listed.place, **cost.document} for cost in found],
+        costs=found,
+        totals=totals,
+        price=price,
+        hours=hours,
+    )
+
+
+routes = [Route("/storage", storage), Route("/costs", costs)]

@@ -1,0 +1,97 @@
+"""The hours that jobs have held their slots, lost, and waited, and what they cost."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from safepoint.answers.costs import cost_document, held_s, history_of, waited_s
+from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
+from safepoint.errors import SafepointError
+from safepoint.jobs.model.records import AttemptRecord
+from safepoint.planning.costs import HOUR_S, JobHistory
+
+_MOST_JOBS = 200
+_INTERVAL_S = 3600.0
+"""The policy that Safepoint is compared with: a save in each hour, and none on SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCost:
+    """What a job has cost. Times are in seconds of all its slots together, except for `waited_s`.
+
+    Args:
+        listed: the job.
+        unit: what its slots are: `GPU`, `CPU`, or `rank` for a job on a cluster, whose devices are not known.
+        num_slots: its slots.
+        held_s: for how long it has held them.
+        lost_s: work that was done again.
+        down_s: from interruptions until it trained again, while it held its slots.
+        saved_s: work that it did not lose, compared with a save in each hour and none on SIGTERM.
+        waited_s: for how long it waited for its machines.
+        num_interruptions: how often it was interrupted.
+        document: what `safepoint plan cost --for` prints, for a price of an hour of all its slots.
+    """
+
+    listed: ListedJob
+    unit: str
+    num_slots: int
+    held_s: float
+    lost_s: float
+    down_s: float
+    saved_s: float
+    waited_s: float
+    num_interruptions: int
+    document: dict[str, Any]
+
+
+def read_costs(places: Places, *, price: float) -> list[JobCost]:
+    """The costs of the newest jobs, most expensive first.
+
+    Args:
+        places: where the jobs are.
+        price: of an hour of one slot.
+    """
+    found: list[JobCost] = []
+    for reader in places.readers.values():
+        listed = sorted(reader.read().jobs.values(), key=lambda one: one.job.created, reverse=True)[:_MOST_JOBS]
+        try:
+            found += [_cost(reader, one, price) for one in listed]
+        except SafepointError:
+            continue  # the list of jobs shows why
+    return sorted(found, key=lambda cost: cost.held_s, reverse=True)
+
+
+def _cost(reader: PlaceReader, one: ListedJob, price: float) -> JobCost:
+    job = one.job
+    gpus = job.particulars.get("gpu_per_node") or 0
+    cpus = job.particulars.get("cpu_per_node") or 0
+    slots = gpus or cpus or job.ranks_per_node or 1
+    num_slots = int(slots) * job.num_nodes
+    attempts, history = _read(reader, one)
+    document = cost_document(job.name, history, price=price * num_slots, interval_s=_INTERVAL_S)
+    return JobCost(
+        listed=one,
+        unit="GPU" if gpus else "CPU" if cpus else "rank",
+        num_slots=num_slots,
+        held_s=held_s(attempts, num_slots=int(slots)),
+        lost_s=history.lost_s * num_slots,
+        down_s=history.down_s * num_slots,
+        saved_s=(history.lost_with_interval_s(_INTERVAL_S) - history.lost_s) * num_slots,
+        waited_s=waited_s(job.created, attempts, history),
+        num_interruptions=len(history.interruptions),
+        document=document,
+    )
+
+
+def _read(reader: PlaceReader, one: ListedJob) -> tuple[list[AttemptRecord], JobHistory]:
+    """The attempts and interruptions of a job. While nothing about the job changes, they are read once."""
+    mark = (one.job, one.mark)
+    before = reader.histories.get(one.job.name)
+    if before is None or before[0] != mark:
+        read = reader.call(lambda jobs: (jobs.attempts(one.job.name), history_of(jobs.events(one.job.name))))
+        reader.histories[one.job.name] = before = (mark, read)
+    return before[1]
+
+
+def hours(seconds: float) -> float:
+    """Seconds in hours."""
+    return seconds / HOUR_S

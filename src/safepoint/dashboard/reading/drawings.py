@@ -1,0 +1,198 @@
+"""Shapes that templates draw as SVG: small curves, and the timeline of a job. Numbers only, no text of users."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from safepoint.foundation import clock
+from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.progress.metric_history import MetricPoint
+
+_MOST_POINTS = 400
+_MARKS: Mapping[str, str] = {
+    "saved": "save",
+    "snapshot_taken": "snapshot",
+    "uploaded": "upload",
+    "interrupted": "stop",
+    "suspend_requested": "stop",
+    "preempt_requested": "preemption",
+    "preempted": "preemption",
+    "failed": "failure",
+    "save_failed": "failure",
+    "upload_failed": "failure",
+    "checkpoint_rejected": "failure",
+    "restarted": "restart",
+    "resumed": "resume",
+    "resumed_from_memory": "resume",
+}
+LANES = ("snapshot", "save", "upload", "resume", "restart", "preemption", "stop", "failure")
+"""The kinds of marks in a timeline, in the order of its legend."""
+_MOST_MARKS = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A curve in a box.
+
+    Args:
+        name: of the metric.
+        points: `x,y x,y …`, as the attribute of a polyline.
+        breaks: the x of interruptions.
+        lowest: the lowest value.
+        highest: the highest value.
+        last: the newest value.
+        first_step: the step of the first point.
+        last_step: the step of the last point.
+    """
+
+    name: str
+    points: str
+    breaks: tuple[float, ...] = ()
+    lowest: float = 0.0
+    highest: float = 0.0
+    last: float = 0.0
+    first_step: int = 0
+    last_step: int = 0
+
+
+def sparkline(values: Sequence[float], *, width: int = 96, height: int = 22) -> str:
+    """The points of a small curve; empty for fewer than two values."""
+    if len(values) < 2:
+        return ""
+    return _polyline(list(enumerate(values)), width, height)
+
+
+def curve_of(name: str, points: Sequence[MetricPoint], *, width: int = 600, height: int = 140) -> Curve | None:
+    """The curve of one metric over the steps; None for fewer than two values."""
+    found = [(point.step, point.values[name]) for point in points if name in point.values]
+    if len(found) < 2:
+        return None
+    shown = found[:: -(-len(found) // _MOST_POINTS)]
+    if shown[-1] != found[-1]:
+        shown.append(found[-1])
+    values = [value for _, value in found]
+    span = (found[-1][0] - found[0][0]) or 1
+    breaks = [
+        round((after.step - found[0][0]) / span * width, 1)
+        for before, after in itertools.pairwise(points)
+        if before.attempt != after.attempt and found[0][0] <= after.step <= found[-1][0]
+    ]
+    return Curve(
+        name=name,
+        points=_polyline(shown, width, height),
+        breaks=tuple(breaks),
+        lowest=min(values),
+        highest=max(values),
+        last=values[-1],
+        first_step=found[0][0],
+        last_step=found[-1][0],
+    )
+
+
+def _polyline(points: Sequence[tuple[int, float]], width: int, height: int) -> str:
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    begin, end = points[0][0], points[-1][0]
+    across, up = (end - begin) or 1, (high - low) or 1.0
+    if not math.isfinite(up):  # the two largest floats are further apart than a float can hold
+        return ""
+    return " ".join(
+        f"{(x - begin) / across * width:.1f},{1 + (high - value) / up * (height - 2):.1f}" for x, value in points
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An event in a timeline.
+
+    Args:
+        x: from 0 to 1000.
+        kind: one of `LANES`.
+        time: RFC 3339 UTC.
+        step: its step; None if it has none.
+    """
+
+    x: float
+    kind: str
+    time: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """An attempt in a timeline.
+
+    Args:
+        x: where it begins, from 0 to 1000.
+        width: how long it is.
+        attempt: the attempt.
+    """
+
+    x: float
+    width: float
+    attempt: AttemptRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The attempts of a job and what happened in them.
+
+    Args:
+        begins: RFC 3339 UTC.
+        ends: RFC 3339 UTC.
+        bars: the attempts.
+        marks: the events, oldest first.
+        kinds: the kinds of marks that occur, in the order of `LANES`.
+    """
+
+    begins: str
+    ends: str
+    bars: tuple[Bar, ...]
+    marks: tuple[Mark, ...]
+    kinds: tuple[str, ...]
+
+
+def timeline_of(attempts: Sequence[AttemptRecord], events: Sequence[JobEvent]) -> Timeline | None:
+    """The timeline of a job; None before its first attempt."""
+    timed = [(seconds, event) for event in events if (seconds := _seconds(event.time)) is not None]
+    starts = [(begin, attempt) for attempt in attempts if (begin := _seconds(attempt.started)) is not None]
+    if not starts:
+        return None
+    ended = [_seconds(attempt.ended) or clock.wall_s() for _, attempt in starts]
+    begin_s = min(begin for begin, _ in starts)
+    end_s = max([*ended, *(seconds for seconds, _ in timed)])
+    span_s = max(end_s - begin_s, 1e-3)
+
+    def across(seconds: float) -> float:
+        return round(min(998.0, max(0.0, (seconds - begin_s) / span_s * 1000)), 1)
+
+    bars = [
+        Bar(x=across(begin), width=max(1.0, across(end) - across(begin)), attempt=attempt)
+        for (begin, attempt), end in zip(starts, ended, strict=True)
+    ]
+    marks = [
+        Mark(x=across(seconds), kind=_MARKS[event.name], time=event.time, step=_step(event))
+        for seconds, event in timed
+        if event.name in _MARKS
+    ]
+    thinned = marks[:: max(1, -(-len(marks) // _MOST_MARKS))]
+    found = {mark.kind for mark in thinned}
+    return Timeline(
+        begins=clock.as_utc(begin_s),
+        ends=clock.as_utc(end_s),
+        bars=tuple(bars),
+        marks=tuple(thinned),
+        kinds=tuple(kind for kind in LANES if kind in found),
+    )
+
+
+def _step(event: JobEvent) -> int | None:
+    step = event.detail.get("step")
+    return step if type(step) is int else None
+
+
+def _seconds(time: str | None) -> float | None:
+    try:
+        return None if time is None else clock.parse_utc(time)
+    except ValueError:
+        return None

@@ -1,0 +1,166 @@
+"""What the page of a job shows."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from safepoint.answers.consequence import Action, actions_of
+from safepoint.answers.situation import sentence_of
+from safepoint.dashboard.reading.drawings import Curve, Timeline, curve_of, timeline_of
+from safepoint.dashboard.reading.places import ListedJob, PlaceReader
+from safepoint.jobs.model.job_place import JobPlace
+from safepoint.jobs.model.job_progress import risk_of_suspending
+from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.progress.metric_history import MetricPoint
+from safepoint.settings.run_settings import RunSettings
+
+_FIRST_METRICS = ("loss", "eval_loss", "learning_rate", "lr", "steps_per_s", "samples_per_s", "grad_norm")
+_MOST_CURVES = 24
+_LAUNCHERS_OWN = {"record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start", "wording"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """A training process of the newest attempt.
+
+    Args:
+        rank: its number.
+        host: its machine or pod.
+        pid: its process there.
+    """
+
+    rank: int
+    host: str
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job with everything that its page shows.
+
+    Args:
+        listed: the job.
+        output: its output location; None if it is unknown.
+        attempts: oldest first.
+        events: oldest first.
+        sentence: what it is doing, and why.
+        risk: a warning if a save may not fit into the grace period; None if it fits, or if that is not known.
+        timeline: None before the first attempt.
+        curves: of its metrics, the most important ones first.
+        ranks: of the newest attempt, as far as it has reported them.
+        actions: those that it accepts now.
+        settings: the options of its run that are not the default, by name.
+        commands: what each command does, and the command.
+    """
+
+    listed: ListedJob
+    output: str | None
+    attempts: tuple[AttemptRecord, ...]
+    events: tuple[JobEvent, ...]
+    sentence: str
+    risk: str | None
+    timeline: Timeline | None
+    curves: tuple[Curve, ...]
+    ranks: tuple[RankFacts, ...]
+    actions: tuple[Action, ...]
+    settings: Mapping[str, str]
+    commands: tuple[tuple[str, str], ...]
+
+
+def read_job(reader: PlaceReader, name: str) -> JobView:
+    """Read a job.
+
+    Raises:
+        NotFoundError: there is no such job.
+        SafepointError: its place cannot be read.
+    """
+    listed = reader.job(name)
+    job = listed.job
+
+    def ask(jobs: JobPlace[Any]) -> tuple[str | None, list[AttemptRecord]]:
+        return jobs.output_of(job), jobs.attempts(name)
+
+    output, attempts = reader.call(ask)
+    events = reader.events(listed)
+    points = reader.points(listed)
+    return JobView(
+        listed=listed,
+        output=output,
+        attempts=tuple(attempts),
+        events=tuple(events),
+        sentence=sentence_of(job, listed.progress),
+        risk=risk_of_suspending(job, listed.progress),
+        timeline=timeline_of(attempts, events),
+        curves=tuple(curve for one in metric_names(points) if (curve := curve_of(one, points)) is not None),
+        ranks=_ranks(events),
+        actions=tuple(actions_of(job)),
+        settings=_settings(job.settings),
+        commands=_commands(reader, name, output),
+    )
+
+
+def metric_names(points: Sequence[MetricPoint]) -> list[str]:
+    """The metrics of a job, the most important ones first."""
+    names = dict.fromkeys(name for point in points for name in point.values)
+    first = [name for name in _FIRST_METRICS if name in names]
+    return [*first, *sorted(names.keys() - set(first))][:_MOST_CURVES]
+
+
+def metric_columns(points: Sequence[MetricPoint]) -> dict[str, Any]:
+    """The metrics of a job as columns of numbers; null where a metric was not reported."""
+    attempts: dict[int, int] = {}
+    for point in points:
+        attempts.setdefault(point.attempt, point.step)
+    return {
+        "steps": [point.step for point in points],
+        "times": [point.time for point in points],
+        "attempts": [{"attempt": number, "first_step": step} for number, step in attempts.items()],
+        "metrics": {name: [_rounded(point.values.get(name)) for point in points] for name in metric_names(points)},
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _ranks(events: Sequence[JobEvent]) -> tuple[RankFacts, ...]:
+    for event in reversed(events):
+        ranks = event.detail.get("ranks")
+        if event.name == "attempt_started" and isinstance(ranks, list):
+            return tuple(fact for one in cast("list[Any]", ranks) if (fact := _rank(one)) is not None)
+    return ()
+
+
+def _rank(record: Any) -> RankFacts | None:
+    """A rank in an event; None if it is not one, because any program may have written the event."""
+    if not isinstance(record, Mapping):
+        return None
+    facts = cast("Mapping[str, Any]", record)
+    rank, pid = facts.get("rank"), facts.get("pid")
+    host = str(facts.get("host", ""))
+    return RankFacts(rank=rank, host=host, pid=pid if type(pid) is int else None) if type(rank) is int else None
+
+
+def _settings(settings: RunSettings) -> dict[str, str]:
+    usual = RunSettings()
+    return {
+        item.name.removesuffix("_s").replace("_", "-"): str(getattr(settings, item.name))
+        for item in dataclasses.fields(RunSettings)
+        if item.name not in _LAUNCHERS_OWN and getattr(settings, item.name) != getattr(usual, item.name)
+    }
+
+
+def _commands(reader: PlaceReader, name: str, output: str | None) -> tuple[tuple[str, str], ...]:
+    on = "" if reader.is_local else f" --on {shlex.quote(reader.name)}"
+    found = [
+        ("this page", f"safepoint status{on} {name}"),
+        ("its output, as it is printed", f"safepoint logs -f{on} {name}"),
+        ("its events", f"safepoint events{on} {name}"),
+        ("save and stop it", f"safepoint suspend{on} {name}"),
+        ("continue it", f"safepoint resume{on} {name}"),
+    ]
+    if output is not None:
+        found.append(("its checkpoints", f"safepoint checkpoints list{on} {shlex.quote(output)}"))
+    return tuple(found)

@@ -1,0 +1,322 @@
+"""The jobs of all places, read on one thread for each place, and read again only when something has changed.
+
+Promises: a value that was read is frozen. A place that cannot be reached has a message instead of jobs, and delays no
+other place. While no page is open, nothing is read.
+"""
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safepoint.answers.situation import Attention, attention_of
+from safepoint.errors import NotFoundError, SafepointError, WaitTimeoutError
+from safepoint.foundation import clock
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.model.job_place import Job, JobPlace
+from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.planning.costs import JobHistory
+from safepoint.progress.metric_history import MetricPoint, MetricReader, current_points, point_of, read_points
+from safepoint.progress.record import Progress
+
+OpenJobs = Callable[[str], contextlib.AbstractContextManager[JobPlace[Any]]]
+"""Opens the jobs of a place for an actor, who is named in the events of the changes."""
+_READER = "dashboard"
+_FRESH_S = 0.2
+"""How old a list of this machine may be when a page shows it."""
+_FRESH_ON_CLUSTER_S = 3.0
+_BUSY_SHARE = 4
+"""A list is read again after this many times the time that reading it took."""
+_ANSWER_WITHIN_S = 30.0
+_SPARKLINE_BYTES = 16 << 10
+_MOST_OBSERVED = 4096
+_MOST_KEPT = 16
+"""For how many jobs events and metrics stay in memory."""
+_ATTENTION_EVERY_S = 5.0
+"""How often it is looked whether the mere time has made a job need attention."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedJob:
+    """A job of a list.
+
+    Args:
+        place: the key of its place.
+        job: the job.
+        progress: its last report.
+        attention: what about it needs attention.
+        mark: changes when the job or its reports change.
+    """
+
+    place: str
+    job: Job
+    progress: Progress | None
+    attention: Attention
+    mark: object
+
+    @property
+    def key(self) -> str:
+        """The place and the name of the job."""
+        return f"{self.place}/{self.job.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceJobs:
+    """What was read of a place.
+
+    Args:
+        jobs: by name, oldest first.
+        failure: why the place could not be read; empty if it was.
+        read_s: when it was read, on the clock that never goes back.
+    """
+
+    jobs: Mapping[str, ListedJob] = field(default_factory=dict[str, ListedJob])
+    failure: str = ""
+    read_s: float = float("-inf")
+
+
+class PlaceReader:
+    """The jobs of one place.
+
+    Args:
+        name: as the option `--on` names it; `local` for this machine.
+        open_jobs: opens its jobs; called on the thread of this reader.
+    """
+
+    def __init__(self, name: str, open_jobs: OpenJobs) -> None:
+        self.name = name
+        self.key = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "place"
+        self.open_jobs = open_jobs
+        # SQLite allows a connection on one thread only.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"safepoint-{self.key}")
+        self._exit = contextlib.ExitStack()
+        self._jobs: JobPlace[Any] | None = None
+        self._now = PlaceJobs()
+        self._number: int | None = None
+        self._again_s = 0.0
+        self._losses: dict[str, tuple[object, tuple[float, ...]]] = {}
+        self._observed: dict[str, list[MetricPoint]] = {}
+        self.histories: dict[str, tuple[object, tuple[list[AttemptRecord], JobHistory]]] = {}
+        """What the page of costs has read of each job."""
+        self._events: dict[str, tuple[object, tuple[JobEvent, ...]]] = {}
+        self._readers: dict[str, MetricReader] = {}
+        self._attention_s = float("-inf")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is this machine."""
+        return self.name == "local"
+
+    def read(self) -> PlaceJobs:
+        """The jobs, read again if they may have changed."""
+        fresh_s = _FRESH_S if self.is_local else _FRESH_ON_CLUSTER_S
+        if clock.monotonic_s() - self._now.read_s > fresh_s:
+            self._on_thread(self._refresh)
+        return self._now
+
+    def job(self, name: str) -> ListedJob:
+        """One job, by its full name.
+
+        Raises:
+            NotFoundError: the place has no such job.
+            SafepointError: the place cannot be read.
+        """
+        found = self.read()
+        job = found.jobs.get(name)
+        if job is None:  # it may have been submitted a moment ago
+            self._on_thread(self._refresh_now)
+            found = self._now
+            job = found.jobs.get(name)
+        if job is None:
+            if found.failure:
+                raise SafepointError(found.failure)
+            raise NotFoundError(f"there is no job {name!r} in {self.title}", hint="it may have been deleted")
+        return job
+
+    def call(self, ask: Callable[[JobPlace[Any]], _T]) -> _T:
+        """Ask the place something that takes no longer than a read.
+
+        Raises:
+            SafepointError: the place cannot be read, or does not answer in time.
+        """
+        return self._on_thread(lambda: ask(self._opened()))
+
+    def losses(self, listed: ListedJob) -> tuple[float, ...]:
+        """The newest losses of a job, oldest first, for a small curve."""
+        before = self._losses.get(listed.job.name)
+        if before is None or before[0] != listed.mark:
+            points = self.points(listed, last_bytes=_SPARKLINE_BYTES)
+            found = tuple(point.values["loss"] for point in points[-60:] if "loss" in point.values)
+            self._losses[listed.job.name] = before = (listed.mark, found)
+        return before[1]
+
+    def points(self, listed: ListedJob, *, last_bytes: int | None = None) -> list[MetricPoint]:
+        """The metrics of a job over its steps. On a cluster: those that this process has seen."""
+        name = listed.job.name
+
+        def ask(jobs: JobPlace[Any]) -> list[MetricPoint]:
+            if not isinstance(jobs, LocalJobs):
+                return list(self._observed.get(name, ()))
+            path = jobs.metrics_file(name)
+            return self._metrics(name, path) if last_bytes is None else read_points(path, last_bytes=last_bytes)
+
+        return current_points(self.call(ask))
+
+    def events(self, listed: ListedJob) -> tuple[JobEvent, ...]:
+        """The events of a job, oldest first. While nothing about the job changes, they are read once."""
+        name = listed.job.name
+        mark = (listed.job, listed.mark)
+        before = self._events.get(name)
+        if before is None or before[0] != mark or not self.is_local:
+            before = (mark, tuple(self.call(lambda jobs: jobs.events(name))))
+            self._events.pop(name, None)
+            self._events[name] = before
+            if len(self._events) > _MOST_KEPT:
+                del self._events[next(iter(self._events))]
+        return before[1]
+
+    def _metrics(self, name: str, path: Path) -> list[MetricPoint]:
+        reader = self._readers.pop(name, None) or MetricReader(path)
+        self._readers[name] = reader
+        if len(self._readers) > _MOST_KEPT:
+            del self._readers[next(iter(self._readers))]
+        return reader.read()
+
+    @property
+    def title(self) -> str:
+        """The place, for a person."""
+        return "this machine" if self.is_local else self.name
+
+    def close(self) -> None:
+        """End the thread; a request that runs is not waited for."""
+        self._thread.submit(self._exit.close)
+        self._thread.shutdown(wait=False)
+
+    def _on_thread(self, task: Callable[[], _T]) -> _T:
+        try:
+            future = self._thread.submit(task)
+        except RuntimeError as error:
+            raise SafepointError("the dashboard ends; nothing was read") from error
+        try:
+            return future.result(_ANSWER_WITHIN_S)
+        except FutureTimeoutError:
+            future.cancel()
+            raise WaitTimeoutError(
+                f"{self.title} did not answer within {_ANSWER_WITHIN_S:g} s", hint="load the page again later"
+            ) from None
+
+    def _opened(self) -> JobPlace[Any]:
+        if self._jobs is None:
+            self._jobs = self._exit.enter_context(self.open_jobs(_READER))
+        return self._jobs
+
+    def _refresh_now(self) -> None:
+        self._again_s = 0.0
+        self._now = replace(self._now, read_s=float("-inf"))
+        self._refresh()
+
+    def _refresh(self) -> None:
+        now_s = clock.monotonic_s()
+        if now_s - self._now.read_s < _FRESH_S:
+            return  # another request was first
+        try:
+            jobs = self._opened()
+            changed = self._has_changed(jobs) if now_s >= self._again_s else False
+            if changed or isinstance(jobs, LocalJobs):
+                listed = jobs.jobs() if changed else [one.job for one in self._now.jobs.values()]
+                found = self._listed(jobs, listed)
+                self._now = PlaceJobs(jobs=found, read_s=now_s)
+            if changed:
+                self._again_s = now_s + _BUSY_SHARE * (clock.monotonic_s() - now_s)
+        except SafepointError as error:
+            self._number, self._jobs = None, None
+            self._exit.close()
+            self._now = PlaceJobs(failure=str(error), read_s=now_s)
+
+    def _has_changed(self, jobs: JobPlace[Any]) -> bool:
+        if not isinstance(jobs, LocalJobs):
+            return True
+        number = jobs.change_number()
+        if number == self._number:
+            return False
+        self._number = number
+        return True
+
+    def _listed(self, jobs: JobPlace[Any], found: Iterable[Any]) -> dict[str, ListedJob]:
+        before = self._now.jobs
+        listed: dict[str, ListedJob] = {}
+        is_new_time = clock.monotonic_s() - self._attention_s > _ATTENTION_EVERY_S
+        if is_new_time:
+            self._attention_s = clock.monotonic_s()
+        for job in found:
+            old = before.get(job.name)
+            # Only ranks report, so the reports of a job without processes stay as they are.
+            is_live = job.state.holds_slots or old is None or old.job is not job
+            mark = old.mark if old is not None else None
+            if is_live and isinstance(jobs, LocalJobs):
+                mark = jobs.report_mark(job.name)
+            if old is not None and old.job is job and old.mark == mark and not is_new_time:
+                listed[job.name] = old
+                continue
+            if old is not None and old.job == job and old.mark == mark and isinstance(jobs, LocalJobs):
+                progress = old.progress
+            else:
+                progress = jobs.progress_of(job)
+                mark = mark if isinstance(jobs, LocalJobs) else progress
+                self._observe(job.name, progress, jobs)
+            changed = job.particulars.get("changed")
+            listed[job.name] = ListedJob(
+                place=self.key,
+                job=job,
+                progress=progress,
+                attention=attention_of(job, progress, changed=changed if isinstance(changed, str) else None),
+                mark=mark,
+            )
+        return listed
+
+    def _observe(self, name: str, progress: Progress | None, jobs: JobPlace[Any]) -> None:
+        if progress is None or isinstance(jobs, LocalJobs):
+            return
+        seen = self._observed.setdefault(name, [])
+        point = point_of(progress)
+        if point.values and (not seen or (point.attempt, point.step) != (seen[-1].attempt, seen[-1].step)):
+            seen.append(point)
+            del seen[: max(0, len(seen) - _MOST_OBSERVED)]
+
+
+class Places:
+    """All places of a dashboard.
+
+    Args:
+        openers: for each place, as `--on` names it, a function that opens its jobs.
+    """
+
+    def __init__(self, openers: Mapping[str, OpenJobs]) -> None:
+        self.readers: dict[str, PlaceReader] = {}
+        self._lock = threading.Lock()
+        for name, open_jobs in openers.items():
+            reader = PlaceReader(name, open_jobs)
+            while reader.key in self.readers:
+                reader.key += "-2"
+            self.readers[reader.key] = reader
+
+    def reader(self, key: str) -> PlaceReader:
+        """The reader of a place.
+
+        Raises:
+            NotFoundError: there is no such place.
+        """
+        if key not in self.readers:
+            raise NotFoundError(f"this dashboard shows no place {key!r}", hint="see the list of jobs")
+        return self.readers[key]
+
+    def close(self) -> None:
+        """End all threads."""
+        for reader in self.readers.values():
+            reader.close()

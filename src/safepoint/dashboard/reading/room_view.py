@@ -1,0 +1,129 @@
+"""How full the folders of jobs are, how fast they grow, and when a save will not fit any more."""
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from safepoint.dashboard.reading.places import ListedJob, Places
+from safepoint.errors import SafepointError
+from safepoint.foundation.bounded import do_within
+from safepoint.foundation.volumes.room import Room, room_of
+from safepoint.jobs.model.job_place import JobPlace
+from safepoint.progress.record import SpaceRecord
+from safepoint.storage.location import parse_location
+
+_LOOK_S = 0.5
+"""Folders that are not read by then, such as those of a server that does not answer, are shown without their room."""
+_MOST_FOLDERS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRoom:
+    """An output location.
+
+    Args:
+        location: the folder or the address of the object store.
+        jobs: the jobs that write there, as place and name, newest first.
+        free_bytes: how much may still be written; None for an object store, and if it is not known.
+        used_share: how full the disk is, from 0 to 1; None if it is not known.
+        save_bytes: the size of the newest checkpoint; None if it is not known.
+        saves_left: how many saves still fit; None if there is no end, or it is not known.
+        remaining_s: seconds until a save does not fit; None if there is no end, or it is not known.
+        is_low: whether a launcher has warned.
+    """
+
+    location: str
+    jobs: tuple[tuple[str, str], ...]
+    free_bytes: int | None = None
+    used_share: float | None = None
+    save_bytes: int | None = None
+    saves_left: int | None = None
+    remaining_s: float | None = None
+    is_low: bool = False
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "location": self.location,
+            "jobs": [{"place": place, "name": name} for place, name in self.jobs],
+            "free_bytes": self.free_bytes,
+            "used_share": self.used_share,
+            "save_bytes": self.save_bytes,
+            "saves_left": self.saves_left,
+            "remaining_s": self.remaining_s,
+            "is_low": self.is_low,
+        }
+
+
+def read_rooms(places: Places) -> list[PlaceRoom]:
+    """The output locations of all jobs, the fullest first; without jobs whose location is not known."""
+    found: dict[tuple[str, str], list[ListedJob]] = {}
+    for reader in places.readers.values():
+        listed = list(reader.read().jobs.values())
+        try:
+            outputs = reader.call(lambda jobs, listed=listed: _outputs(jobs, listed))
+        except SafepointError:
+            continue  # the list of jobs shows why
+        for one, output in zip(listed, outputs, strict=True):
+            if output is not None:
+                found.setdefault(("" if reader.is_local else reader.key, output), []).append(one)
+    shown = list(found.items())[-_MOST_FOLDERS:]
+    measured = _measured([location for (place, location), _ in shown if not place])
+    rooms = [_room(location, jobs, *measured.get(location, (None, None))) for (_, location), jobs in shown]
+    return sorted(rooms, key=lambda room: (not room.is_low, room.free_bytes is None, room.free_bytes or 0))
+
+
+def known_locations(places: Places) -> set[str]:
+    """The output locations of all jobs that can be read."""
+    found: set[str] = set()
+    for reader in places.readers.values():
+        listed = list(reader.read().jobs.values())
+        outputs = reader.call(lambda jobs, listed=listed: _outputs(jobs, listed))
+        found |= {output for output in outputs if output is not None}
+    return found
+
+
+def _outputs(jobs: JobPlace[Any], listed: list[ListedJob]) -> list[str | None]:
+    return [jobs.output_of(one.job) for one in listed]
+
+
+def _room(location: str, jobs: list[ListedJob], room: Room | None, share: float | None) -> PlaceRoom:
+    record = _record(jobs)
+    newest = next((one.progress for one in reversed(jobs) if one.progress is not None), None)
+    return PlaceRoom(
+        location=location,
+        jobs=tuple((one.place, one.job.name) for one in reversed(jobs))[:20],
+        free_bytes=room.free_bytes if room is not None else record.free_bytes if record is not None else None,
+        used_share=share,
+        save_bytes=None if newest is None else newest.saves.last_bytes,
+        saves_left=None if record is None else record.saves_left,
+        remaining_s=None if record is None else record.remaining_s,
+        is_low=record is not None and record.is_low,
+    )
+
+
+def _record(jobs: list[ListedJob]) -> SpaceRecord | None:
+    """What the launcher of a running job has forecast for the output folder."""
+    for one in reversed(jobs):
+        if one.progress is not None and one.job.state.holds_slots:
+            for record in one.progress.space:
+                if record.place == "output folder":
+                    return record
+    return None
+
+
+def _measured(locations: list[str]) -> dict[str, tuple[Room | None, float | None]]:
+    """The room of folders, and how full their disks are; without those that could not be read in time."""
+    found: dict[str, tuple[Room | None, float | None]] = {}
+
+    def measure() -> None:
+        for location in locations:
+            with contextlib.suppress(ValueError, OSError):
+                place = parse_location(location)
+                if place.is_folder:
+                    usage = shutil.disk_usage(place.folder)
+                    found[location] = room_of(place.folder), usage.used / usage.total if usage.total else None
+
+    do_within(measure, _LOOK_S)
+    return dict(found)

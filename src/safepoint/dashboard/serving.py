@@ -1,0 +1,86 @@
+"""Listens, prints the link, and serves until the process is interrupted."""
+
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import uvicorn
+
+from safepoint.dashboard.access.guard import ENTER
+from safepoint.dashboard.access.sessions import Role, Sessions, load_key
+from safepoint.dashboard.application import make_application
+from safepoint.dashboard.reading.places import OpenJobs
+from safepoint.dashboard.settings import DashboardSettings
+from safepoint.errors import ConflictError
+from safepoint.jobs.local.paths import state_folder
+
+_END_WITHIN_S = 2
+_MOST_CONNECTIONS = 256
+
+
+def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        settings: the options.
+        openers: for each place, as `--on` names it, a function that opens its jobs.
+        show: called with each line for the person who has started the dashboard.
+
+    Raises:
+        ConflictError: the address is in use, or is not one of this machine.
+        StorageError: the key that signs cookies cannot be read or written.
+    """
+    sessions = Sessions(load_key(state_folder() / "dashboard.key"), is_read_only=settings.is_read_only)
+    listener = _listen(settings)
+    port = listener.getsockname()[1]
+    role = Role.VIEWER if settings.is_read_only else Role.OPERATOR
+
+    def show_link(used: str | None = None) -> None:
+        link = f"{settings.address(port)}{ENTER}?token={sessions.new_link(role)}"
+        show(f"Open {link}" if used is None else f"A link was used ({used}). The next one is {link}")
+
+    def started() -> None:
+        show_link()
+        show("Each link works once. Ctrl-C ends the dashboard; the jobs continue.")
+
+    application = make_application(
+        replace(settings, port=port),
+        openers,
+        sessions,
+        link_used=lambda used: show_link(str(used)),
+        started=started,
+    )
+    config = uvicorn.Config(
+        application,
+        log_level=logging.WARNING,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # `access.proxies` decides which headers count
+        ws="none",
+        lifespan="on",
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_END_WITHIN_S,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(settings: DashboardSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ConflictError(
+            f"the dashboard cannot listen on {settings.host} port {settings.port}: {error.strerror or error}; "
+            "nothing was started",
+            hint="give another --port, or --port 0 for any free one",
+        ) from error
+    return listener

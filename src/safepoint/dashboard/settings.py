@@ -1,0 +1,120 @@
+"""The options of the dashboard, and which of them are refused before it listens."""
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.errors import UsageError
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_SIGNED_IN = "X-Forwarded-User"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardSettings:
+    """The options of `safepoint dashboard`.
+
+    Args:
+        host: the address to listen on.
+        port: the port; 0 for any free port.
+        is_read_only: whether every visitor may only read.
+        tls_certificate: a PEM file with the certificate; with `tls_key`, the dashboard answers over TLS.
+        tls_key: a PEM file with the key of the certificate.
+        names: further names by which browsers reach the dashboard, as in the Host header, without the port.
+        proxies: the addresses from which a proxy may name the user.
+        user_header: the header in which such a proxy names the user.
+        operators: the users whom a proxy names and who may change something.
+        price: of an hour of a slot (a GPU, or a processor core without GPUs), in any currency; 0 for none.
+
+    Raises:
+        UsageError: an option is invalid, or the dashboard would be reachable without TLS.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    is_read_only: bool = False
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    names: tuple[str, ...] = ()
+    proxies: tuple[Network, ...] = ()
+    user_header: str = _SIGNED_IN
+    operators: tuple[str, ...] = ()
+    price: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise UsageError(
+                "TLS needs both a certificate and its key; nothing was started",
+                hint="give --tls-certificate and --tls-key",
+            )
+        for path in (self.tls_certificate, self.tls_key):
+            if path is not None and not path.is_file():
+                raise UsageError(f"{path} is not a file; nothing was started", hint="give the path of a PEM file")
+        if not self.is_loopback and not self.has_tls:
+            raise UsageError(
+                f"--host {self.host} can be reached from other machines, which could read the cookies without TLS; "
+                "nothing was started",
+                hint="give --tls-certificate and --tls-key, or listen on 127.0.0.1 behind a proxy or an SSH tunnel",
+            )
+        if not _HEADER.fullmatch(self.user_header):
+            raise UsageError(f"--user-header {self.user_header!r} is not the name of a header; nothing was started")
+        if self.operators and not self.proxies:
+            raise UsageError(
+                "--operator names users of a proxy, and no proxy is trusted; nothing was started",
+                hint="give --proxy-address, the address that the proxy's requests come from",
+            )
+        for name in self.names:
+            if not _NAME.fullmatch(name):
+                raise UsageError(
+                    f"--name {name!r} is not a host name; nothing was started", hint="leave out the scheme and port"
+                )
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the dashboard answers over TLS."""
+        return self.tls_certificate is not None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs of this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def accepted_names(self) -> frozenset[str]:
+        """The names that the Host header of a request may have, in lower case and without the port."""
+        own = (f"[{self.host}]" if ":" in self.host else self.host) if self.host not in {"0.0.0.0", "::"} else ""
+        return frozenset(name.lower() for name in (*_LOOPBACK, own, *self.names) if name)
+
+    def address(self, port: int) -> str:
+        """The address to open in a browser, without a path, such as `http://127.0.0.1:8765`."""
+        name = self.names[0] if self.names else self.host
+        if name in {"0.0.0.0", "::"}:
+            name = "localhost"
+        shown = f"[{name}]" if ":" in name and not name.startswith("[") else name
+        return f"{'https' if self.has_tls else 'http'}://{shown}:{port}"
+
+
+def networks(texts: Sequence[str]) -> tuple[Network, ...]:
+    """The addresses of proxies.
+
+    Raises:
+        UsageError: a text is no address and no network.
+    """
+    found: list[Network] = []
+    for text in texts:
+        try:
+            found.append(ipaddress.ip_network(text))
+        except ValueError as error:
+            raise UsageError(
+                f"--proxy-address {text!r} is invalid: {error}; nothing was started",
+                hint="give an address or a network, such as 127.0.0.1 or 10.128.0.0/14",
+            ) from error
+    return tuple(found)

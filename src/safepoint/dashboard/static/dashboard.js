@@ -1,0 +1,272 @@
+// What a page does in the browser beyond reading: live updates, curves, keys, times in the viewer's zone.
+// Without this script every page can still be read, and every form sent.
+"use strict";
+(() => {
+  const body = document.body;
+  document.documentElement.classList.add("has-script");
+  const wait = { page: 1000, curves: 2000, logs: 2000, saved: 3000 };
+
+  // ---- times: ages that grow, and exact times in the viewer's own zone ----
+  const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+  const short = new Intl.DateTimeFormat(undefined, { month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const units = [["d", 86400], ["h", 3600], ["m", 60]];
+  function age(seconds) {
+    const past = Math.max(0, seconds);
+    for (const [unit, size] of units) if (past >= size) return `${Math.floor(past / size)} ${unit} ago`;
+    return `${Math.floor(past)} s ago`;
+  }
+  function showTimes(root) {
+    for (const element of root.querySelectorAll("time[datetime]")) {
+      const time = new Date(element.dateTime);
+      if (Number.isNaN(time.getTime())) continue;
+      if (!element.dataset.shown) { element.title = exact.format(time); element.dataset.shown = "yes"; }
+      const text = element.hasAttribute("data-exact") ? short.format(time) : age((Date.now() - time.getTime()) / 1000);
+      if (element.textContent !== text) element.textContent = text;
+    }
+  }
+  showTimes(document);
+  setInterval(() => showTimes(document), 5000);
+
+  // ---- at most one call in each interval, and one after the last request ----
+  function atMost(interval, act) {
+    let timer = null, last = 0;
+    return () => {
+      if (timer !== null) return;
+      timer = setTimeout(() => { timer = null; last = Date.now(); act(); }, Math.max(0, last + interval - Date.now()));
+    };
+  }
+
+  // ---- live ----
+  const live = body.dataset.live;
+  const dot = document.getElementById("connection");
+  function connected(isOn) {
+    if (!dot) return;
+    const text = isOn ? "Live updates are on" : "Live updates are off";
+    dot.dataset.state = isOn ? "on" : "off";
+    dot.title = text;
+    dot.setAttribute("aria-label", text);
+  }
+  function isBusy() {  // a person types or selects inside of what would be replaced
+    const region = document.getElementById("live"), active = document.activeElement;
+    const types = active && region && region.contains(active) && /^(INPUT|SELECT|TEXTAREA)$/.test(active.tagName);
+    const selection = document.getSelection();
+    const selects = selection && !selection.isCollapsed && region && region.contains(selection.anchorNode);
+    return types || selects || (region && region.querySelector("form details[open], td details[open]"));
+  }
+  const focusable = "a[href], button, summary, [tabindex]";
+  function place(region) {  // what a replacement would lose: the focus, and what is open
+    const all = [...region.querySelectorAll(focusable)], at = all.indexOf(document.activeElement);
+    const open = [...region.querySelectorAll("details")].map((one) => one.open);
+    return { at, href: at < 0 ? "" : all[at].getAttribute("href"), text: at < 0 ? "" : all[at].textContent, open };
+  }
+  function restore(region, was) {
+    region.querySelectorAll("details").forEach((one, index) => { if (was.open[index]) one.open = true; });
+    if (was.at < 0) return;
+    const all = [...region.querySelectorAll(focusable)];
+    const isSame = (one) => one && one.getAttribute("href") === was.href && one.textContent === was.text;
+    const found = isSame(all[was.at]) ? all[was.at] : all.find(isSame);
+    if (found) found.focus({ preventScroll: true });
+  }
+  async function refresh() {
+    const region = document.getElementById("live");
+    if (!region || isBusy() || !window.htmx) return;
+    let was = null;
+    const remember = (event) => { if (event.detail.target === region) was = place(region); };
+    body.addEventListener("htmx:beforeSwap", remember);
+    try {
+      await window.htmx.ajax("GET", location.href, { target: "#live", select: "#live", swap: "outerHTML" });
+      if (was) restore(document.getElementById("live"), was);
+    } catch { /* the server is away; the next event repeats the request */ } finally {
+      body.removeEventListener("htmx:beforeSwap", remember);
+    }
+  }
+  const refreshSoon = atMost(wait.page, refresh);
+  const logsSoon = atMost(wait.logs, () => window.htmx && window.htmx.trigger(body, "logged"));
+  const savedSoon = atMost(wait.saved, () => window.htmx && !isBusy() && window.htmx.trigger(body, "saved"));
+  const curvesSoon = atMost(wait.curves, () => drawCurves());
+  function changed(keys) {
+    if (document.hidden) { body.dataset.stale = "yes"; return; }
+    if (live !== "all" && !keys.includes(live)) return;
+    refreshSoon();
+    if (body.dataset.job) { logsSoon(); savedSoon(); curvesSoon(); }
+  }
+  if (live && dot) connected(false);
+  if (live && window.EventSource) {
+    const source = new EventSource("/live");
+    source.addEventListener("hello", () => {
+      connected(true);
+      changed([live]);  // what happened since the page was made, or while the connection was closed
+    });
+    source.addEventListener("changed", (event) => changed(JSON.parse(event.data)));
+    source.addEventListener("error", () => connected(false));
+    addEventListener("pagehide", () => source.close());
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden && body.dataset.stale) { delete body.dataset.stale; changed([live]); }
+    });
+  }
+  body.addEventListener("htmx:afterSettle", (event) => {
+    showTimes(document);
+    addCopies(document);
+    mark(chosen, false);
+    if (event.detail.target && event.detail.target.id === "curves") { plots.clear(); drawCurves(); }
+    const lines = event.detail.target && event.detail.target.id === "logs" ? document.getElementById("lines") : null;
+    if (lines) lines.scrollTop = lines.scrollHeight;
+  });
+
+  // ---- curves ----
+  const plots = new Map();
+  function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+  function resolved(name) {  // light-dark() in a custom property is resolved only where it is used
+    const probe = document.createElement("span");
+    probe.style.color = `var(${name})`;
+    body.append(probe);
+    const value = getComputedStyle(probe).color;
+    probe.remove();
+    return value || colour(name);
+  }
+  function tick(value) {
+    const large = Math.abs(value) >= 1e5, small = value !== 0 && Math.abs(value) < 1e-3;
+    return large || small ? value.toExponential(1) : String(Number(value.toPrecision(4)));
+  }
+  async function drawCurves() {
+    const section = document.getElementById("curves");
+    if (!section || !window.uPlot) return;
+    let data;
+    try {
+      const answer = await fetch(section.dataset.metrics, { headers: { Accept: "application/json" } });
+      if (!answer.ok) return;
+      data = await answer.json();
+    } catch { return; }
+    const line = resolved("--accent"), quiet = resolved("--muted"), grid = resolved("--line"), stop = resolved("--wait");
+    const shown = new Set([...section.querySelectorAll("figure[data-metric]")].map((one) => one.dataset.metric));
+    const isNew = data.steps.length > 1 && Object.entries(data.metrics).some(([name, values]) =>
+      !shown.has(name) && values.filter((value) => value !== null).length > 1);
+    if (isNew && window.htmx && !section.dataset.asked) {  // the server draws the new curves, then this script again
+      section.dataset.asked = "yes";
+      window.htmx.trigger(body, "measured");
+      return;
+    }
+    const breaks = data.attempts.slice(1).map((one) => one.first_step);
+    for (const figure of section.querySelectorAll("figure[data-metric]")) {
+      const values = data.metrics[figure.dataset.metric];
+      const box = figure.querySelector(".plot");
+      if (!values || !box) continue;
+      const last = values.findLast((value) => value !== null);
+      if (last !== undefined) figure.querySelector("figcaption .num").textContent = Number(last.toPrecision(5)).toString();
+      const known = plots.get(figure);
+      if (known) { known.breaks = breaks; known.plot.setData([data.steps, values]); continue; }
+      const label = box.querySelector("svg") ? box.querySelector("svg").getAttribute("aria-label") : "";
+      const entry = { breaks, plot: null };
+      const axis = { stroke: quiet, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "11px system-ui", size: 30 };
+      box.textContent = "";
+      box.setAttribute("role", "img");
+      box.setAttribute("aria-label", label || figure.dataset.metric);
+      entry.plot = new window.uPlot({
+        width: box.clientWidth, height: 140, padding: [10, 8, 0, 0],
+        cursor: { y: false, points: { size: 6 } },
+        legend: { show: false },
+        scales: { x: { time: false } },
+        axes: [{ ...axis, size: 26 }, { ...axis, size: 56, values: (_, ticks) => ticks.map(tick) }],
+        series: [{}, { stroke: line, width: 1.6, spanGaps: true, points: { show: false } }],
+        hooks: {
+          setCursor: [(plot) => {
+            const at = plot.cursor.idx;
+            const value = at === null || at === undefined ? null : plot.data[1][at];
+            if (value !== null && value !== undefined) box.title = `step ${plot.data[0][at].toLocaleString()}: ${value}`;
+          }],
+          draw: [(plot) => {
+            const pen = plot.ctx;
+            pen.save();
+            pen.strokeStyle = stop;
+            pen.setLineDash([4, 4]);
+            for (const step of entry.breaks) {
+              const x = plot.valToPos(step, "x", true);
+              pen.beginPath();
+              pen.moveTo(x, plot.bbox.top);
+              pen.lineTo(x, plot.bbox.top + plot.bbox.height);
+              pen.stroke();
+            }
+            pen.restore();
+          }],
+        },
+      }, [data.steps, values], box);
+      plots.set(figure, entry);
+    }
+  }
+  drawCurves();
+  function redraw() {
+    for (const [figure, entry] of plots) { entry.plot.destroy(); plots.delete(figure); }
+    drawCurves();
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  addEventListener("resize", atMost(300, () => {
+    for (const [figure, entry] of plots) entry.plot.setSize({ width: figure.querySelector(".plot").clientWidth, height: 140 });
+  }));
+
+  // ---- copy a command ----
+  function addCopies(root) {
+    if (!navigator.clipboard) return;
+    for (const line of root.querySelectorAll(".command:not([data-copy])")) {
+      line.dataset.copy = "yes";
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "copy";
+      button.textContent = "Copy";
+      button.setAttribute("aria-label", `Copy ${line.querySelector("code").textContent}`);
+      button.addEventListener("click", async () => {
+        await navigator.clipboard.writeText(line.querySelector("code").textContent);
+        button.textContent = "Copied";
+        setTimeout(() => { button.textContent = "Copy"; }, 1500);
+      });
+      line.append(button);
+    }
+  }
+  addCopies(document);
+
+  // ---- keys ----
+  const help = document.getElementById("help");
+  let chosen = null;
+  function rows() { return [...document.querySelectorAll("tr[data-row]")]; }
+  function mark(url, moves) {
+    for (const row of rows()) {
+      const isChosen = row.dataset.row === url;
+      row.classList.toggle("at", isChosen);
+      if (isChosen && moves) { row.querySelector("a").focus(); row.scrollIntoView({ block: "nearest" }); }
+    }
+  }
+  function move(by) {
+    const all = rows();
+    if (!all.length) return;
+    const at = all.findIndex((row) => row.dataset.row === chosen);
+    chosen = all[Math.min(all.length - 1, Math.max(0, at < 0 ? 0 : at + by))].dataset.row;
+    mark(chosen, true);
+  }
+  function act(name) {
+    const row = rows().find((one) => one.dataset.row === chosen);
+    const link = (row || (body.dataset.job ? document : null))?.querySelector(`a[data-action="${name}"]`);
+    if (link) location.assign(link.href);
+  }
+  const keys = {
+    "/": () => { const search = document.getElementById("search"); if (search) { search.focus(); search.select(); } },
+    j: () => move(1),
+    k: () => move(-1),
+    p: () => act("suspend"),
+    r: () => act("resume"),
+    "?": () => help && !help.open && help.showModal(),
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (help && help.open) return;
+    const handler = keys[event.key];
+    if (handler) { event.preventDefault(); handler(); }
+  });
+  document.getElementById("help-button")?.addEventListener("click", () => help.showModal());
+  document.addEventListener("focusin", (event) => {
+    const row = event.target.closest("tr[data-row]");
+    if (row) { chosen = row.dataset.row; mark(chosen, false); }
+  });
+})();

@@ -1,0 +1,127 @@
+"""Actions that take longer than a request: each runs on a thread, and its page shows what became of it.
+
+Promises: an action that was begun is completed even if the browser is closed. If the dashboard ends, a request to a
+job of this machine stays in effect, because the job's supervisor carries it out.
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from safepoint.errors import SafepointError
+from safepoint.foundation import clock
+
+_MOST = 200
+_log = logging.getLogger("safepoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an action has done.
+
+    Args:
+        sentence: for a person.
+        document: for a program.
+        facts: names and values of a receipt, to show below the sentence.
+        is_warning: whether only a part of it was done.
+    """
+
+    sentence: str
+    document: dict[str, Any] = field(default_factory=dict[str, Any])
+    facts: tuple[tuple[str, str], ...] = ()
+    is_warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One action.
+
+    Args:
+        number: identifies it.
+        title: what is done, such as `suspend tiny`.
+        back: the path of the page that it came from.
+        by: who requested it.
+        begun: RFC 3339 UTC.
+        ended: RFC 3339 UTC; None while it runs.
+        outcome: what it has done; None while it runs, and if it failed.
+        failure: why it failed; empty if it did not.
+        hint: what the visitor can do about the failure.
+    """
+
+    number: int
+    title: str
+    back: str
+    by: str
+    begun: str
+    ended: str | None = None
+    outcome: Outcome | None = None
+    failure: str = ""
+    hint: str = ""
+
+    @property
+    def state(self) -> str:
+        """`running`, `done` or `failed`."""
+        return "running" if self.ended is None else "failed" if self.failure else "done"
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "number": self.number,
+            "title": self.title,
+            "state": self.state,
+            "by": self.by,
+            "begun": self.begun,
+            "ended": self.ended,
+            "sentence": self.outcome.sentence if self.outcome is not None else "",
+            "result": self.outcome.document if self.outcome is not None else None,
+            "failure": self.failure,
+            "hint": self.hint,
+        }
+
+
+class Works:
+    """The actions of this dashboard, newest last; old ones are forgotten.
+
+    Args:
+        changed: called when an action has ended, on its thread.
+    """
+
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        self._changed = changed
+        self._numbers = itertools.count(1)
+        self._works: dict[int, Work] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, title: str, act: Callable[[], Outcome], *, back: str, by: str) -> Work:
+        """Begin an action on a thread of its own."""
+        with self._lock:
+            work = Work(number=next(self._numbers), title=title, back=back, by=by, begun=clock.utc_now())
+            self._works[work.number] = work
+            for old in [one.number for one in self._works.values() if one.ended is not None][:-_MOST]:
+                del self._works[old]
+        name = f"safepoint-action-{work.number}"
+        threading.Thread(target=self._run, args=(work, act), name=name, daemon=True).start()
+        return work
+
+    def get(self, number: int) -> Work | None:
+        """The action of this number; None if it is not known, or was forgotten."""
+        return self._works.get(number)
+
+    def running(self, back: str) -> list[Work]:
+        """The actions of a page that have not ended."""
+        return [work for work in list(self._works.values()) if work.back == back and work.ended is None]
+
+    def _run(self, work: Work, act: Callable[[], Outcome]) -> None:
+        try:
+            done = replace(work, outcome=act())
+        except SafepointError as error:
+            done = replace(work, failure=error.message, hint=error.hint or "")
+        except Exception as error:  # noqa: BLE001  the page must not show the action as running forever
+            _log.exception("%s failed", work.title)
+            done = replace(work, failure=f"{type(error).__name__}: {error}", hint="this is a bug in Safepoint")
+        with self._lock:
+            self._works[work.number] = replace(done, ended=clock.utc_now())
+        self._changed(f"actions/{work.number}")

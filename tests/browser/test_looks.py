@@ -1,0 +1,74 @@
+"""Each page in light, in dark and on a small screen: nothing overflows, and axe-core finds no violation."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import SignIn
+from tests.support.browser import AXE_FILE, Served
+
+PAGES = {
+    "jobs": "/jobs",
+    "job": "/jobs/local/llama-sft-8b",
+    "job-failed": "/jobs/local/dpo-beta-01",
+    "job-queued": "/jobs/local/sweep-lr-3e-4",
+    "events": "/jobs/local/llama-sft-8b/events",
+    "output": "/jobs/local/dpo-beta-01/logs?rank=0",
+    "suspend": "/jobs/local/llama-sft-8b/suspend",
+    "scale": "/jobs/local/llama-sft-8b/scale",
+    "delete": "/jobs/local/reward-model/delete",
+    "checkpoints": "/jobs/local/llama-sft-8b/checkpoints",
+    "location": "/checkpoints",
+    "storage": "/storage",
+    "costs": "/costs",
+    "missing": "/jobs/local/nothing",
+}
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light"},
+    "dark": {"color_scheme": "dark"},
+    "small": {"color_scheme": "light", "viewport": {"width": 360, "height": 740}},
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_every_page_looks_well(samples: Path, dashboard: Served, sign_in: SignIn, look: str) -> None:
+    """SAFEPOINT_TEST_PICTURES names a folder for the pictures, so that a person can look at them."""
+    page = sign_in(dashboard, **LOOKS[look])
+    folder = os.environ.get("SAFEPOINT_TEST_PICTURES")
+    violations: list[str] = []
+    axe = AXE_FILE.read_text()
+    for name, path in PAGES.items():
+        page.goto(f"{dashboard.base}{path}")
+        page.wait_for_load_state("load")
+        if name == "job":
+            page.locator("#checkpoints table").wait_for()
+            page.locator(".plot canvas").first.wait_for()
+        if name == "missing":
+            page.get_by_text("404").wait_for()
+        widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert widths[0] <= widths[1], f"{name} is wider than the window: {widths}"
+        if folder:
+            page.screenshot(path=Path(folder) / f"{name}-{look}.png", full_page=True)
+        page.evaluate(axe)  # a policy against inline scripts does not concern the debugger
+        found = page.evaluate("axe.run().then(result => result.violations)")
+        violations += [
+            f"{name}: {one['id']}: {node['html'][:150]} ({node['failureSummary'][:200]})"
+            for one in found
+            for node in one["nodes"][:3]
+        ]
+    assert not violations, "\n".join(violations)
+
+
+def test_pages_can_be_read_without_a_script(samples: Path, dashboard: Served, sign_in: SignIn) -> None:
+    """Curves are pictures, ages are texts, and links lead to what a script would load."""
+    state = sign_in(dashboard).context.storage_state()
+    page = sign_in(dashboard, java_script_enabled=False, storage_state=state)
+    page.goto(f"{dashboard.base}/jobs")
+    page.get_by_role("link", name="llama-sft-8b", exact=True).click()
+    assert page.get_by_role("img", name="loss from step 1").is_visible()
+    page.get_by_role("link", name="Show the checkpoints").click()
+    assert page.get_by_text("checkpoint-1200").first.is_visible()
+    page.goto(f"{dashboard.base}/jobs/local/llama-sft-8b/suspend")
+    assert page.get_by_role("button", name="Suspend anyway").is_visible()

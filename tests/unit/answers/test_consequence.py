@@ -1,0 +1,87 @@
+"""What an action would mean for a job, before it is done."""
+
+from typing import Any
+
+import pytest
+
+from safepoint.answers.consequence import Action, actions_of, consequence_of
+from safepoint.jobs.model.states import JobState
+from safepoint.progress.record import Progress, SaveStatistics, State
+from tests.support.dashboards import at
+from tests.support.job_values import job_record
+
+RUNNING = job_record("tiny", JobState.RUNNING, safe_step=30)
+
+
+def training(**fields: Any) -> Progress:
+    usual: dict[str, Any] = {
+        "time": at(1),
+        "state": State.TRAINING,
+        "step": 40,
+        "step_s": 2.0,
+        "safe_step": 30,
+        "safe_time": at(20),
+        "saves": SaveStatistics(expected_s=3.0),
+    }
+    return Progress(**(usual | fields))
+
+
+def test_a_save_that_fits_loses_nothing() -> None:
+    """The time of a save is that of a step and of the save itself."""
+    found = consequence_of(Action.SUSPEND, RUNNING, training())
+    assert (found.is_possible, found.fits, found.safe_step, found.save_needed_s) == (True, True, 30, 5.0)
+    assert found.safe_age_s == pytest.approx(20, abs=1)
+    assert found.sentences[0].startswith("The last safe point is step 30, 2")
+    assert "it fits, and no step is lost" in found.sentences[1]
+
+
+def test_a_save_that_does_not_fit_loses_the_steps_since_the_last_one() -> None:
+    """Ten steps of two seconds; and nothing is claimed if the pace is not known."""
+    slow = SaveStatistics(expected_s=48.0)
+    found = consequence_of(Action.SUSPEND, RUNNING, training(saves=slow))
+    assert (found.fits, found.lost_s) == (False, 20.0)
+    assert "it may not fit, and 20 s of work would be lost" in found.sentences[1]
+    unknown = consequence_of(Action.SUSPEND, RUNNING, training(saves=slow, step_s=None))
+    assert (unknown.lost_s, "would be lost" in unknown.sentences[1]) == (None, False)
+
+
+def test_an_unknown_duration_is_stated() -> None:
+    """Before the first save, and without a size."""
+    found = consequence_of(Action.SUSPEND, RUNNING, training(saves=SaveStatistics(), safe_step=None, safe_time=None))
+    assert (found.fits, found.save_needed_s) == (None, None)
+    assert found.sentences[0] == "Nothing is saved yet."
+    assert "not known yet" in found.sentences[1]
+
+
+def test_without_a_training_nothing_has_to_be_saved() -> None:
+    """A job that waits, or whose ranks have ended."""
+    for job, report in ((job_record("tiny"), None), (RUNNING, training(state=State.FINISHED))):
+        found = consequence_of(Action.DELETE, job, report, "/out")
+        assert found.sentences[0] == "No training runs now, so there is nothing to save."
+        assert "Its checkpoints in /out stay" in found.sentences[-1]
+
+
+def test_each_state_accepts_its_actions() -> None:
+    """Those that the commands accept; a refusal says why."""
+    expected = {
+        JobState.RUNNING: [Action.SUSPEND, Action.SCALE, Action.DELETE],
+        JobState.SUSPENDED: [Action.RESUME, Action.SCALE, Action.DELETE],
+        JobState.FAILED: [Action.RESUME, Action.SCALE, Action.DELETE],
+        JobState.COMPLETE: [Action.DELETE],
+        JobState.DELETING: [],
+    }
+    for state, actions in expected.items():
+        job = job_record("tiny", state)
+        assert actions_of(job) == actions
+        for action in set(Action) - set(actions):
+            found = consequence_of(action, job, None)
+            assert (found.is_possible, len(found.sentences)) == (False, 1)
+
+
+def test_a_document_has_plain_values() -> None:
+    """Names and numbers that JSON can hold."""
+    document = consequence_of(Action.RESUME, job_record("tiny", JobState.SUSPENDED, safe_step=7), None).to_document()
+    assert document["action"] == "resume"
+    assert document["sentences"] == [
+        "The job continues from its newest checkpoint, step 7, as soon as there is room for it."
+    ]

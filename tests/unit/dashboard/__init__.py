@@ -1,0 +1,1 @@
+"""Pages and security of the dashboard, without a browser."""

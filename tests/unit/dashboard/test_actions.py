@@ -1,0 +1,138 @@
+"""Actions on jobs and checkpoints, by forms, on folders of jobs without processes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safepoint.jobs.local.history import History
+from safepoint.jobs.model.records import RequestedAction
+from safepoint.jobs.model.states import JobState
+from tests.support.dashboards import Sample, write_sample
+from tests.support.patience import PATIENCE
+from tests.unit.dashboard.conftest import Dashboard
+
+STOPPED = Sample(name="tiny", state=JobState.SUSPENDED, step=30, steps=(10, 20, 30))
+
+
+@pytest.fixture
+def output(home: Path) -> Path:
+    return write_sample(home, STOPPED)
+
+
+def outcome(dashboard: Dashboard, answer: Any) -> dict[str, Any]:
+    """What has become of an action."""
+    assert answer.status_code == 303, answer.text
+    path = answer.headers["location"]
+    assert re.fullmatch(r"/actions/\d+", path)
+    number = int(path.rpartition("/")[2])
+    for thread in _threads(number):
+        thread.join(30 * PATIENCE)
+    page = dashboard.get(path)
+    assert page.status_code == 200
+    document = dashboard.get(f"{path}.json").json()
+    assert document["state"] != "running"
+    return document
+
+
+def _threads(number: int) -> list[Any]:
+    import threading
+
+    return [thread for thread in threading.enumerate() if thread.name == f"safepoint-action-{number}"]
+
+
+def test_a_job_is_resumed(output: Path, dashboard: Dashboard) -> None:
+    """The request is in the history, with the actor."""
+    found = outcome(dashboard, dashboard.post("/jobs/local/tiny/resume"))
+    assert (found["state"], found["sentence"], found["by"]) == ("done", "The job resumes.", "dashboard")
+    with History() as history:
+        assert history.job("tiny").wanted is RequestedAction.RUN
+        assert history.events("tiny")[-1].actor == "dashboard"
+
+
+def test_an_action_that_is_refused_says_why(output: Path, dashboard: Dashboard) -> None:
+    """As the command does."""
+    outcome(dashboard, dashboard.post("/jobs/local/tiny/resume"))
+    found = outcome(dashboard, dashboard.post("/jobs/local/tiny/resume"))
+    assert (found["state"], "not suspended" in found["failure"]) == ("failed", True)
+    page = dashboard.get(f"/actions/{found['number']}").text
+    assert "It was not done" in page
+
+
+def test_a_job_is_scaled(output: Path, dashboard: Dashboard) -> None:
+    """A number that is not valid changes nothing."""
+    for text in ("", "0", "-1", "two", "1e3", "9" * 30, "²"):
+        answer = dashboard.post("/jobs/local/tiny/scale", {"nnodes": text})
+        assert answer.status_code == 400, text
+    found = outcome(dashboard, dashboard.post("/jobs/local/tiny/scale", {"nnodes": "2"}))
+    assert found["sentence"].startswith("The job has 2 nodes now, and is Suspended.")
+
+
+def test_a_job_is_deleted_without_its_checkpoints(output: Path, dashboard: Dashboard) -> None:
+    """They stay, unless the name of the job is typed, too."""
+    refused = dashboard.post("/jobs/local/tiny/delete", {"checkpoints": "on", "name": "tin"})
+    assert (refused.status_code, "type the name of the job" in refused.text) == (400, True)
+    found = outcome(dashboard, dashboard.post("/jobs/local/tiny/delete", {"name": "tiny"}))
+    assert found["result"] == {"name": "tiny", "checkpoints_deleted": 0}
+    assert (output / "checkpoint-30").is_dir()
+    assert dashboard.get("/jobs/local/tiny").status_code == 404
+
+
+def test_a_job_is_deleted_with_its_checkpoints(output: Path, dashboard: Dashboard) -> None:
+    """If the box is ticked and the name is typed."""
+    form = {"checkpoints": "on", "name": "tiny"}
+    found = outcome(dashboard, dashboard.post("/jobs/local/tiny/delete", form))
+    assert found["result"]["checkpoints_deleted"] == 3
+    assert not list(output.glob("checkpoint-*"))
+
+
+def test_a_damaged_checkpoint_is_found(output: Path, dashboard: Dashboard) -> None:
+    """One changed byte is found by reading the files, and one that is missing also in the list."""
+    path = "/jobs/local/tiny/checkpoints"
+    good = outcome(dashboard, dashboard.post(f"{path}/verify", {"checkpoint": "checkpoint-30"}))
+    assert (good["result"]["valid"], "match their digests" in good["sentence"]) == (True, True)
+    model = output / "checkpoint-30" / "model.safetensors"
+    data = bytearray(model.read_bytes())
+    data[100] ^= 1
+    model.write_bytes(data)
+    bad = outcome(dashboard, dashboard.post(f"{path}/verify", {"checkpoint": "checkpoint-30"}))
+    assert bad["result"]["valid"] is False
+    assert bad["result"]["faults"][0]["file"] == "model.safetensors"
+    model.unlink()
+    states = {one["name"]: one["state"] for one in dashboard.get(f"{path}.json").json()}
+    assert states == {"checkpoint-30": "damaged", "checkpoint-20": "complete", "checkpoint-10": "complete"}
+
+
+def test_an_older_checkpoint_is_deleted(output: Path, dashboard: Dashboard) -> None:
+    """Not the newest complete one, not a damaged one, not without confirmation, and none that does not exist."""
+    path = "/jobs/local/tiny/checkpoints/delete"
+    assert dashboard.post(path, {"checkpoint": "checkpoint-10"}).status_code == 400
+    for name in ("checkpoint-99", "", "..", "../../etc"):
+        assert dashboard.post(path, {"checkpoint": name, "sure": "on"}).status_code == 404, name
+    kept = outcome(dashboard, dashboard.post(path, {"checkpoint": "checkpoint-30", "sure": "on"}))
+    assert kept["state"] == "failed"
+    gone = outcome(dashboard, dashboard.post(path, {"checkpoint": "checkpoint-10", "sure": "on"}))
+    assert gone["result"]["deleted"] == [str(output / "checkpoint-10")]
+    assert sorted(found.name for found in output.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-30"]
+
+
+def test_any_location_can_be_verified(output: Path, dashboard: Dashboard) -> None:
+    """By an operator, also without a job."""
+    form = {"checkpoint": "checkpoint-20", "location": str(output)}
+    found = outcome(dashboard, dashboard.post("/checkpoints/verify", form))
+    assert found["result"]["valid"] is True
+
+
+def test_a_link_is_made_for_another_person(dashboard: Dashboard) -> None:
+    """It works once, with the role that was chosen."""
+    for role, expected in (
+        ("viewer", "You may read."),
+        ("operator", "You may read and change."),
+        ("x", "You may read."),
+    ):
+        page = dashboard.post("/links", {"role": role}).text
+        (link,) = re.findall(r"http://127\.0\.0\.1:8765(/enter\?token=[\w-]+)", page)
+        dashboard.leave()
+        assert expected in dashboard.get(link).text
+        assert dashboard.get(link).status_code == 401
