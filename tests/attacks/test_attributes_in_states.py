@@ -50,6 +50,7 @@ def test_attributes_of_a_callback() -> None:
         args=SimpleNamespace(restore_callback_states_from_checkpoint=False),
         state=SimpleNamespace(stateful_callbacks={"EarlyStoppingCallback": {"attributes": attributes}}),
         callback_handler=SimpleNamespace(callbacks=[callback]),
+        control=SimpleNamespace(),
     )
     restore_callbacks(trainer)
     assert callback.early_stopping_patience_counter == 2
@@ -151,3 +152,65 @@ def test_the_configuration_of_the_checkpoint_is_not_used(tmp_path: Path) -> None
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "theirs/model"}))
     with pytest.raises(ConflictError, match="lacks the model's weight"):
         complete_load(model, missing, tmp_path, step=3)
+
+
+# ---- functions of schedulers -----------------------------------------------------------------------------------
+
+
+class Warm:
+    """A function of a script that computes learning rates."""
+
+    def __init__(self) -> None:
+        self.factors = [0.5, 1.0]
+        self.steps = 3
+
+    def __call__(self, step: int) -> float:
+        return self.factor(step)
+
+    def factor(self, step: int) -> float:
+        return self.factors[min(step, 1)]
+
+
+_ATTRIBUTES: list[dict[Any, Any]] = [{"factor": 5}, {"path": "/etc/passwd"}, {"steps": "x"}, {5: 1}]
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+@pytest.mark.parametrize("attributes", _ATTRIBUTES)
+def test_attributes_of_the_function_of_a_scheduler(attributes: dict[Any, Any], is_inner: bool) -> None:
+    """torch sets each of them on the script's object, also those that hide a method."""
+    from torch.optim import lr_scheduler
+
+    from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    function = Warm()
+    scheduler: Any = lr_scheduler.LambdaLR(optimizer, function)
+    if is_inner:
+        scheduler = lr_scheduler.SequentialLR(optimizer, [lr_scheduler.ConstantLR(optimizer), scheduler], [1])
+    state = scheduler.state_dict()
+    inner = state["_schedulers"][1] if is_inner else state
+    for saved, is_good in (({"factors": [0.25, 1.0], "steps": 4}, True), (attributes, False)):
+        inner["lr_lambdas"] = [saved]
+        with checked_schedulers("scheduler.pt", scheduler):
+            if is_good:
+                scheduler.load_state_dict(state)
+            else:
+                with pytest.raises(CheckpointError, match="lr_lambdas"):
+                    scheduler.load_state_dict(state)
+    assert vars(function) == {"factors": [0.25, 1.0], "steps": 4}
+
+
+def test_the_function_of_a_scheduler_without_attributes() -> None:
+    from torch.optim import lr_scheduler
+
+    from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
+
+    scheduler = lr_scheduler.LambdaLR(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), lambda step: 1.0)
+    for saved in ([None], [{}], [{"__wrapped__": 5}], [None, None]):
+        state = {**scheduler.state_dict(), "lr_lambdas": saved}
+        with checked_schedulers("scheduler.pt", scheduler):
+            if saved in ([None], [{}]):
+                scheduler.load_state_dict(state)
+            else:
+                with pytest.raises(CheckpointError, match="lr_lambdas"):
+                    scheduler.load_state_dict(state)

@@ -5,6 +5,7 @@ to it. PyTorch would end with an error, or run the code that it finds there. It 
 temporary folder whatever TORCHINDUCTOR_CACHE_DIR is.
 """
 
+import errno
 import grp
 import os
 import subprocess
@@ -14,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.foundation.shared_folders.temporary import keep_temporary_folder
+from safepoint.foundation.volumes import mounts
+from safepoint.training.launcher import compile_cache
 from safepoint.training.launcher.compile_cache import protect_compile_cache
+from tests.support.access_lists import set_list
 
 _STRANGER = 65534
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -82,8 +87,8 @@ def test_the_group_of_this_user_alone(temporary: Path, tmp_path: Path, monkeypat
     (temporary / "torchinductor_me").mkdir()
     (temporary / "torchinductor_me").chmod(0o775)
     protect_compile_cache(tmp_path)
-    assert _VARIABLE not in os.environ
-    assert "TMPDIR" not in os.environ
+    assert os.environ[_VARIABLE] == str(temporary / "torchinductor_me")
+    assert os.environ["TMPDIR"] == str(temporary)
 
 
 def test_a_temporary_folder_in_which_others_can_replace_it(
@@ -110,7 +115,7 @@ def test_the_usual_folder_stays(is_made: bool, temporary: Path, tmp_path: Path) 
     if is_made:
         (temporary / "torchinductor_me").mkdir()
     protect_compile_cache(tmp_path)
-    assert _VARIABLE not in os.environ
+    assert os.environ[_VARIABLE] == str(temporary / "torchinductor_me")
 
 
 def test_a_folder_that_the_user_has_chosen(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +135,141 @@ def test_the_other_folder_is_another_user_s_too(
     monkeypatch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
     protect_compile_cache(tmp_path)
     assert os.environ[_VARIABLE] == str(tmp_path / "torchinductor")
+
+
+def is_elsewhere(temporary: Path, tmp_path: Path) -> bool:
+    """Whether the folder for compiled code and the temporary folder are private ones."""
+    rest = {tmp_path / "cache" / "safepoint" / "temporary", tmp_path / "temporary"}
+    is_private = os.environ[_VARIABLE] == str(tmp_path / "cache" / "safepoint" / "torchinductor")
+    return is_private and Path(os.environ["TMPDIR"]) in rest
+
+
+def test_no_room_for_it(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another user has filled the temporary folder. They free it when the launcher has looked, and take the name."""
+    make = Path.mkdir
+
+    def full(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        if path.parent == temporary:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        make(path, mode, parents, exist_ok)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    protect_compile_cache(tmp_path)
+    assert is_elsewhere(temporary, tmp_path)
+    assert "torchinductor_me cannot be created now (No space left on device), and another user could" in caplog.text
+
+
+def test_another_user_hides_it(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a FUSE file system, which is unmounted when the launcher has looked."""
+    look = os.lstat
+
+    def hidden(path: os.PathLike[str] | str, *arguments: object, **named: object) -> os.stat_result:
+        if os.fspath(path) == str(temporary / "torchinductor_me"):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return look(path, *arguments, **named)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    plant(temporary / "torchinductor_me", "folder")
+    monkeypatch.setattr(os, "lstat", hidden)
+    monkeypatch.setattr(os, "stat", lambda path, **named: hidden(path) if not named else look(path))
+    monkeypatch.setattr(Path, "lstat", hidden)
+    monkeypatch.setattr(Path, "stat", lambda path, **_: hidden(path))
+    why = compile_cache._take(temporary / "torchinductor_me")
+    assert "cannot be examined (Permission denied)" in why
+
+
+@pytest.mark.parametrize("user", [0, _STRANGER])
+def test_another_user_has_mounted_it(
+    user: int, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A FUSE file system may state this user as the owner of its files."""
+    point = temporary / "torchinductor_me"
+    point.mkdir(mode=0o700)
+    table = tmp_path / "mountinfo"
+    table.write_text(f"40 22 0:50 / {point} rw - fuse evil rw,user_id={user},group_id=0,allow_other\n")
+    monkeypatch.setattr(mounts, "_MOUNTS", table)
+    protect_compile_cache(tmp_path)
+    assert is_elsewhere(temporary, tmp_path) is (user == _STRANGER)
+    assert ("torchinductor_me is a file system that another user has mounted" in caplog.text) is (user == _STRANGER)
+
+
+def test_an_access_control_list(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lets another user write. The mode shows only that the group may, and the group is private."""
+    monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group(("root", "x", 0, ["root"])))
+    folder = temporary / "torchinductor_me"
+    folder.mkdir()
+    set_list(folder, user=7, group=5, mask=7, stranger=(_STRANGER, 7))
+    assert folder.stat().st_mode & 0o777 == 0o775
+    protect_compile_cache(tmp_path)
+    assert is_elsewhere(temporary, tmp_path)
+
+
+def test_a_link_to_a_folder_that_others_can_replace(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "is_seeing_all", lambda: True)
+    target = tmp_path / "scratch" / "mine"
+    target.mkdir(parents=True)
+    target.chmod(0o700)
+    target.parent.chmod(0o777)
+    (temporary / "torchinductor_me").symlink_to(target)
+    protect_compile_cache(tmp_path)
+    assert is_elsewhere(temporary, tmp_path)
+
+
+def test_the_temporary_folder_is_full_when_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would use /var/tmp then, where another user may have put a folder for compiled code."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv(_VARIABLE, str(tmp_path / "missing" / "torchinductor_me"))
+    monkeypatch.setenv("QUACK_CACHE_DIR", "/elsewhere/quack")
+    keep_temporary_folder(tmp_path / "private", moving=(_VARIABLE, "QUACK_CACHE_DIR"))
+    assert os.environ[_VARIABLE] == str(tmp_path / "private" / "torchinductor_me")
+    assert os.environ["QUACK_CACHE_DIR"] == "/elsewhere/quack"
+    assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path / "private")
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_temporary_folder_has_room_when_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    keep_temporary_folder(tmp_path / "private")
+    assert tempfile.tempdir == os.environ["TMPDIR"] == str(tmp_path)
+
+
+@pytest.mark.ranks
+def test_a_rank_uses_no_other_temporary_folder(temporary: Path, tmp_path: Path) -> None:
+    """The launcher's temporary folder cannot be written when the ranks start, as if another user had filled it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from torch._inductor.codecache import _HEADER_DIR\n"
+        "from torch._inductor.runtime.cache_dir_utils import cache_dir\n"
+        "print('CACHE', cache_dir(), 'HEADERS', _HEADER_DIR, flush=True)\n"
+    )
+    code = (
+        "import os\n"
+        "from safepoint.training.launcher import launch\n"
+        "protect = launch.protect_compile_cache\n"
+        f"def look(scratch): protect(scratch); os.environ['TMPDIR'] = {str(tmp_path / 'missing')!r}\n"
+        "launch.protect_compile_cache = look\n"
+        "from safepoint.cli.main import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "run", "--output-dir", str(tmp_path / "o"), str(script)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"CACHE {temporary}/torchinductor_me" in done.stdout
+    assert "HEADERS /var/tmp" not in done.stdout
+    assert "HEADERS /tmp/torchinductor" not in done.stdout
+    assert "safepoint-" in done.stdout.partition("HEADERS")[2], "the folder of the launcher"
 
 
 @pytest.mark.ranks

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,9 +216,7 @@ def test_states_of_lightning(field: str, other: str, tmp_path: Path) -> None:
 
     from safepoint.training.integrations.lightning.lightning_parts import LightningParts
 
-    class Trainer:
-        callbacks = (ModelCheckpoint(tmp_path / "best", monitor="loss"),)
-
+    callback = ModelCheckpoint(tmp_path / "best", monitor="loss")
     own = str(tmp_path / "best")
     path = _OTHERS[other]
     path = path.format(own=own) if isinstance(path, str) else path
@@ -225,13 +224,12 @@ def test_states_of_lightning(field: str, other: str, tmp_path: Path) -> None:
         "dirpath": own, "best_model_path": f"{own}/a.ckpt", "best_model_score": None, "kth_best_model_path": "",
         "last_model_path": f"{own}/sub/last.ckpt", "best_k_models": {f"{own}/a.ckpt": torch.ones(())},
     }  # fmt: skip
+    bad = {path: torch.ones(())} if field == "best_k_models" else path
     parts: Any = LightningParts.__new__(LightningParts)
-    parts._trainer = Trainer
-    for key in (Trainer.callbacks[0].state_key, ModelCheckpoint):
-        checkpoint = {"callbacks": {key: dict(good)}}
-        parts._without_other_paths(checkpoint)
-        assert checkpoint == {"callbacks": {key: good}}
-        bad = {path: torch.ones(())} if field == "best_k_models" else path
-        checkpoint = {"callbacks": {key: {**good, field: bad}, "EarlyStopping": {"a": 1}}}
-        parts._without_other_paths(checkpoint)
-        assert checkpoint == {"callbacks": {"EarlyStopping": {"a": 1}}}
+    parts._trainer = SimpleNamespace(callbacks=[callback])
+    with parts._without_other_paths():
+        callback.load_state_dict({**good, field: bad})
+        assert (callback.best_model_path, callback.last_model_path) == ("", "")
+        callback.load_state_dict(good)
+        assert (callback.best_model_path, callback.last_model_path) == (f"{own}/a.ckpt", f"{own}/sub/last.ckpt")
+    assert "load_state_dict" not in vars(callback)

@@ -6,6 +6,7 @@ The files contain nothing but plain data, and their digests are right.
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,14 @@ from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.errors import CheckpointError, ExitCode
 from safepoint.foundation.environment import Place
 from safepoint.snapshot.checkpointer import load_state
+from safepoint.training.integrations.deepspeed.loading import load_universal
+from safepoint.training.integrations.deepspeed.partitions import Partitions
+from safepoint.training.integrations.deepspeed.universal import Universal
 from safepoint.training.plain.state.parts import NamedParts
 from safepoint.training.state.data_only import only_data
 from tests.support.checkpoints import reseal
 from tests.support.jobs import TINY, Job, no_orphans, safepoint
+from tests.support.zero import random_states, write_zero
 
 _OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": torch.optim.AdamW,
@@ -334,3 +339,43 @@ def test_runs(name: str, command: list[str], file: str, tmp_path: Path) -> None:
     with no_orphans(job):
         assert job.wait() == ExitCode.NOTHING_VALID, job.text
     assert f"{newest.name}/{file} was not loaded: 'exp_avg' of its optimizer" in job.text
+
+
+# ---- DeepSpeed with another number of ranks ---------------------------------------------------------------------
+
+
+def _load_partitions(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The groups of an optimizer that has loaded partitions whose groups have these settings."""
+    for path in write_zero(folder / "saved", random_states(), stage=2, ranks=1).glob("*optim_states.pt"):
+        content = torch.load(path, weights_only=False)
+        for group in content["optimizer_state_dict"]["base_optimizer_state"]["param_groups"]:
+            group.update(settings)
+        torch.save(content, path)
+    partitions = Partitions(folder / "saved", ranks=1)
+    Universal(partitions, folder / "copy", stage=2).write(0, 1)
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in partitions.param_groups]
+    inner = torch.optim.Adam([{"params": [weight]} for weight in weights])
+    zero = SimpleNamespace(pipeline_loading_checkpoint=False)
+    engine = SimpleNamespace(
+        optimizer=SimpleNamespace(optimizer=inner),
+        module=torch.nn.Linear(1, 1),
+        _config=SimpleNamespace(load_universal_checkpoint=False, zero_config=zero),
+        load_checkpoint=lambda *args: None,
+    )
+    load_universal(engine, folder / "copy", lambda: None)
+    return inner.param_groups
+
+
+def test_settings_of_partitions(tmp_path: Path) -> None:
+    """DeepSpeed does not load them, so they are set afterwards."""
+    own = torch.optim.Adam([torch.ones(1)]).param_groups[0]
+    hostile = {"maximize": True, "fused": True, "differentiable": True, "capturable": True, "foreach": True}
+    for group in _load_partitions(tmp_path, hostile):
+        assert {name: group[name] for name in hostile} == {name: own[name] for name in hostile}
+        assert group["lr"] == 0.25
+
+
+@pytest.mark.parametrize("settings", [{"lr": "x"}, {"betas": 5}, {"lr": float("nan")}, {"weight_decay": [1]}])
+def test_invalid_settings_of_partitions(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the setting"):
+        _load_partitions(tmp_path, settings)

@@ -4,6 +4,7 @@ The training would go on, and would lose all its steps when it is interrupted.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import EarlyStoppingCallback, GenerationConfig
-from transformers.trainer_callback import TrainerState
+from transformers.trainer_callback import TrainerControl, TrainerState
 
 from safepoint.checkpoint.format.manifest import MAX_SAMPLES
 from safepoint.errors import CheckpointError, ExitCode
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.field_types import NUMBER, finite
 from safepoint.training.integrations.transformers.resume.accumulators import restore_accumulators
-from safepoint.training.integrations.transformers.resume.counters import restore_callbacks
+from safepoint.training.integrations.transformers.resume.counters import TrainerCounters, restore_callbacks
 from safepoint.training.integrations.transformers.resume.state_fields import check_trainer_state
 from safepoint.training.integrations.transformers.trainer_loop import _metrics_at
 from tests.support.checkpoints import reseal
@@ -149,9 +150,60 @@ def test_counters_of_a_callback(value: Any) -> None:
         args=SimpleNamespace(restore_callback_states_from_checkpoint=False),
         state=SimpleNamespace(stateful_callbacks=saved),
         callback_handler=SimpleNamespace(callbacks=[callback]),
+        control=TrainerControl(),
     )
     with pytest.raises(ValueError, match="early_stopping_patience_counter"):
         restore_callbacks(trainer)
+
+
+class Online:
+    """As a trainer of TRL."""
+
+    __module__ = "trl.trainer.sft_trainer"
+
+    def __init__(self) -> None:
+        self.args = SimpleNamespace(device=torch.device("cpu"))
+        self.model = torch.nn.Linear(2, 2)
+        self._metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._total_train_tokens = 0
+        self._step = 0
+
+
+_FIGURES: dict[str, Any] = {
+    "_metrics": {
+        "a name that JSON cannot sort": {"train": {5: [1.0]}, "eval": {}},
+        "a text": {"train": {"a": ["x"]}, "eval": {}},
+        "a huge number": {"train": {"a": [_HUGE]}, "eval": {}},
+        "no entry": {},
+        "a list": {"train": [], "eval": []},
+        "a number": 5,
+        "an entry of another name": {"train": {}, "eval": {}, 5: {}},
+        "a tensor": {"train": {"a": [torch.ones(2)]}, "eval": {}},
+    },
+    "_total_train_tokens": {"a text": "x", "a huge number": _HUGE, "a list": [1]},
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in _FIGURES.items() for kind in kinds])
+def test_figures_of_trl(name: str, kind: str) -> None:
+    """TRL adds their averages to the log, and each save writes the log."""
+    with pytest.raises(ValueError, match=name):
+        TrainerCounters(figures={name: _FIGURES[name][kind]}).restore(Online())
+
+
+@pytest.mark.parametrize("value", ["x", -1, 1.5, None, 1 << 60])
+def test_micro_batches_of_trl(value: Any) -> None:
+    with pytest.raises(ValueError, match="_step"):
+        TrainerCounters(cycle={"_step": value}).restore(Online())
+
+
+def test_figures_that_trl_has_counted() -> None:
+    trainer = Online()
+    metrics = {"train": {"loss": [1.0, 2], "tensor": [torch.ones(())], "flag": [True]}, "eval": {}}
+    TrainerCounters(figures={"_metrics": metrics, "_total_train_tokens": 7.0}, cycle={"_step": 4}).restore(trainer)
+    assert trainer._metrics["train"]["loss"] == [1.0, 2]
+    assert trainer._metrics["train"]["new"] == []
+    assert (trainer._total_train_tokens, trainer._step) == (7.0, 4)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +278,15 @@ def _of_later_steps(state: Any) -> Any:
     return {**state, "log_history": [*state["log_history"], *later]}
 
 
+def _with_another_best(state: Any) -> Any:
+    """A step after which no folder can be named: its name would be too long."""
+    return {**state, "best_global_step": 10**300, "best_metric": -5.0, "best_model_checkpoint": None}
+
+
+def _without_control(state: Any) -> Any:
+    return {**state, "stateful_callbacks": {}}
+
+
 def _with_settings(state: Any) -> Any:
     return {**state, "generation": {**state["generation"], "temperature": -5.0}}
 
@@ -243,6 +304,8 @@ def _with_metrics(state: Any) -> Any:
     ("program", "counts", "file", "change", "code"),
     [
         (_TINY, ("2", "4"), "trainer_state.json", _of_later_steps, ExitCode.OK),
+        (_TINY, ("2", "4"), "trainer_state.json", _with_another_best, ExitCode.OK),
+        (_TINY, ("2", "4"), "trainer_state.json", _without_control, ExitCode.OK),
         (_TINY, ("2", "4"), "safepoint_state_0.pt", _with_settings, ExitCode.NOTHING_VALID),
         (_LIGHTNING, ("1", "2"), "lightning.ckpt", _with_metrics, ExitCode.NOTHING_VALID),
     ],

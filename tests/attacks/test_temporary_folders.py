@@ -6,6 +6,7 @@ launcher appends its events, and so change any file of this user.
 
 import logging
 import os
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,16 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.models import Cluster, Context, User
 
 from safepoint.foundation.shared_folders import temporary
 from safepoint.foundation.shared_folders.temporary import may_be_replaced, possible_parents, private_parent
+from safepoint.jobs.cluster.login.login_files import add_certificate
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.training.engine.scratch import Scratch
 from safepoint.training.outcome.launcher_folder import launcher_folder
+from tests.support.certificates import make_certificates
 
 _STRANGER = 65534
 _REPLACE = f"""
@@ -98,6 +103,17 @@ def test_no_other_folder(
     with caplog.at_level(logging.WARNING, "safepoint"):
         assert private_parent(prefers_memory=True) == shared
     assert "set TMPDIR to a folder to which only you may write" in caplog.text
+
+
+def test_the_key_of_a_login_is_in_no_folder(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user who renamed the folder in time would get the key: here, no folder can be created at all."""
+    make_certificates(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared / "missing"))
+    user = User(client_cert=str(tmp_path / "server.pem"), client_key=str(tmp_path / "server.pem"))
+    config = SingleConfig("context", Cluster(), Context(cluster="cluster"), user)
+    context = ssl.create_default_context()
+    add_certificate(context, config)
+    assert not list(shared.iterdir())
 
 
 def test_folders_that_are_safe(tmp_path: Path, memory: Path) -> None:

@@ -12,6 +12,7 @@ from safepoint.errors import UsageError
 from safepoint.foundation import environment
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.environment import expand_home
+from safepoint.foundation.shared_folders.temporary import provide_home
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.credentials import find_keys
 
@@ -67,6 +68,49 @@ def test_another_user_has_made_the_home_folder(
         os.chown(home, 0 if kind == "open" else 65534, 0)
     with pytest.raises(UsageError, match="set HOME"):
         Configuration.of_user({})
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o777], ids=["sticky", "open"])
+def test_the_home_folder_of_the_ranks(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries would run code that they find in a folder `~` of the current folder, where others may have put it."""
+    (tmp_path / "shared" / "~").mkdir(parents=True)
+    (tmp_path / "shared").chmod(mode)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
+    monkeypatch.setenv("HOME", "~")
+    monkeypatch.chdir(tmp_path / "shared")
+    provide_home(tmp_path / "private")
+    home = Path(os.path.expanduser("~"))
+    is_sticky = bool(mode & 0o1000)
+    assert home == (tmp_path / "shared" / f"safepoint-home-{os.geteuid()}" if is_sticky else tmp_path / "private")
+    assert (home.stat().st_uid, home.stat().st_mode & 0o777) == (os.geteuid(), 0o700)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_has_made_the_home_folder_of_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("HOME", "~")
+    home = tmp_path / f"safepoint-home-{os.geteuid()}"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    with pytest.raises(UsageError, match="set HOME"):
+        provide_home(tmp_path / "private")
+
+
+@pytest.mark.ranks
+def test_a_training(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nprint('HOME', os.path.expanduser('~'), flush=True)\n")
+    code = "from safepoint.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "run", "--output-dir", str(tmp_path / "o"), str(tmp_path / "train.py")],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": "~", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"HOME {tmp_path}/safepoint-home-{os.geteuid()}" in done.stdout
 
 
 def test_the_home_folder_of_an_unknown_user(tmp_path: Path) -> None:

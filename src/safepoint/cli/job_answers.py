@@ -1,6 +1,7 @@
 """Shows a job as a row of a table, or as a page."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from safepoint.answers.job_documents import safe_step
 from safepoint.cli.output import table
@@ -9,7 +10,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
 from safepoint.jobs.model.job_place import Job, Summary
 from safepoint.jobs.model.job_progress import newest_save
-from safepoint.jobs.model.records import AttemptRecord
+from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SpaceRecord
 
@@ -20,6 +21,8 @@ _OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState
 _SILENT = {JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETE}
 """The states for which a list does not show the reason."""
 _MOST_REASON = 60
+_MOST_STARTS = 5
+"""How many starts `safepoint status --verbose` shows."""
 
 
 def row(job: Summary, progress: Progress | None) -> list[str]:
@@ -57,9 +60,24 @@ def _short(text: str, most: int) -> str:
 
 
 def page(
-    job: Job, progress: Progress | None, attempts: list[AttemptRecord], output: str | None, *, options: str = ""
+    job: Job,
+    progress: Progress | None,
+    attempts: list[AttemptRecord],
+    output: str | None,
+    *,
+    starts: Sequence[str] = (),
+    options: str = "",
 ) -> list[str]:
-    """Everything about one job, for a person. `options` are appended to the commands that the page suggests."""
+    """Everything about one job, for a person.
+
+    Args:
+        job: the job.
+        progress: its progress, or None before the first report.
+        attempts: its attempts, oldest first.
+        output: its output location, or None if it is unknown.
+        starts: one line for each of its last starts; see `timed_starts`.
+        options: appended to the commands that the page suggests.
+    """
     size = plural(job.num_nodes, "node")
     if job.ranks_per_node is not None:
         size += f", {plural(job.ranks_per_node, 'rank')} on each"
@@ -76,6 +94,9 @@ def page(
     if attempts:
         lines.append("  attempts")
         lines += [f"    {_attempt(attempt)}" for attempt in attempts]
+    if starts:
+        lines.append("  starts of the ranks, with the seconds after which each phase was over")
+        lines += [f"    {start}" for start in starts]
     return [*map(printable, lines), "", *(f"  {command}{options}" for command in useful_commands(job))]
 
 
@@ -110,6 +131,20 @@ def _space(found: SpaceRecord) -> str:
         full, about = "has no room for the next save", ""
     free = f" ({format_bytes(found.free_bytes)} free, a save needs {format_bytes(found.needed_bytes)})"
     return f"the {found.place} {full}{about}{free if found.path else ''}"
+
+
+def timed_starts(events: Sequence[JobEvent]) -> list[str]:
+    """One line for each of the last starts of a job's ranks: the time of the start, and when each phase was over."""
+    lines: list[str] = []
+    for event in events:
+        if event.name == "start_timed":
+            restart, node, phases = (event.detail.get(name) for name in ("restart", "node", "phases"))
+            listed = cast("list[Any]", phases) if isinstance(phases, list) else []
+            known = [cast("dict[str, Any]", one) for one in listed if isinstance(one, dict)]
+            ends = [f"{one.get('phase')} {one.get('at_s')}" for one in known]
+            what = f"restart {restart}" if restart else "first start"
+            lines.append(f"{event.time}  {what}, node {node}: {', '.join(ends)}")
+    return lines[-_MOST_STARTS:]
 
 
 def useful_commands(job: Job) -> list[str]:

@@ -1,5 +1,6 @@
 """Where this process runs: its rank, node, folders and modules; and who may have written the files it uses."""
 
+import contextlib
 import errno
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from safepoint.errors import StorageError, UsageError
+from safepoint.foundation.volumes.mounts import mount_of, mounted_by_others
 
 _PLANTED = "it, or a folder above it, belongs to another user in a folder that everyone may write to"
 _REPLACED = "it was replaced while it was read"
@@ -117,17 +119,26 @@ def home_folder() -> str:
     if os.path.isabs(home):
         return home
     home = os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
-    try:
-        found = os.lstat(home)
-    except OSError:  # the folder does not exist yet
-        return home
-    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:
+    if not _may_be_home(home):
         raise UsageError(
             f"{home}, which this user without a home folder would use, was made by another user, or everyone may "
             "write to it; nothing was done",
             hint="set HOME to a folder of your own",
         )
     return home
+
+
+def _may_be_home(path: str) -> bool:
+    """Whether there is nothing at `path`, or a folder of this user that not everyone may write to."""
+    if is_mounted_by_other(path):
+        return False
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # another user hides it, and may show it later
+        return False
+    return found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
 
 
 def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
@@ -199,14 +210,36 @@ def is_of_stranger(path: str | os.PathLike[str]) -> bool:
 def _is_planted(path: str | os.PathLike[str]) -> bool:
     try:
         return _is_of_stranger(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError:
+        # Its owner may hide it, and show it later: the owner of a FUSE file system can do that.
+        with contextlib.suppress(OSError):
+            return _is_shared(os.stat(os.path.dirname(path)))
         return False
 
 
 def _is_of_stranger(path: str | os.PathLike[str]) -> bool:
-    owner, folder = os.lstat(path).st_uid, os.stat(os.path.dirname(path))
-    is_shared = folder.st_mode & stat.S_ISVTX and folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return bool(is_shared) and owner not in {os.geteuid(), 0, folder.st_uid}
+    folder = os.stat(os.path.dirname(path))
+    if _is_shared(folder) and is_mounted_by_other(path):
+        return True
+    owner = os.lstat(path).st_uid
+    return _is_shared(folder) and owner not in {os.geteuid(), 0, folder.st_uid}
+
+
+def is_mounted_by_other(path: str | os.PathLike[str]) -> bool:
+    """Whether another user than root has mounted a FUSE file system at `path`.
+
+    Call this before other functions for the path: the file system may state this user as the owner of its files, and
+    may never answer. This function does not read it.
+    """
+    above, name = os.path.split(os.path.abspath(path))
+    return Path(os.path.realpath(above), name) in mounted_by_others()
+
+
+def _is_shared(folder: os.stat_result) -> bool:
+    """Whether a folder is sticky, and others may write to it."""
+    return bool(folder.st_mode & stat.S_ISVTX and folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 class UntrustedFileError(OSError):
@@ -371,15 +404,8 @@ def _has_default_acl(folder: Path) -> bool:
 
 def file_system_of(folder: Path) -> str:
     """The type of the file system that holds `folder`, as the kernel calls it; empty when it is unknown."""
-    folder, kinds = folder.resolve(), dict[Path, str]()
-    try:
-        text = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    for line in text.splitlines():
-        _, where, kind, *_ = line.split(" ")
-        kinds[Path(where.replace("\\040", " "))] = kind
-    return next((kinds[path] for path in (folder, *folder.parents) if path in kinds), "")
+    mount = mount_of(folder)
+    return "" if mount is None else mount.kind
 
 
 def user_name(uid: int) -> str:

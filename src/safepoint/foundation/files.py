@@ -26,6 +26,7 @@ from safepoint.errors import printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.processes import close_in_children
 from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.access_lists import let_only_writers_read
 from safepoint.foundation.shared_folders.opening import count_names, open_regular, open_shared
 from safepoint.foundation.shared_folders.record_locks import CANNOT_LOCK, GET_LOCK, IS_HELD, SET_LOCK, lock_file
 
@@ -423,11 +424,13 @@ class FolderLock:
 
 def _let_only_writers_read(file: IO[bytes]) -> None:
     """Remove the read permission of users who may not write: with a shared lock, a reader could keep writers out."""
-    status = os.fstat(file.fileno())
-    mode = stat.S_IMODE(status.st_mode) & 0o622
-    mode |= (mode & 0o022) << 1
-    if mode != stat.S_IMODE(status.st_mode):
-        with contextlib.suppress(OSError):  # the file belongs to another user
+    with contextlib.suppress(OSError):  # the file belongs to another user
+        if let_only_writers_read(file.fileno()):
+            return
+        old = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        mode = old & 0o622
+        mode |= (mode & 0o022) << 1
+        if mode != old:
             os.fchmod(file.fileno(), mode)
 
 

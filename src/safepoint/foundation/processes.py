@@ -5,9 +5,11 @@ inherit, so that processes which have left their parent are found too.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import signal
+import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ _OWNER_OF_NAMESPACE = 0xB701
 """NS_GET_USERNS, see ioctl_ns(2)."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel: the namespace that contains all others."""
+_PR_SET_NAME = 15
 JOB_VARIABLE = "SAFEPOINT_JOB_DIR"
 """The environment variable with the job's folder. It is set in all processes of a job."""
 
@@ -86,11 +89,24 @@ def processes_of(folder: Path) -> list[int]:
     return [pid for pid in found if _start_ticks(pid) is not None]
 
 
+def kernel_lines(path: Path) -> list[bytes]:
+    """The lines of a list in /proc.
+
+    Other users choose names in such lists: those of processes and of mounts. A name may have any bytes, and the
+    kernel escapes only a few, among them the newline. So the lines are not decoded: the bytes might not be UTF-8, and
+    `str.splitlines` would also split a line at other characters in a name, such as a vertical tab.
+
+    Raises:
+        OSError: the list cannot be read.
+    """
+    return path.read_bytes().split(b"\n")
+
+
 def user_of(pid: int) -> int | None:
     """The real user of a process, which a setuid program does not change; None when the process has ended."""
     with contextlib.suppress(OSError):
-        for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
-            if line.startswith("Uid:"):
+        for line in kernel_lines(_PROC / str(pid) / "status"):
+            if line.startswith(b"Uid:"):
                 return int(line.split()[1])
     return None
 
@@ -149,8 +165,8 @@ def find_lock(status: os.stat_result) -> tuple[bool, bool]:
 
 def _holds_lock(file: Path, place: str) -> bool:
     with contextlib.suppress(OSError):  # the process has closed the file meanwhile
-        lines = file.read_text(errors="replace").splitlines()
-        return any(place in line.split() for line in lines if line.startswith("lock:"))
+        lines = kernel_lines(file)
+        return any(place.encode() in line.split() for line in lines if line.startswith(b"lock:"))
     return False
 
 
@@ -167,6 +183,12 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def set_name(name: str) -> None:
+    """Give this process a name, of which `ps -o comm` and `top` show at most 15 bytes. Only on Linux."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 _not_for_children: "weakref.WeakSet[Any]" = weakref.WeakSet()
@@ -189,7 +211,7 @@ def _start_ticks(pid: int, *, also_ended: bool = False) -> int | None:
     try:
         # The second field is the program's name in brackets, which may contain spaces and brackets itself. The fields
         # behind it are the 3rd (the state) and later ones; the start time is the 22nd.
-        parts = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
+        parts = (_PROC / str(pid) / "stat").read_bytes().rsplit(b")", 1)[1].split()
     except (OSError, IndexError):
         return None
-    return None if parts[0] in {"Z", "X"} and not also_ended else int(parts[19])
+    return None if parts[0] in {b"Z", b"X"} and not also_ended else int(parts[19])

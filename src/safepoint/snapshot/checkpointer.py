@@ -24,6 +24,7 @@ from safepoint.checkpoint.format.manifest import Manifest, ManifestFacts, Trigge
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
@@ -422,7 +423,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
             ) from error
         if hasattr(value, "load_state_dict"):
             optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []
-            with checked_optimizers(path, *optimizers), checked_schedulers(path, value):
+            with checked_optimizers(path, *optimizers), checked_schedulers(path, value), checked_modules(path):
                 value.load_state_dict(content)
         elif isinstance(value, dict):
             cast("dict[Any, Any]", value).update(content)

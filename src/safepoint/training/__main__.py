@@ -1,6 +1,7 @@
 """`python -m safepoint.training SCRIPT [ARGS…]`, or `-m MODULE [ARGS…]`: runs an unchanged script as one rank.
 
 Run it under `safepoint run`, under torchrun, or alone. The variables SAFEPOINT_* hold the options of `safepoint run`.
+One of them makes the process a template, from which the launcher copies ranks (`safepoint.training.rank_processes`).
 """
 
 import sys
@@ -16,7 +17,12 @@ def main() -> int:
         sys.stderr.write(f"safepoint: error: {error}\n")
         return error.exit_code
     from safepoint.training import rank
+    from safepoint.training.rank_processes.template import is_template, run_template
 
+    if is_template():
+        from safepoint.training.integrations import install_before_ranks, prepare_before_ranks
+
+        return run_template(rank.main, install_before_ranks, prepare_before_ranks)
     return rank.main(sys.argv[1:])
 
 

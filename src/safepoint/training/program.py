@@ -5,6 +5,8 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from safepoint.errors import UsageError
 
@@ -54,12 +56,24 @@ def run_program(program: Sequence[str], *, is_module: bool) -> None:
         is_module: run it as `python -m` does.
     """
     sys.argv = list(program)
+    sys.modules["__mp_main__"] = _ProgramByAnotherName("__mp_main__")
     if is_module:
         _search_first(os.getcwd())  # as `python -m` does
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:
         _search_first(str(Path(program[0]).resolve().parent))
         runpy.run_path(program[0], run_name="__main__")
+
+
+class _ProgramByAnotherName(ModuleType):
+    """The program's module under the name that processes started by `multiprocessing` give it.
+
+    They return objects of its classes under this name. `multiprocessing` has made it a name of the module that was
+    `__main__` when it was imported, which was not the program yet.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
 
 
 def _search_first(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import functools
 import logging
 import os
 import runpy
@@ -13,18 +14,23 @@ from pathlib import Path
 from types import TracebackType
 
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError, printable_lines
+from safepoint.foundation.events.start_events import Phase
+from safepoint.foundation.shared_folders.temporary import keep_temporary_folder
 from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training import program as user_program
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations import install_integrations
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.program import find_script, run_program
+from safepoint.training.rank_processes.loaded_modules import write_loaded_modules
 
 _log = logging.getLogger("safepoint")
 _PR_SET_PDEATHSIG = 1
 LOGS_VARIABLE = "SAFEPOINT_RANK_LOGS"
 """The environment variable that names a folder. Each rank writes its output to a file there. If the variable is not
 set, ranks write to the output of their launcher."""
+_COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "QUACK_CACHE_DIR")
+"""The environment variables with the folders for PyTorch's compiled code, which the launcher has set."""
 _USAGE = "python -m safepoint.training SCRIPT [ARGS…]  or  python -m safepoint.training -m MODULE [ARGS…]"
 
 
@@ -41,6 +47,8 @@ def main(arguments: list[str]) -> int:
         return ExitCode.USAGE
     outcome = context.outcome
     _exit_with(context.settings.launcher_pid)
+    if context.settings.record_folder is not None:  # this rank has a launcher
+        keep_temporary_folder(Path(context.settings.record_folder, "temporary"), moving=_COMPILED)
     _print_into(os.environ.get(LOGS_VARIABLE), context.place.rank)
     code = _run_to_its_end(context, arguments)
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:
@@ -69,6 +77,10 @@ def _run_to_its_end(context: RankContext, arguments: list[str]) -> int:
     try:
         is_module, program = _parse(arguments)
         install_integrations(context)
+        folder = context.settings.record_folder
+        if context.settings.preload and folder is not None and context.place.local_rank == 0:
+            context.outcome.on_first_step = functools.partial(write_loaded_modules, folder)
+        context.record.passed(Phase.SCRIPT_BEGUN)
         run_program(program, is_module=is_module)
     except PeerError as error:
         context.record.failed(lost_peer=True, message=str(error))

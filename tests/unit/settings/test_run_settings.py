@@ -29,6 +29,7 @@ CHANGED = RunSettings(
     metrics_port=28080,
     metrics_host="0.0.0.0",
     termination_log="/t",
+    preload=True,
     verbosity=1,
     wording="sdk",
     record_folder="/x",

@@ -13,11 +13,18 @@ remain:
 - A value may be one that no later `torch.load` accepts, such as a stand-in where no type of numpy is expected. Or it
   cannot be saved, such as a tensor whose attributes hide its methods. The run would train with this value, and its
   next checkpoints could not be loaded or written. `finish` refuses such values, wherever a pickle can put them.
+- The state of a module may contain an instruction to put its tensors into the place of the module's parameters, which
+  `load_state_dict` follows. The tensors may be expanded or share their memory, and the fused kernels of optimizers do
+  not check that: they would write to other memory of the process. And an optimizer that was made before would train
+  the earlier parameters. `finish` removes this instruction.
+- torch does not check the position in the state of a random number generator, and would read beyond the state.
+  `finish` refuses a tensor that is such a state.
 """
 
 import enum
 import functools
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, cast
@@ -30,6 +37,15 @@ _MOST_REPEATED_BYTES = 64 << 20
 _MOST_REPEATS = 8
 """The tensors of a file may exceed their storages by 64 MiB or, if that is more, by eight times the size of the
 storages. The limit is not zero, because a script may save an expanded mask beside its model."""
+_OF_MODULE = "_metadata"
+"""The attribute of a module's state in which torch records the version of each submodule."""
+_REPLACES = "assign_to_params_buffers"
+"""The entry with which `load_state_dict` replaces the parameters of a submodule. torch itself sets it only while it
+loads a state with `assign=True`."""
+_GENERATOR_BYTES = {5048, 5056}
+"""The sizes of the state of torch's generator for the CPU, in its earlier and in its present layout."""
+_NUM_WORDS = 624
+"""The random numbers in the state of the Mersenne Twister."""
 _MOST_VALUES = 1 << 27
 """The most values in a file. A container that is in several places is counted once for each place."""
 
@@ -149,6 +165,7 @@ class _Finisher:
         _check_lasting(value)
         if isinstance(value, torch.Tensor):
             _check_attributes(value)
+            _check_generator(value)
             self._note(value)
             self._count(value)
             return value, 1
@@ -181,6 +198,8 @@ class _Finisher:
         while self._waiting:
             value = self._waiting.pop()
             for name, attribute in list(_attributes_of(value)):
+                if name == _OF_MODULE:
+                    _keep_parameters(attribute)
                 replacement, _ = self.visit(attribute)
                 if replacement is not attribute:
                     object.__setattr__(value, name, replacement)
@@ -266,3 +285,27 @@ def _check_attributes(tensor: torch.Tensor) -> None:
         raise ValueError("an attribute of a tensor has the name of a method")
     if tensor._backward_hooks:
         raise ValueError("a tensor has functions that are called with its gradient")
+
+
+def _check_generator(tensor: torch.Tensor) -> None:
+    """Raise ValueError for a state of a generator with a position outside of the state.
+
+    The state consists of the seed (8 bytes), how many numbers are left (4), a flag (4), the position of the next
+    number (8), and the numbers. torch reads the numbers that are left from this position on.
+    """
+    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+    if not is_plain or tensor.dtype is not torch.uint8 or tensor.numel() not in _GENERATOR_BYTES:
+        return
+    left, is_seeded, position = struct.unpack("<iiQ", tensor.reshape(-1)[8:24].numpy().tobytes())
+    position &= 0xFFFF_FFFF  # torch uses only these bits
+    is_accepted = is_seeded == 1 and 0 < left <= _NUM_WORDS and position <= _NUM_WORDS
+    if is_accepted and position + left > _NUM_WORDS + 1:
+        raise ValueError("the state of a random number generator has a position outside of the state")
+
+
+def _keep_parameters(of_module: Any) -> None:
+    """Make `load_state_dict` copy the tensors of a state into the parameters of the module."""
+    versions = cast("dict[Any, Any]", of_module).values() if isinstance(of_module, dict) else ()
+    for version in versions:
+        if isinstance(version, dict):
+            cast("dict[Any, Any]", version).pop(_REPLACES, None)

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 
 from safepoint.errors import CheckpointError, SafepointError, printable
+from safepoint.foundation.field_types import NUMBER
 
 _OWN = ("fused", "foreach", "capturable", "differentiable", "maximize")
 """The settings that a checkpoint does not change."""
@@ -129,6 +130,8 @@ class _Before:
             for name, setting in own.items():
                 if name in group and not _fits(group[name], setting):
                     raise _refusal(where, f"the setting {name!r} of its optimizer is {_shown(group[name])}")
+                if name in group:
+                    group[name] = as_float(group[name], setting)
             changed = _with_own(group, own)
             for name in group.keys() - changed.keys():
                 del group[name]
@@ -299,8 +302,26 @@ def _fits(value: Any, own: Any) -> bool:
         is_list = isinstance(value, list | tuple) and len(cast("list[Any]", value)) == len(of_own)
         return is_list and all(map(_fits, cast("list[Any]", value), of_own))
     if isinstance(own, bool | int | float | torch.Tensor):
-        return isinstance(value, bool | int) or (isinstance(value, float) and not math.isnan(value))
+        return NUMBER.fits(value) and not math.isnan(value) if type(value) is not bool else True
     return isinstance(value, type(own)) if isinstance(own, str) else True
+
+
+def as_float(value: Any, own: Any) -> Any:
+    """A loaded number as a float, if the script's own number is a float.
+
+    Python computes a power of whole numbers exactly: in a step, `gamma ** count` could take days and fill the memory.
+
+    Args:
+        value: a number, or a list or a tuple of numbers; anything else is returned as it is.
+        own: the script's value in the place of which `value` is used.
+    """
+    if type(own) is float and type(value) is int:
+        return float(value)
+    if isinstance(own, list | tuple) and type(value) in {list, tuple}:
+        numbers, of_own = cast("list[Any]", value), cast("list[Any]", own)
+        if len(numbers) == len(of_own):
+            return type(numbers)(map(as_float, numbers, of_own))
+    return value
 
 
 def _shown(value: Any) -> str:

@@ -5,14 +5,20 @@ the name of a method, or of the attribute that holds the optimizer.
 """
 
 import contextlib
+import sys
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, cast
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from safepoint.checkpoint.pickles.optimizer_states import as_float
 from safepoint.errors import CheckpointError, printable
 
+_OF_FUNCTIONS = {"lr_lambdas", "_scale_fn_custom"}
+"""The attributes of the script's objects that compute learning rates. torch sets each entry as an attribute."""
+_BASES = {"gamma"}
+"""The numbers of which schedulers compute powers, see `as_float`. A script may give them as whole numbers."""
 _OF_GROUPS = {"base_lrs", "_last_lr"}
 """The lists with a number for each group of the optimizer."""
 
@@ -48,7 +54,7 @@ def _checked(where: object, scheduler: Any) -> Generator[None]:
                 hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an "
                 "older one; otherwise create the scheduler as in the run that wrote it",
             )
-        original(state_dict)
+        original(_with_floats(scheduler, state_dict))
 
     own = cast("dict[str, Any]", vars(scheduler))
     before = own.get("load_state_dict")
@@ -74,11 +80,33 @@ def _fault(scheduler: Any, state: Any) -> str:
         if name not in own:
             if not isinstance(name, str) or hasattr(scheduler, name):
                 return f"the state of its scheduler sets {shown}, which is not saved"
-        elif not _fits(value, own[name]):
+        elif not _fits(value, own[name]) or (name in _OF_FUNCTIONS and not _are_attributes(value, own[name])):
             return f"{shown} of its scheduler is of another kind than in the script"
         elif name in _OF_GROUPS and len(value) != len(own[name]):
             return f"{shown} of its scheduler has {len(value)} numbers, and the optimizer has {len(own[name])} groups"
     return _inner_fault(scheduler, saved.get("_schedulers"))
+
+
+def _are_attributes(value: Any, own: Any) -> bool:
+    """Whether a value sets only attributes that the script's objects have, to values of the same kinds."""
+    if isinstance(own, list | tuple):
+        inner, of_own = cast("list[Any]", value), cast("list[Any]", own)
+        return len(inner) == len(of_own) and all(map(_are_attributes, inner, of_own))
+    saved = cast("Mapping[Any, Any]", value if isinstance(value, Mapping) else {})
+    known = cast("Mapping[Any, Any]", own if isinstance(own, Mapping) else {})
+    return (value is None or isinstance(value, Mapping)) and all(
+        name in known and _fits(one, known[name]) for name, one in saved.items()
+    )
+
+
+def _with_floats(scheduler: Any, state: Any) -> Any:
+    """A state without the whole numbers with which a step would take very long."""
+    own: dict[str, Any] = scheduler.state_dict()
+    changed = {name: as_float(value, 1.0 if name in _BASES else own.get(name)) for name, value in state.items()}
+    inner: Any = getattr(scheduler, "_schedulers", None)
+    if isinstance(inner, list | tuple) and changed.get("_schedulers") is not None:
+        changed["_schedulers"] = list(map(_with_floats, cast("list[Any]", inner), changed["_schedulers"]))
+    return changed
 
 
 def _inner_fault(scheduler: Any, states: Any) -> str:
@@ -108,4 +136,6 @@ def _fits(value: Any, own: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, bool | float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)

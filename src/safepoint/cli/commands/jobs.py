@@ -20,7 +20,7 @@ from safepoint.cli.cluster_options import (
     options_of,
     places_to_list,
 )
-from safepoint.cli.job_answers import HEAD, page, row, with_reasons
+from safepoint.cli.job_answers import HEAD, page, row, timed_starts, with_reasons
 from safepoint.cli.output import print_answer, print_log_line, print_warning, table
 from safepoint.errors import ConflictError, PartlyDoneError, SafepointError, StorageError, printable
 from safepoint.foundation.events import console
@@ -102,13 +102,25 @@ def list_(
     print_answer(as_json, documents, with_reasons(head, rows, found) if rows else ["no jobs"])
 
 
-def status(name: Name, on: OnOfJob = None, namespace: Namespace = None, as_json: Json = False) -> None:
+def status(
+    name: Name,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "-v", "--verbose", help="Also show how long each phase of the last starts took, for jobs on this machine."
+        ),
+    ] = False,
+    on: OnOfJob = None,
+    namespace: Namespace = None,
+    as_json: Json = False,
+) -> None:
     """Show one job: its command, progress, output location and attempts."""
     with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)
         attempts = jobs.attempts(job.name)
         progress, output = jobs.progress_of(job), jobs.output_of(job)
-        lines = page(job, progress, attempts, output, options=options_of(on, namespace))
+        starts = timed_starts(jobs.events(job.name)) if verbose else ()
+        lines = page(job, progress, attempts, output, starts=starts, options=options_of(on, namespace))
         print_answer(as_json, status_document(job, progress, output, attempts), lines)
 
 

@@ -183,6 +183,15 @@ class RunOptions:
             help="Resume even if the number of samples per step has changed.",
         ),
     ] = False
+    preload: Annotated[
+        bool,
+        typer.Option(
+            "--preload/--no-preload",
+            envvar="SAFEPOINT_PRELOAD",
+            help="Import the packages of the script once for all ranks of a node, and copy the ranks from this "
+            "process, so that they start and restart faster. New, and so not the default yet.",
+        ),
+    ] = False
     verbose: Annotated[
         int, typer.Option("-v", "--verbose", count=True, help="Print more messages.", show_default=False)
     ] = 0

@@ -1,4 +1,4 @@
-"""Where this process puts temporary folders whose content it trusts.
+"""Where this process and its children put temporary folders and a home folder whose content they trust.
 
 Another user who can rename such a folder can put another one in its place, and so decide which files this process
 reads and writes. If the folder lies in one with the sticky bit, such as /tmp, only its owner can rename it.
@@ -9,12 +9,16 @@ import functools
 import logging
 import os
 import stat
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import printable
-from safepoint.foundation.environment import temporary_folder
+from safepoint.foundation.environment import home_folder, temporary_folder
 from safepoint.foundation.processes import is_seeing_all
 
+TEMPORARY = "TMPDIR"
+"""The variable that names the temporary folder."""
 _IN_MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 256 << 20
 _log = logging.getLogger("safepoint")
@@ -35,7 +39,7 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
     # scripts need a temporary folder too.
     usual = Path(temporary_folder())
     candidates = [usual, *([_IN_MEMORY] if _has_room() else [])]
-    if prefers_memory and "TMPDIR" not in os.environ:
+    if prefers_memory and TEMPORARY not in os.environ:
         candidates.reverse()
     for folder in candidates:
         if not may_be_replaced(folder):
@@ -44,13 +48,60 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
     return candidates[0]
 
 
+def keep_temporary_folder(private: Path, *, moving: Iterable[str] = ()) -> None:
+    """Let this process use the temporary folder that TMPDIR names, or `private`, and no other.
+
+    If the folder is full, Python would use /var/tmp or the current folder. Another user can fill it, and may have put
+    there what libraries read from fixed names in the temporary folder.
+
+    Args:
+        private: the folder to use if the one that TMPDIR names cannot be written now; created if it is missing.
+        moving: variables with paths of folders. Those in the folder that cannot be written move to `private`.
+    """
+    named = os.environ.get(TEMPORARY)
+    if not named or tempfile.gettempdir() == os.path.abspath(named):
+        return
+    with contextlib.suppress(OSError):  # then no file can be created in it, and no other folder is used
+        private.mkdir(mode=0o700, exist_ok=True)
+    tempfile.tempdir = os.environ[TEMPORARY] = str(private)
+    for variable in moving:
+        folder = Path(os.environ.get(variable, ""))
+        if folder.is_relative_to(named):
+            os.environ[variable] = str(private / folder.relative_to(named))
+
+
+def provide_home(private: Path) -> None:
+    """If the user has no home folder, set HOME to one for the programs that this process starts.
+
+    Without HOME, libraries would use a folder with the name `~` in the current folder, and run code that others may
+    have put there.
+
+    Args:
+        private: a path in a private folder, for the case that `home_folder` cannot be created, or that others could
+            replace it.
+
+    Raises:
+        UsageError: see `home_folder`.
+    """
+    if os.path.isabs(os.path.expanduser("~")):
+        return
+    home = home_folder()
+    if not may_be_replaced(Path(home).parent, by_everyone=True):
+        with contextlib.suppress(OSError):
+            os.makedirs(home, mode=0o700, exist_ok=True)
+            os.environ["HOME"] = home_folder()  # checked again: another user may have made it just now
+            return
+    private.mkdir(mode=0o700)
+    os.environ["HOME"] = str(private)
+
+
 def possible_parents() -> set[Path]:
     """The folders in which launchers with this environment may have created their temporary folders.
 
     Without TMPDIR, a launcher chooses by the free memory at its start.
     """
     usual = Path(temporary_folder())
-    return {usual} if "TMPDIR" in os.environ and not may_be_replaced(usual) else {usual, _IN_MEMORY}
+    return {usual} if TEMPORARY in os.environ and not may_be_replaced(usual) else {usual, _IN_MEMORY}
 
 
 def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:

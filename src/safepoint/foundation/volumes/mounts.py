@@ -1,11 +1,19 @@
-"""The mount of a folder, as the kernel describes it in /proc/self/mountinfo."""
+"""The mounts of this machine, as the kernel lists them in /proc/self/mountinfo.
 
+Where FUSE is set up, every user can mount a file system of their own, in a folder of any name. Such a file system may
+state any owner for its files, and may hide them from other users or never answer.
+"""
+
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from safepoint.foundation.processes import kernel_lines
+
 _MOUNTS = Path("/proc/self/mountinfo")
-_ESCAPE = re.compile(r"\\([0-7]{3})")
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+_FUSE, _FUSE_USER = "fuse", re.compile(r"(?:^|,)user_id=(\d+)(?:,|$)")
 _NUM_FIELDS = 6
 """The fields of a line before the optional ones."""
 
@@ -18,29 +26,59 @@ class Mount:
         point: where it is mounted.
         root: the folder of the file system that is mounted there: `/`, or a folder in it for a bind mount.
         kind: the type of the file system, as the kernel calls it.
+        options: the options of the file system, separated by commas.
     """
 
     point: Path
     root: str
     kind: str
+    options: str = field(default="", compare=False)
+
+
+def read_mounts(table: Path | None = None) -> list[Mount]:
+    """All mounts; a later one at the same point hides an earlier one.
+
+    Args:
+        table: the kernel's list; that of this process when None.
+
+    Raises:
+        OSError: the list cannot be read.
+    """
+    found: list[Mount] = []
+    for line in kernel_lines(_MOUNTS if table is None else table):
+        before, separator, after = line.partition(b" - ")
+        fields, described = before.split(b" "), after.split(b" ")
+        if separator and len(fields) >= _NUM_FIELDS and described[0]:
+            found.append(
+                Mount(
+                    point=Path(_unescaped(fields[4])),
+                    root=_unescaped(fields[3]),
+                    kind=os.fsdecode(described[0]),
+                    options=os.fsdecode(described[-1]),
+                )
+            )
+    return found
 
 
 def mount_of(folder: Path) -> Mount | None:
     """The mount that holds `folder`; None if it is unknown."""
     try:
         folder = folder.resolve()
-        text = _MOUNTS.read_text(encoding="utf-8", errors="replace")
+        mounts = {mount.point: mount for mount in read_mounts()}
     except (OSError, RuntimeError):
         return None
-    mounts: dict[Path, Mount] = {}
-    for line in text.splitlines():
-        before, separator, after = line.partition(" - ")
-        fields = before.split(" ")
-        if separator and after and len(fields) >= _NUM_FIELDS:
-            point = Path(_unescaped(fields[4]))  # a later mount at the same point hides an earlier one
-            mounts[point] = Mount(point=point, root=_unescaped(fields[3]), kind=after.split(" ")[0])
     return next((mounts[path] for path in (folder, *folder.parents) if path in mounts), None)
 
 
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), text)
+def mounted_by_others() -> set[Path]:
+    """Where other users than this one and root have mounted FUSE file systems; empty if it is unknown."""
+    try:
+        mounts = [mount for mount in read_mounts() if mount.kind.startswith(_FUSE)]
+    except OSError:
+        return set()
+    users = {mount.point: _FUSE_USER.search(mount.options) for mount in mounts}
+    return {point for point, user in users.items() if user is not None and int(user[1]) not in {os.geteuid(), 0}}
+
+
+def _unescaped(text: bytes) -> str:
+    return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), text))

@@ -10,6 +10,7 @@ A call for another folder, or with options that this module does not support, wr
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import pickle
@@ -65,18 +66,30 @@ class Captured:
         return path.removeprefix(prefix).replace(os.sep, "/") if path.startswith(prefix) else None
 
 
+@functools.cache
+def _patch_of_process() -> FunctionPatch:
+    """The names of the save functions in this process. All captures share them, because the search takes long."""
+    return FunctionPatch()
+
+
+def find_save_functions() -> None:
+    """Search all imported modules for the functions that captures replace. Later captures search only new modules."""
+    _patch_of_process().find(_originals())
+
+
 class Capture:
     """Captures one save routine at each save, and remembers the layouts of its files."""
 
     def __init__(self) -> None:
         self._torch_images: dict[str, TorchImages] = {}
         self._dcp_images: dict[str, Any] = {}
-        self._patch = FunctionPatch()
+        self._patch = _patch_of_process()
         self._reported: set[str] = set()
 
     def prepare(self) -> None:
         """Search all imported modules for the functions to replace. Call this before the first step, because the
         search takes long."""
+        self._patch.look_again()
         self._patch.find(_originals())
 
     @contextlib.contextmanager

@@ -14,14 +14,21 @@ class FunctionPatch:
 
     def __init__(self) -> None:
         self._places: list[tuple[dict[str, Any], str, Function]] = []
-        self._seen: set[int] = set()
+        self._seen: dict[int, int] = {}
+        """The modules that were searched, by `id`, with the number of names that each had."""
+
+    def look_again(self) -> None:
+        """Let the next search include modules that have got names since the last one."""
+        for module in list(sys.modules.values()):
+            if isinstance(module, type(os)) and self._seen.get(id(module)) != len(vars(module)):
+                self._seen.pop(id(module), None)
 
     def find(self, originals: list[Function]) -> None:
         """Search the modules that were imported since the last call, and whose import has ended."""
         wanted = {id(function): function for function in originals}
         for module in list(sys.modules.values()):
             if id(module) not in self._seen and isinstance(module, type(os)) and not _is_being_imported(module):
-                self._seen.add(id(module))
+                self._seen[id(module)] = len(vars(module))
                 self._places += [
                     (vars(module), name, wanted[id(value)])
                     for name, value in list(vars(module).items())

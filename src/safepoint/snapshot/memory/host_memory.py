@@ -5,8 +5,12 @@ leaves the least memory available.
 """
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from safepoint.foundation.processes import kernel_lines
+from safepoint.foundation.volumes.mounts import read_mounts
 
 _UNLIMITED_BYTES = 1 << 60
 
@@ -76,36 +80,23 @@ def _of_group(folder: Path, limit_name: str, usage_name: str, cache_name: str) -
 def _group_folders(proc: Path) -> list[tuple[Path, tuple[str, str, str]]]:
     """The folders of this process's memory control group and of the groups above it, with their files' names."""
     folders: list[tuple[Path, tuple[str, str, str]]] = []
-    mounts = _mounts(proc)
-    for line in _lines(proc / "self" / "cgroup"):
+    try:
+        mounts = read_mounts(proc / "self" / "mountinfo")
+        lines = kernel_lines(proc / "self" / "cgroup")
+    except OSError:
+        return folders
+    for line in filter(None, map(os.fsdecode, lines)):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         kind, names = ("cgroup", _VERSION_1) if controllers else ("cgroup2", _VERSION_2)
-        for root, place in (mount[1:] for mount in mounts if mount[0] == kind):
+        for mount in mounts:
+            if mount.kind != kind or (kind == "cgroup" and "memory" not in mount.options.split(",")):
+                continue
             with contextlib.suppress(ValueError):
-                below = PurePosixPath(path).relative_to(root)
-                own = Path(place, below)
-                while own.is_relative_to(place):
+                below = PurePosixPath(path).relative_to(mount.root)
+                own = Path(mount.point, below)
+                while own.is_relative_to(mount.point):
                     folders.append((own, names))
                     own = own.parent
     return folders
-
-
-def _mounts(proc: Path) -> list[tuple[str, str, str]]:
-    """(kind, root within the hierarchy, mount point) of each mounted hierarchy of memory control groups."""
-    found: list[tuple[str, str, str]] = []
-    for line in _lines(proc / "self" / "mountinfo"):
-        first, _, second = line.partition(" - ")
-        kind, _, options = second.split(" ", 2)
-        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(" ")[-1].split(",")):
-            root, place = first.split(" ")[3:5]
-            found.append((kind, root, place))
-    return found
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 from safepoint.errors import ExitCode, Interrupted, StorageError
 from safepoint.foundation.environment import Place
@@ -69,6 +70,8 @@ class Outcome:
         self.interrupted: Interrupted | None = None
         """The exception that ended the run early, or None. If the program catches the exception and continues to
         train, `check_not_interrupted` raises it again."""
+        self.on_first_step: Callable[[], None] | None = None
+        """Called once, when this process has done its first optimizer step."""
         self.unsaved_end = ""
         """The error message for a training whose last step was not saved; empty when it was saved."""
 
@@ -107,6 +110,9 @@ class Outcome:
     def step_done(self, step: int) -> None:
         """Record that the training has done optimizer step `step`."""
         self.step = step
+        if self.on_first_step is not None:
+            call, self.on_first_step = self.on_first_step, None
+            call()
         self._record.stepped()
 
     def saved(self, step: int) -> None:

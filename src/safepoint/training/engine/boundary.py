@@ -18,6 +18,7 @@ from safepoint.estimates.cadence import Cadence
 from safepoint.foundation import clock
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.events.run_events import AttemptStarted, RankStarted, StopRequested
+from safepoint.foundation.events.start_events import Phase
 from safepoint.progress.record import State
 from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
@@ -128,11 +129,13 @@ class Boundary:
     def loop_begins(self) -> None:
         """Record that the model is loaded and the loop begins. From now on, a signal leads to a save."""
         self._context.outcome.reached(self._loop.step)
+        self._context.record.passed(Phase.STATE_LOADED)
         self._hold.ends()  # deletes the report (`Held`) of earlier ranks that were killed while they waited
         self.snapshots.begin_loop()
         if self._context.place.local_rank == 0:
             share_watched_folder(self._context.settings.record_folder, self._watched_folder())
         self._context.termination.enter_training(self._deadline.check)
+        self._context.record.set_expendable(self.snapshots.are_in_keeper)
 
     def _watched_folder(self) -> WatchedFolder:
         setup = self._setup
@@ -264,6 +267,7 @@ class Boundary:
             PeerError: a rank is gone.
         """
         step = self._loop.step
+        self._context.record.set_expendable(False)  # after the last step, the script may save what it likes
         self.agreement.vote_now(step)
         self.saves.finish()
         if 0 < step != self._context.outcome.saved_step:

@@ -102,12 +102,16 @@ class Saves:
         consequence = (
             "an older checkpoint remains" if self._context.outcome.saved_step is not None else "no checkpoint exists"
         )
+        record = self._context.record
+        was_expendable = record.is_expendable
+        record.set_expendable(False)  # a kill in the middle of this save would lose it
         with self._context.progress.during(State.SAVING):
             took_s = self._saver.save(
                 trigger,
                 write,
                 consequence=consequence if trigger == Trigger.JIT else f"training continues, {consequence}",
             )
+        record.set_expendable(was_expendable and self._snapshots.are_in_keeper)
         if took_s is not None:
             self.step = self._loop.step
             self.pending_step = self._loop.step_being_saved = None  # `finish` need not wait for an older step's save

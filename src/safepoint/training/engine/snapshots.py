@@ -108,6 +108,11 @@ class Snapshots:
             self._warned.add(about or text)
             self._context.log.warning("%s", text)
 
+    @property
+    def are_in_keeper(self) -> bool:
+        """Whether snapshots go to the keeper, which keeps them when this process dies."""
+        return self._snapshotter is not None and self._context.keeper.is_connected
+
     # ---- before the loop --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:

@@ -1,5 +1,6 @@
 """The hooks into the training frameworks; each is installed when the user's program imports the framework."""
 
+from safepoint.snapshot.images.capture import find_save_functions
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations import accelerate_launch, torch_store, transformers, unsaved_steps
 
@@ -12,4 +13,15 @@ def install_integrations(context: RankContext) -> None:
     unsaved_steps.install(context)
 
 
-__all__ = ["install_integrations"]
+def install_before_ranks() -> None:
+    """Install the hooks that must be in place when packages are imported before there is a rank."""
+    transformers.install_before_ranks()
+
+
+def prepare_before_ranks() -> None:
+    """Find out, before ranks are copied, what each rank would find out about the imported modules."""
+    find_save_functions()
+    transformers.prepare_before_ranks()
+
+
+__all__ = ["install_before_ranks", "install_integrations", "prepare_before_ranks"]

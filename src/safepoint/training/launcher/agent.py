@@ -1,10 +1,13 @@
 """torch elastic's agent, adapted to Safepoint's exit codes and stop requests.
 
-The agent starts and supervises the ranks of one node. It is torch's `LocalElasticAgent` with four differences:
+The agent starts and supervises the ranks of one node. It is torch's `LocalElasticAgent` with these differences:
 
 - The agents of all nodes exchange stop requests.
+- The end of a rank is noticed at once, through a pidfd, and not at the next of several looks in a second.
 - When torch elastic ends ranks, it waits for the platform's grace period before it kills them, even if this period is
-  longer than torch elastic's default of 30 s.
+  longer than torch elastic's default of 30 s. If a rank has died and all ranks restart, the other ranks of the node
+  are killed at once, provided that they say that they have nothing to save (`RankRecord.can_be_killed`).
+- At a restart, the nodes do not exchange their numbers of ranks again, because the nodes of a job do not change.
 - Ranks that Safepoint ended are not restarted.
 - If the program fails in the first start of the ranks, before any step, the ranks are not restarted, because the
   program would fail in the same way again.
@@ -25,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import (
     config_from_args,  # pyright: ignore[reportUnknownVariableType]
@@ -34,6 +37,7 @@ from torch.distributed.run import (
 
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import Failed, Restarted
+from safepoint.foundation.events.start_events import Phase
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.training.compatibility.torch_releases import HAS_SHUTDOWN_TIMEOUT, PatientAgent, keep_signal_handlers
@@ -42,14 +46,23 @@ from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.rendezvous import Rendezvous
 from safepoint.training.launcher.signal_relay import SignalRelay
-from safepoint.training.outcome.rank_record import read_records
+from safepoint.training.launcher.start_timeline import StartTimeline
+from safepoint.training.outcome.rank_record import RankRecord, read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
+from safepoint.training.rank_processes.births import copied_from
+from safepoint.training.rank_processes.death_watch import DeathWatch, exit_code_of_child
+from safepoint.training.rank_processes.loaded_modules import read_loaded_modules
+from safepoint.training.rank_processes.template_process import TemplateProcess
 
 _log = logging.getLogger("safepoint")
 _STOP_KEY = "safepoint/stop"
 _RESTART_KEY = "safepoint/restart/{}"
 _ENDED_KEY = "safepoint/left/{}"
 _WAIT_FOR_OTHERS_S = 3.0
+_LOOK_EVERY_S = 1.0
+"""How often the agent looks for orphans while nothing else happens."""
+_EXCHANGE_EVERY_S = 0.1
+"""How often the agent looks for requests of other nodes, and for the end of a start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +85,8 @@ def run_agent(
     keeper: KeeperProcess | None,
     reporter: LauncherReporter,
     orphans: Orphans,
+    timeline: StartTimeline,
+    template: TemplateProcess | None,
 ) -> AgentOutcome:
     """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
     rendezvous = Rendezvous(plan, settings)
@@ -91,12 +106,21 @@ def run_agent(
         numa_options=config.numa_options,
     )
     agent = SafepointAgent(
-        spec, config, settings=settings, relay=relay, keeper=keeper, reporter=reporter, orphans=orphans
+        spec,
+        config,
+        settings=settings,
+        relay=relay,
+        keeper=keeper,
+        reporter=reporter,
+        orphans=orphans,
+        timeline=timeline,
+        template=template,
     )
     try:
         result: Any = agent.run()
         agent.notify_others()
     finally:
+        agent.close()
         rendezvous.shutdown()
     return agent.outcome(result)
 
@@ -108,7 +132,7 @@ def _config(plan: LaunchPlan, settings: RunSettings, *, is_on_one_machine: bool)
         f"--node-rank={plan.node_rank}",
         f"--nproc-per-node={plan.nproc_per_node}",
         f"--max-restarts={plan.max_restarts}",
-        "--monitor-interval=0.1",
+        "--monitor-interval=0.001",  # `SafepointAgent._monitor_workers` waits; torch refuses 0
         # Without this option, torch elastic makes a folder in the temporary folder, and does not delete it. Other
         # users may be able to replace that folder.
         *([] if "PET_LOG_DIR" in os.environ else [f"--log-dir={settings.record_folder}/elastic"]),
@@ -117,8 +141,7 @@ def _config(plan: LaunchPlan, settings: RunSettings, *, is_on_one_machine: bool)
     if is_on_one_machine and Path("/sys/class/net/lo").exists():
         for library in ("GLOO", "NCCL", "TP"):  # these do not authenticate peers, so they listen on loopback only
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-    if plan.nproc_per_node.isdecimal() and int(plan.nproc_per_node) > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # set here, because torchrun's code sets it with a long warning
+    plan.set_default_threads()
     config, _, _ = config_from_args(parse_args([*options, plan.program[0]]))
     return config
 
@@ -135,6 +158,8 @@ class SafepointAgent(PatientAgent):
             new one.
         reporter: reports failures and restarts.
         orphans: the processes that ranks leave behind.
+        timeline: measures the starts of the ranks.
+        template: the process from which the ranks are copied, or None.
     """
 
     def __init__(
@@ -147,6 +172,8 @@ class SafepointAgent(PatientAgent):
         keeper: KeeperProcess | None,
         reporter: LauncherReporter,
         orphans: Orphans,
+        timeline: StartTimeline,
+        template: TemplateProcess | None,
     ) -> None:
         super().__init__(
             spec=spec,
@@ -160,10 +187,16 @@ class SafepointAgent(PatientAgent):
         self._keeper = keeper
         self._reporter = reporter
         self._orphans = orphans
+        self._timeline = timeline
+        self._template = template
+        self._has_sent_modules = False
         self._restarts = -1
         """How often the ranks were restarted; -1 before they were started."""
         self._failure: Failed | None = None
         self._has_notified = False
+        self._deaths = DeathWatch()
+        self._killed: frozenset[int] = frozenset()
+        """The ranks of this start that were killed because another rank had died."""
 
     def outcome(self, result: RunResult | None) -> AgentOutcome:
         """The exit codes of the ranks in their last start, from what `run` has returned."""
@@ -172,9 +205,19 @@ class SafepointAgent(PatientAgent):
             codes |= {rank: failure.exitcode for rank, failure in result.failures.items()}
         return AgentOutcome(exit_codes=codes, restarts=self._restarts)
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        group: Any = worker_group
+        if group.workers and group.store is not None and self._restarts >= 0:
+            group.workers = [_again(worker) for worker in group.workers]
+        else:
+            super()._rendezvous(worker_group)
+        self._timeline.passed(Phase.STORE_READY)
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._restarts += 1
-        pids = super()._start_workers(worker_group)
+        with copied_from(self._template):
+            pids = super()._start_workers(worker_group)
+        self._timeline.ranks_born(self._restarts, len(pids))
         context: Any = self._pcontext
         close = context.close
 
@@ -182,6 +225,8 @@ class SafepointAgent(PatientAgent):
             close(death_sig, max(timeout, math.ceil(self._settings.grace_s)))
 
         context.close = close_within_grace
+        self._killed = frozenset()
+        self._has_sent_modules = False  # a start that resumes may load more modules than the first one
         self._relay.set_ranks(list(pids.values()))
         return pids
 
@@ -191,11 +236,62 @@ class SafepointAgent(PatientAgent):
         if self._keeper is not None:
             self._keeper.ensure()
             own.add(self._keeper.pid)
+        if self._template is not None and self._template.pid is not None:
+            own.add(self._template.pid)
         self._orphans.reap(own)
+        self._deaths.watch(own)
+        group: Any = worker_group
+        has_stepped = self._timeline.look()
+        if has_stepped and self._template is not None:
+            self._complete_template(self._template)
+        is_idle = has_stepped and group.group_world_size == 1
+        self._deaths.wait(_LOOK_EVERY_S if is_idle else _EXCHANGE_EVERY_S)
+        noticed_s = clock.monotonic_s()
+        self._kill_survivors()
         result = super()._monitor_workers(worker_group)
-        if result.state in {WorkerState.FAILED, WorkerState.UNHEALTHY} and self._is_final(result):
-            self._remaining_restarts = 0
+        if result.state in {WorkerState.FAILED, WorkerState.UNHEALTHY}:
+            self._timeline.failure_noticed(noticed_s)
+            self._timeline.passed(Phase.SURVIVORS_ENDED)  # the call above has ended them
+            codes = {rank: failure.exitcode for rank, failure in result.failures.items() if rank not in self._killed}
+            if self._is_final(codes, self._read_records()):
+                self._remaining_restarts = 0
         return result
+
+    def _complete_template(self, template: TemplateProcess) -> None:
+        """After the first step, let the template import what the ranks have loaded; replace it if it has died."""
+        if not template.ensure():
+            self._has_sent_modules = False
+        if not self._has_sent_modules and template.becomes_ready():
+            template.import_more(read_loaded_modules(Path(self._settings.record_folder or "")))
+            self._has_sent_modules = True
+
+    def _kill_survivors(self) -> None:
+        """If a rank has died and all ranks will restart, kill the node's other ranks if they have nothing to save.
+
+        Otherwise torch elastic sends them SIGTERM and waits. They could do nothing useful in this time: a training
+        cannot go on without the dead rank, and its state is with the keeper.
+        """
+        codes = {
+            worker.global_rank: exit_code_of_child(worker.id) for worker in self._worker_group.workers if worker.id
+        }
+        ended = {rank: code for rank, code in codes.items() if code}
+        if not ended or self._remaining_restarts <= 0:
+            return
+        records = self._read_records()
+        cause = first_failure(ended, records) or 0
+        if cause in records and records[cause].lost_peer:
+            return  # the rank that failed first may be one of those that run, and print why it fails
+        was_killed = ended[cause] < 0
+        running = {rank for rank, code in codes.items() if code is None}
+        are_expendable = all(
+            rank in records and records[rank].can_be_killed(after_kill=was_killed) for rank in running
+        )
+        if are_expendable and not self._is_final(ended, records):
+            self._killed = frozenset(running)
+            self._relay.kill_ranks()
+
+    def _read_records(self) -> dict[int, RankRecord]:
+        return read_records(Path(self._settings.record_folder or ""), self._restarts)
 
     def _pids(self) -> list[int]:
         context: Any = self._pcontext
@@ -220,16 +316,18 @@ class SafepointAgent(PatientAgent):
         if event is not None:
             self._reporter.restarting(event)
 
-    def _is_final(self, result: RunResult) -> bool:
+    def _is_final(self, exit_codes: dict[int, int], records: dict[int, RankRecord]) -> bool:
         """Whether the ranks must not be restarted.
 
         They are not restarted if a stop was requested, if Safepoint ended them, or if the program failed in the first
         start of the ranks, before any step.
+
+        Args:
+            exit_codes: rank → exit code of the ranks that ended by themselves, negative for a signal.
+            records: the records of all ranks.
         """
         if self._relay.signal:
             return True
-        records = read_records(Path(self._settings.record_folder or ""), self._restarts)
-        exit_codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
         rank = first_failure(exit_codes, records)
         if rank is None:
             return False
@@ -287,6 +385,21 @@ class SafepointAgent(PatientAgent):
                     return
                 clock.sleep(0.05)
 
+    def close(self) -> None:
+        """Watch the ranks no longer."""
+        self._deaths.close()
+
     @property
     def _shared_store(self) -> Any:
         return self._worker_group.store
+
+
+def _again(worker: Worker) -> Worker:
+    """The same rank, for the next start of its process."""
+    return Worker(
+        local_rank=worker.local_rank,
+        global_rank=worker.global_rank,
+        role_rank=worker.role_rank,
+        world_size=worker.world_size,
+        role_world_size=worker.role_world_size,
+    )

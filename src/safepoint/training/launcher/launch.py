@@ -11,11 +11,14 @@ torch elastic starts, monitors and restarts the ranks. The launcher changes this
 import logging
 import math
 import os
+import secrets
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from safepoint.foundation.events import console
+from safepoint.foundation.shared_folders.temporary import provide_home
 from safepoint.settings.run_settings import STATUS_URL, RunSettings
 from safepoint.settings.wording import use_wording
 from safepoint.snapshot.keeper_client.process import KeeperProcess
@@ -28,10 +31,12 @@ from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.launcher.space_watch import SpaceWatch
+from safepoint.training.launcher.start_timeline import StartTimeline
 from safepoint.training.outcome.launcher_folder import launcher_folder
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.outcome.rank_record import read_records
 from safepoint.training.outcome.verdict import first_failure, reach_verdict
+from safepoint.training.rank_processes.template_process import TemplateProcess
 
 _log = logging.getLogger("safepoint")
 
@@ -58,6 +63,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
     with launcher_folder() as folder:
         reporter = LauncherReporter(settings, folder, node=plan.node_rank, num_nodes=plan.nnodes)
         relay = SignalRelay(settings, folder, is_alone=plan.nnodes == 1, reporter=reporter, on_exit=on_exit)
+        timeline = StartTimeline(folder, plan.node_rank, reporter.report)
         relay.install()
         reporter.start()
         watch = SpaceWatch(folder, reporter.report)
@@ -67,17 +73,25 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         key = None if keeper is None else keeper.key
         settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
         _prepare_environment(settings)
+        provide_home(folder / "home")
         protect_compile_cache(folder)
+        template = _make_template(plan, settings, relay)
+        if template is not None and plan.nproc_per_node.isdecimal():
+            template.start()  # its imports run beside those of the next line
         # The agent is imported only here, because that import takes seconds, and `relay` handles signals by now. If
         # this is the only node, a stop signal that arrives before the ranks start ends this process.
         from safepoint.training.launcher.agent import run_agent
 
         try:
-            outcome = run_agent(plan, settings, relay, keeper, reporter, orphans)
+            outcome = run_agent(plan, settings, relay, keeper, reporter, orphans, timeline, template)
         except BaseException as error:
             reporter.end(exit_code_after(error), summarize(error), limit_s=relay.report_limit_s)
             raise
+        finally:
+            if template is not None:
+                template.end()
         stop_signal, killed = relay.ranks_ended()
+        timeline.ends()
         watch.stop()
         if keeper is not None:
             keeper.finish(lambda: relay.remaining_s)
@@ -109,6 +123,16 @@ def _start_keeper(settings: RunSettings, folder: Path) -> KeeperProcess | None:
     return KeeperProcess(
         KeeperPlan(key=new_keeper_key(), verbosity=settings.verbosity, scratch=str(folder), events=events)
     )
+
+
+def _make_template(plan: LaunchPlan, settings: RunSettings, relay: SignalRelay) -> TemplateProcess | None:
+    """The process from which the ranks are copied, not started yet; None if the ranks are started one by one."""
+    if not settings.preload or not sys.platform.startswith("linux"):
+        return None
+    # Strings have one order in sets for all ranks and all restarts, in whichever way the ranks are started.
+    os.environ.setdefault("PYTHONHASHSEED", str(secrets.randbelow(2**32)))
+    plan.set_default_threads()
+    return TemplateProcess(plan.program, is_module=plan.is_module, is_stopping=lambda: bool(relay.signal))
 
 
 def _prepare_environment(settings: RunSettings) -> None:

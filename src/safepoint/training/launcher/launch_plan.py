@@ -1,5 +1,6 @@
 """Which ranks to start on a node."""
 
+import os
 from dataclasses import dataclass
 
 from safepoint.errors import UsageError
@@ -54,3 +55,9 @@ class LaunchPlan:
             raise UsageError(f"--master-port {self.master_port} must be a port number")
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts {self.max_restarts} must not be negative")
+
+    def set_default_threads(self) -> None:
+        """Give each of several ranks one thread, unless the user has chosen a number, as torchrun does."""
+        if self.nproc_per_node.isdecimal() and int(self.nproc_per_node) > 1:
+            # Set here, because torchrun's code sets it with a long warning.
+            os.environ.setdefault("OMP_NUM_THREADS", "1")

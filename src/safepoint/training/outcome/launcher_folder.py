@@ -18,6 +18,7 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import FolderLock, write_atomic
 from safepoint.foundation.shared_folders.temporary import possible_parents, private_parent
+from safepoint.foundation.volumes.mounts import mounted_by_others
 
 _PREFIX = "safepoint-"
 _LOCK = "lock"
@@ -57,7 +58,7 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
+    for folder in _folders_in(parent):
         with contextlib.suppress(OSError):  # its launcher still runs, or another launcher removes the folder
             if _is_ours(folder) and (folder / _LOCK).exists():
                 lock = FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
@@ -66,11 +67,17 @@ def _remove_abandoned(parent: Path) -> None:
                     lock.release()
 
 
+def _folders_in(parent: Path) -> list[Path]:
+    """The folders that may be those of launchers, without the mounts of other users, which may never answer."""
+    real, others = Path(os.path.realpath(parent)), mounted_by_others()
+    return [folder for folder in sorted(parent.glob(f"{_PREFIX}*")) if real / folder.name not in others]
+
+
 def running_launchers() -> list[tuple[Path, int]]:
     """The folder and the process id of each launcher that this user runs on this machine."""
     found: list[tuple[Path, int]] = []
     for parent in possible_parents():
-        for folder in sorted(parent.glob(f"{_PREFIX}*")):
+        for folder in _folders_in(parent):
             with contextlib.suppress(OSError, ValueError):
                 if not _is_ours(folder) or not (folder / _LOCK).exists():
                     continue

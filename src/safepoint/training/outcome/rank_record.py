@@ -1,4 +1,4 @@
-"""How a rank ended: a small file per rank in the launcher's folder, written by the rank and read by the launcher.
+"""How a rank started and ended: a small file per rank in the launcher's folder, which its launcher reads.
 
 The exit code alone does not show whether Safepoint or the program itself ended the rank with 75, or whether a killed
 rank had committed a checkpoint before. Without a launcher no file is written.
@@ -18,6 +18,7 @@ from typing import Any
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import Place
+from safepoint.foundation.events.start_events import Moment, Phase
 from safepoint.foundation.files import write_atomic, write_in_room
 
 _SIZE_BYTES = 4096
@@ -37,6 +38,10 @@ class RankRecord:
         lost_peer: whether the rank ended because another rank was gone.
         ended_s: when the rank began to end, by the machine's monotonic clock; None while it runs or if it was killed.
         message: why the rank ended, one sentence.
+        is_expendable: whether a kill of this rank loses nothing that the rank could still save. It trains, its state
+            goes to the keeper (the process of the node that writes snapshots to disk), and it writes no checkpoint
+            itself at the moment.
+        moments: when the rank passed the phases of its start, oldest first.
     """
 
     rank: int
@@ -46,6 +51,17 @@ class RankRecord:
     lost_peer: bool = False
     ended_s: float | None = None
     message: str = ""
+    is_expendable: bool = False
+    moments: tuple[Moment, ...] = ()
+
+    def can_be_killed(self, *, after_kill: bool) -> bool:
+        """Whether this rank has nothing to do if another rank has died: no state to save, no error to print.
+
+        Args:
+            after_kill: whether a signal has killed the other rank. Then the error of this rank is a consequence.
+        """
+        is_cause_of_its_own = self.ended_s is not None and not self.lost_peer and not after_kill
+        return self.is_expendable and self.exit_code is None and not is_cause_of_its_own
 
 
 class RankRecordWriter:
@@ -72,7 +88,23 @@ class RankRecordWriter:
     def stepped(self) -> None:
         """Record that an optimizer step was done. Calls after the first write nothing."""
         if not self._record.has_stepped:
-            self._update(has_stepped=True)
+            self._update(has_stepped=True, moments=(*self._record.moments, _now(Phase.FIRST_STEP_DONE)))
+
+    def passed(self, phase: Phase) -> None:
+        """Record that this rank has passed a phase of its start. Only the first call for each phase has an effect."""
+        moments = self._record.moments
+        if not self._record.has_stepped and phase not in {moment.phase for moment in moments}:
+            self._update(moments=(*moments, _now(phase)))
+
+    @property
+    def is_expendable(self) -> bool:
+        """The last value of `set_expendable`."""
+        return self._record.is_expendable
+
+    def set_expendable(self, is_expendable: bool) -> None:
+        """Record whether a kill of this rank loses nothing; see `RankRecord`."""
+        if self._record.is_expendable != is_expendable:
+            self._update(is_expendable=is_expendable)
 
     def ended(self, exit_code: int, message: str) -> None:
         """Record that Safepoint ends the rank with `exit_code`. Calls after the first change nothing."""
@@ -102,6 +134,10 @@ class RankRecordWriter:
                     write_in_room(self._paths[0], _bytes_of(short), room)
 
 
+def _now(phase: Phase) -> Moment:
+    return Moment(phase=phase, at_s=round(clock.monotonic_s(), 6))
+
+
 def _bytes_of(record: RankRecord) -> bytes:
     return json.dumps(asdict(record)).encode().ljust(_SIZE_BYTES)
 
@@ -116,6 +152,8 @@ def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
     records: dict[int, RankRecord] = {}
     for path in folder.glob(f"start-{restart}-rank-*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            record = RankRecord(**read_object(path))
+            fields = read_object(path)
+            moments = tuple(Moment(**moment) for moment in fields.pop("moments", ()))
+            record = RankRecord(**fields, moments=moments)
             records[record.rank] = record
     return records

@@ -14,6 +14,7 @@ import torch
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import CheckpointError, UsageError
+from safepoint.foundation.events.start_events import Phase
 from safepoint.settings.run_settings import place_output
 from safepoint.snapshot.staging.guard import before_changes
 from safepoint.training.collective.collective_wait import on_all_ranks
@@ -109,8 +110,10 @@ class Training:
             start from the beginning.
         """
         context = self._context
+        context.record.passed(Phase.TRAINER_REACHED)
         context.outputs.claim(self._output.root, hint="give each training its own output_dir")
         self._peers = join_peers(context.place, timeout_s=context.settings.peer_timeout_s)
+        context.record.passed(Phase.GROUP_FORMED)
         with self._released_on_error():
             if self._location is not None and context.place.restart == 0:
                 on_all_ranks(self._peers, self._try_store)

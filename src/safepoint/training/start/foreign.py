@@ -8,9 +8,6 @@ together.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from safepoint.checkpoint.foreign.describe import describe
 from safepoint.checkpoint.foreign.examine import Examination, examine, faults_of_names, is_foreign
@@ -18,6 +15,7 @@ from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.pickles.module_states import names_of_script
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import CheckpointError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
@@ -187,7 +185,7 @@ class ForeignCheckpoints:
 
     def _examine(self, place: Place) -> tuple[Store, Examination]:
         store = self._store_of(place)
-        return store, examine(store, checkpoint_name(place.step), allowed=_allowed_names())
+        return store, examine(store, checkpoint_name(place.step), allowed=names_of_script())
 
 
 def check_best(path: Path) -> None:
@@ -199,7 +197,7 @@ def check_best(path: Path) -> None:
     if not is_foreign(path):
         verify_best(path)
         return
-    found = examine(open_store(_location_of(path.parent)), path.name, allowed=_allowed_names())
+    found = examine(open_store(_location_of(path.parent)), path.name, allowed=names_of_script())
     if found.faults:
         raise CheckpointError(
             f"the best checkpoint {path} is not valid: {found.faults[0]}; its model was not loaded",
@@ -218,12 +216,3 @@ def step_in(location: Location, text: str) -> int | None:
 
 def _location_of(folder: Path) -> Location:
     return Location(scheme=Scheme.FILE, path=str(folder.absolute()))
-
-
-def _allowed_names() -> set[str]:
-    """The names of what the script has allowed with `torch.serialization.add_safe_globals`."""
-    serialization: Any = torch.serialization
-    given: list[Any] = serialization.get_safe_globals()
-    # An entry is a class, or a pair of a class and the name that stands for it in a file.
-    pairs: list[tuple[Any, Any]] = [one if isinstance(one, tuple) else (one, None) for one in given]
-    return {name or f"{one.__module__}.{one.__qualname__}" for one, name in pairs}

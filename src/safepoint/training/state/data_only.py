@@ -15,6 +15,7 @@ import errno
 import inspect
 import os
 import pickle
+import random
 import re
 import sys
 import threading
@@ -30,6 +31,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
 from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
@@ -39,7 +41,7 @@ from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import loadable
 from safepoint.training.state.loading import states_of
-from safepoint.training.state.rng import set_numpy_state
+from safepoint.training.state.rng import set_numpy_state, set_python_state
 from safepoint.training.state.temporary_attributes import temporarily
 
 _DEEPSPEED = {
@@ -52,6 +54,8 @@ _NAME_A_FOLDER = ("latest", "latest_universal")
 """DeepSpeed's files that contain the name of a folder in the checkpoint."""
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """The files that name, for each weight, the file of the checkpoint that has it."""
+_CONFIGURATIONS = ("config.json", "generation_config.json")
+_VERSION = "transformers_version"
 _MAX_NAME_BYTES = 4096
 _MOST_PLACES = 50_000_000
 _DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
@@ -129,8 +133,10 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
         temporarily(torch, load=load),
         temporarily(filesystem, pickle=restricted),
         temporarily(np.random, set_state=set_numpy_state),
+        temporarily(random, setstate=set_python_state),
         checked_optimizers(place, *optimizers),
         checked_schedulers(place, *parts),
+        checked_modules(place),
     ):
         try:
             with states_of(place):
@@ -203,6 +209,8 @@ def _check_named_files(folder: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: an index names a file outside of the checkpoint, or is invalid.
     """
+    for name in _CONFIGURATIONS:
+        _check_configuration(Path(folder) / name)
     for path in (Path(folder) / name for name in _INDICES):
         if path.is_file():
             try:
@@ -212,6 +220,22 @@ def _check_named_files(folder: str | os.PathLike[str]) -> None:
                 raise _refusal(path, "") from error
             for name in names:
                 _check_path(path, name)
+
+
+def _check_configuration(path: Path) -> None:
+    """Check a configuration of the model. Transformers reads the whole file, and shows the version in it.
+
+    Raises:
+        CheckpointError: it is no JSON object of at most 64 MiB, or its version cannot be printed.
+    """
+    if not path.is_file():
+        return
+    try:
+        version: Any = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float).get(_VERSION)
+    except ValueError as error:
+        raise CheckpointError(f"{path} was not loaded: {error}", hint=_DELETE_IT) from error
+    if version is not None and not (isinstance(version, str) and version.isprintable()):
+        raise CheckpointError(f"{path} was not loaded: its {_VERSION} cannot be printed", hint=_DELETE_IT)
 
 
 def _check_path(where: str | os.PathLike[str], name: Any) -> None:

@@ -40,7 +40,7 @@ def restore_rng(states: dict[str, Any]) -> None:
         CheckpointError: a state is missing or invalid.
     """
     try:
-        random.setstate(states["python"])
+        set_python_state(states["python"])
         set_numpy_state(states["numpy"])
         torch.random.set_rng_state(states["cpu"])
         cuda = states.get("cuda")
@@ -48,6 +48,21 @@ def restore_rng(states: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(cuda)
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
         raise CheckpointError(f"the checkpoint has invalid states of random number generators: {error}") from error
+
+
+_set_python_state: Any = random.setstate
+
+
+def set_python_state(state: Any) -> None:
+    """Check the spare number of `random.gauss`, then call `random.setstate`, which checks all else.
+
+    Raises:
+        ValueError: the state is not a state of Python's generator.
+    """
+    spare = state[2]
+    if spare is not None and type(spare) is not float:
+        raise ValueError(f"the spare number of Python's generator is a value of type {type(spare).__name__}")
+    _set_python_state(state)
 
 
 _set_numpy_state: Any = np.random.set_state

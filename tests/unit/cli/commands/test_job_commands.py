@@ -512,6 +512,23 @@ def test_events_are_in_the_order_of_time() -> None:
     assert "step 7" in safepoint("events", "done").stdout.splitlines()[-1]
 
 
+def test_status_shows_the_phases_of_the_last_starts() -> None:
+    """Only with --verbose, the newest five; lines of another form are shown as far as they can be read."""
+    add("done", JobState.COMPLETE)
+    report("done")
+    phases = [{"phase": "noticed", "at_s": 0.0, "rank": None}, {"phase": "first step done", "at_s": 0.91, "rank": 1}]
+    starts: list[Any] = [{"restart": number, "node": 0, "phases": phases} for number in range(7)]
+    starts += [{"restart": 8, "phases": "none"}, {"restart": 9, "node": 0, "phases": [3, {"phase": "x"}]}]
+    lines = [json.dumps({"time": "2026-01-31T09:30:00.000Z", "event": "start_timed", **start}) for start in starts]
+    (job_folder("done") / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert "starts of the ranks" not in safepoint("status", "done").stdout
+    page = safepoint("status", "done", "--verbose").stdout
+    assert "restart 6, node 0: noticed 0.0, first step done 0.91" in page
+    assert "restart 9, node 0: x None" in page
+    assert "restart 4" in page
+    assert "restart 3" not in page
+
+
 def test_events_say_what_was_chosen_before_a_deadline() -> None:
     """In words, before the figures."""
     add("done", JobState.COMPLETE)

@@ -21,7 +21,10 @@ def test_the_first_verdict_stands(tmp_path: Path) -> None:
 def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
     """A torn, foreign or misnamed record does not affect the others."""
     RankRecordWriter(str(tmp_path), Place())
-    for rank, text in enumerate(["", "[]", "3", '{"rank": 1}', '{"unknown": 1}', '{"rank": [], "pid": 1}'], start=1):
+    texts = ["", "[]", "3", '{"rank": 1}', '{"unknown": 1}', '{"rank": [], "pid": 1}']
+    moments = ["3", "[3]", '[{"phase": "no phase", "at_s": 1}]', '[{"at_s": 1}]']
+    texts += [f'{{"rank": 1, "pid": 1, "moments": {text}}}' for text in moments]
+    for rank, text in enumerate(texts, start=1):
         (tmp_path / f"start-0-rank-{rank}.json").write_text(text)
     assert list(read_records(tmp_path, 0)) == [0]
 
@@ -33,3 +36,31 @@ def test_without_a_launcher_nothing_is_written(tmp_path: Path) -> None:
         record.stepped()
         record.ended(0, "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_may_be_killed_when_it_has_nothing_to_save(tmp_path: Path) -> None:
+    """Only while it says so, and not when it ends for a reason of its own, of which it may still print the error."""
+    record = RankRecordWriter(str(tmp_path), Place())
+
+    def can_be_killed() -> tuple[bool, bool]:
+        read = read_records(tmp_path, 0)[0]
+        return read.can_be_killed(after_kill=True), read.can_be_killed(after_kill=False)
+
+    assert can_be_killed() == (False, False)
+    record.set_expendable(True)
+    assert can_be_killed() == (True, True)
+    record.set_expendable(False)  # it writes a checkpoint itself
+    assert can_be_killed() == (False, False)
+    record.set_expendable(True)
+    record.failed(lost_peer=False, message="ValueError")
+    assert can_be_killed() == (True, False), "after a kill of another rank, its error is a consequence"
+    record.ended(75, "saved")
+    assert can_be_killed() == (False, False)
+
+
+def test_a_rank_that_has_lost_a_peer_may_be_killed(tmp_path: Path) -> None:
+    """Its end has its cause in the other rank."""
+    record = RankRecordWriter(str(tmp_path), Place())
+    record.set_expendable(True)
+    record.failed(lost_peer=True)
+    assert read_records(tmp_path, 0)[0].can_be_killed(after_kill=False)

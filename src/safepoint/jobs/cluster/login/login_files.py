@@ -5,11 +5,11 @@ device might never end. Safepoint never asks for the password of a key.
 """
 
 import base64
+import contextlib
 import copy
 import os
 import ssl
-import tempfile
-from pathlib import Path
+from collections.abc import Generator
 from typing import NoReturn
 
 from lightkube.config.kubeconfig import SingleConfig
@@ -63,11 +63,20 @@ def add_certificate(context: ssl.SSLContext, config: SingleConfig) -> None:
     user = config.user
     if user is None or not (user.client_cert or user.client_cert_data):
         return
-    with tempfile.TemporaryDirectory(prefix="safepoint-login-") as folder:  # OpenSSL reads only files
-        certificate, key = Path(folder, "certificate"), Path(folder, "key")
-        certificate.write_bytes(_content(user, "client_cert"))
-        key.write_bytes(_content(user, "client_key"))
+    with _in_memory(_content(user, "client_cert")) as certificate, _in_memory(_content(user, "client_key")) as key:
         context.load_cert_chain(certificate, key, password=_refuse_password)
+
+
+@contextlib.contextmanager
+def _in_memory(data: bytes) -> Generator[str]:
+    """The path of a file with this content that has no name, because OpenSSL reads only files.
+
+    In the temporary folder, another user might be able to replace a folder of this process, and would get the key.
+    """
+    with os.fdopen(os.memfd_create("safepoint-login", os.MFD_CLOEXEC), "wb") as file:
+        file.write(data)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _content(user: User, name: str) -> bytes:

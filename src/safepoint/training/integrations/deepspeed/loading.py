@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.errors import CheckpointError, ConflictError
 from safepoint.foundation.units import plural
 from safepoint.training.integrations.deepspeed.universal import OTHERS
 from safepoint.training.state.data_only import load_data, named_folder, only_data
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.temporary_attributes import temporarily
 from safepoint.training.state.zero_gathering import gathered
 
@@ -109,8 +111,10 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     ):
         load()
     saved: dict[str, Any] = load_data(next(folder.glob("*/zero/optimizer_state.pt")))
-    for group, settings in zip(inner.param_groups, saved["param_groups"], strict=True):
-        group.update({name: value for name, value in settings.items() if name != "params"})
+    # DeepSpeed does not set these settings, so `only_data` has not checked them.
+    with states_of(folder), checked_optimizers(folder, inner):
+        for group, settings in zip(inner.param_groups, saved["param_groups"], strict=True):
+            group.update({name: value for name, value in settings.items() if name != "params"})
     for weight, state in inner.state.items():
         if isinstance(state.get(_STEP), torch.Tensor):
             state[_STEP] = state[_STEP].detach().clone().to(devices.get(id(weight), state[_STEP].device))

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
@@ -85,7 +86,9 @@ class LightningParts(Parts):
                 f"{folder.name} has no {STATE}: it was not written by a Lightning Trainer; training was not started",
                 hint="resume with the script that wrote it, or start from the beginning with --from-scratch",
             )
-        with self._direct_io(), states_of(folder / STATE):
+        # With weights_only=False, the user trusts the file.
+        checked = contextlib.nullcontext() if weights_only is False else checked_modules(folder / STATE)
+        with self._direct_io(), self._without_other_paths(), states_of(folder / STATE), checked:
             restore(folder / STATE, weights_only)
             _check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
 
@@ -104,32 +107,42 @@ class LightningParts(Parts):
             restore()
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
-        return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(self._without_other_paths))
+        return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO())
 
-    def _without_other_paths(self, checkpoint: dict[str, Any]) -> None:
-        """Leave out the state of a ModelCheckpoint if it names a file that this callback cannot have written.
+    @contextlib.contextmanager
+    def _without_other_paths(self) -> Generator[None]:
+        """While the block runs, a ModelCheckpoint loads no state that names a file which it cannot have written.
 
         ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
-        one of these files, by default without restricting what its pickle may call. Someone else may have written the
-        checkpoint, so a state in it must not name files outside the ModelCheckpoint's folder.
+        one of these files, by default without restricting what its pickle may call. So a state in a checkpoint that
+        someone else has written must not name files elsewhere.
+
+        The state is checked when the callback gets it, and not when the file is read. In between, Lightning renames
+        the states of older releases, and moves values into them.
         """
-        states: Any = checkpoint.get("callbacks")
-        if not isinstance(states, dict):
+        with contextlib.ExitStack() as stack:
+            for callback in self._trainer.callbacks:
+                if isinstance(callback, ModelCheckpoint):
+                    stack.enter_context(_with_own_paths(callback))
+            yield
+
+
+def _with_own_paths(callback: ModelCheckpoint) -> contextlib.AbstractContextManager[None]:
+    original = callback.load_state_dict
+
+    def load_state_dict(state_dict: dict[str, Any]) -> None:
+        other = _other_path(state_dict, callback)
+        if other is None:
+            original(state_dict)
             return
-        known = cast("dict[Any, Any]", states)
-        for callback in self._trainer.callbacks:
-            if not isinstance(callback, ModelCheckpoint):
-                continue
-            for key in (callback.state_key, type(callback)):  # older releases of Lightning used the type
-                other = _other_path(known.get(key), callback)
-                if other is not None:
-                    del known[key]
-                    _log.warning(
-                        "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not "
-                        "restored, and the best models are chosen among new ones",
-                        printable(repr(other)),
-                        callback.dirpath,
-                    )
+        _log.warning(
+            "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not restored, and the "
+            "best models are chosen among new ones",
+            printable(repr(other)),
+            callback.dirpath,
+        )
+
+    return temporarily(callback, load_state_dict=load_state_dict)
 
 
 def _check_counts(state: Any, *, are_counts: bool = False) -> None:
@@ -179,13 +192,7 @@ class DirectCheckpointIO(CheckpointIO):
     Lightning's own plugin serializes into memory first. Then twice the size of the state is needed in memory, and
     Safepoint could not intercept the tensors, which its keeper (the process that writes snapshots) has to write. See
     `lightning.pytorch.plugins.CheckpointIO`.
-
-    Args:
-        check: called with each checkpoint that was read; it may change the checkpoint.
     """
-
-    def __init__(self, check: Callable[[dict[str, Any]], None] = lambda checkpoint: None) -> None:
-        self._check = check
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a file, and make its folder."""
@@ -208,9 +215,8 @@ class DirectCheckpointIO(CheckpointIO):
         """
         try:
             if weights_only is False:
-                checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-            else:
-                checkpoint = restricted_load(path, map_location="cpu", mmap=True)
+                return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+            return restricted_load(path, map_location="cpu", mmap=True)
         except (OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything
@@ -222,8 +228,6 @@ class DirectCheckpointIO(CheckpointIO):
                 hint="if you trust everyone who can write to that folder, call Trainer.fit(…, weights_only=False), "
                 "or allow the classes with torch.serialization.add_safe_globals",
             ) from error
-        self._check(checkpoint)
-        return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a file."""

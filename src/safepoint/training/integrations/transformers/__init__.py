@@ -12,9 +12,13 @@
 """
 
 import functools
+import sys
+from pathlib import Path
 from types import ModuleType
 
-from safepoint.training.context.rank_context import RankContext
+from safepoint.foundation.events.start_events import Phase
+from safepoint.training.compatibility.transformers_releases import build_mappings
+from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.imports import after_import
 from safepoint.training.integrations.transformers.hub import hook_uploads
 
@@ -31,10 +35,33 @@ def install(context: RankContext) -> None:
         from safepoint.training.integrations.transformers.hook import hook_trainer
 
         hook_trainer(module, context)
+        context.record.passed(Phase.IMPORTS_DONE)
 
     after_import("huggingface_hub.hf_api", functools.partial(hook_uploads, outputs=context.outputs))
     after_import("transformers.training_args", hook_arguments)
     after_import("transformers.trainer", trainer_imported)
 
 
-__all__ = ["install"]
+def install_before_ranks() -> None:
+    """Hook uploads in a process from which ranks are copied.
+
+    Other modules take the function `upload_folder` from the hooked module when they are imported, which is before
+    `install` is called in the copy.
+    """
+    after_import("huggingface_hub.hf_api", functools.partial(hook_uploads, outputs=_OutputsOfRank()))
+
+
+def prepare_before_ranks() -> None:
+    """Make transformers build what it would build in each rank, if the Trainer is imported."""
+    if "transformers.trainer" in sys.modules:
+        build_mappings("")
+
+
+class _OutputsOfRank:
+    """The output folders of the rank that this process will be."""
+
+    def contains(self, folder: Path) -> bool:
+        return current_context().outputs.contains(folder)
+
+
+__all__ = ["install", "install_before_ranks", "prepare_before_ranks"]

@@ -3,14 +3,20 @@
 import functools
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from safepoint.training.context.outputs import Outputs
+from typing import Any, Protocol
 
 _OURS = (".safepoint/*", "set-aside-*/*")
 
 
-def hook_uploads(module: ModuleType, outputs: Outputs) -> None:
+class OutputFolders(Protocol):
+    """The output folders of a process."""
+
+    def contains(self, folder: Path) -> bool:
+        """Whether a training of this process writes, or has written, into `folder`."""
+        ...
+
+
+def hook_uploads(module: ModuleType, outputs: OutputFolders) -> None:
     """Exclude Safepoint's own files from uploads of an output folder.
 
     Args:

@@ -20,6 +20,7 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import Interrupted
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import DeadlineChoice, StepGivenUp
+from safepoint.foundation.events.start_events import Phase
 from safepoint.foundation.files import delete_tree
 from safepoint.progress.record import State
 from safepoint.training.collective.collective_wait import long_on_all_ranks
@@ -74,6 +75,7 @@ class TrainerRun(TrainerCallback):
     def __init__(self, context: RankContext, trainer: Any) -> None:
         self._context = context
         self._trainer = trainer
+        context.record.passed(Phase.TRAINER_REACHED)
         finish_settings(trainer.args, context)
         check_supported(trainer, world_size=context.place.world_size)
         root = Path(trainer.args.output_dir)
@@ -81,6 +83,7 @@ class TrainerRun(TrainerCallback):
         self._output = OutputFolder(root)
         self._location = context.outputs.store_of(trainer.args.output_dir)
         self._peers = join_peers(context.place, timeout_s=context.settings.peer_timeout_s)
+        context.record.passed(Phase.GROUP_FORMED)
         self._pending = DeferredWork()
         self._last_step: RollbackPoint | None = None
         self._evaluating: RollbackPoint | None = None

@@ -4,7 +4,6 @@ The Trainer's own `_save_checkpoint` decides which files are saved.
 """
 
 import contextlib
-import importlib
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -17,7 +16,7 @@ from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import ManifestFacts
 from safepoint.training.collective.peers import Peers
 from safepoint.training.compatibility.accelerate_releases import innermost
-from safepoint.training.compatibility.transformers_releases import writes_safetensors
+from safepoint.training.compatibility.transformers_releases import build_mappings, writes_safetensors
 from safepoint.training.engine.streams import Streams
 from safepoint.training.integrations.transformers.own_save import has_own_model_save, redirected_output_dir
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
@@ -250,6 +249,5 @@ def _metrics_at(state: Any, step: int) -> dict[str, float]:
 
 def _build_mappings(trainer: Any) -> None:
     """Make transformers build its mappings of names now, so that the first save does not take 0.2 s longer."""
-    with contextlib.suppress(AttributeError, TypeError, ImportError):  # another kind of model; transformers below 5.0
-        mappings: Any = importlib.import_module("transformers.conversion_mapping")
-        mappings.get_checkpoint_conversion_mapping(trainer.model.config.model_type)
+    with contextlib.suppress(AttributeError):  # another kind of model
+        build_mappings(trainer.model.config.model_type)

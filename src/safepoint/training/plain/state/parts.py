@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import ConflictError
@@ -220,7 +221,12 @@ class NamedParts(Parts):
                     "--from-scratch",
                 )
             known = [part] if isinstance(part, torch.optim.Optimizer) else []
-            with states_of(path), checked_optimizers(path, *known), checked_schedulers(path, part):
+            with (
+                states_of(path),
+                checked_optimizers(path, *known),
+                checked_schedulers(path, part),
+                checked_modules(path),
+            ):
                 part.load_state_dict(state)
 
 

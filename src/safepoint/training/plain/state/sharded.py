@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.errors import ConflictError, UsageError
 from safepoint.training.plain.state.part_checks import Shapes, first_difference, shapes_of
@@ -81,7 +82,8 @@ class ShardedParts:
         # Strict loading would raise an error for both. All other entries were loaded: `dcp.load` fails if an entry is
         # missing.
         options = StateDictOptions(strict=not self.left_out)
-        set_model_state_dict(self._module, state["model"], options=options)
+        with checked_modules(folder):
+            set_model_state_dict(self._module, state["model"], options=options)
         options = StateDictOptions(strict=not unused)
         with states_of(folder), checked_optimizers(folder, *self._optimizers):
             set_optimizer_state_dict(self._module, self._optimizers, state["optimizer"], options=options)

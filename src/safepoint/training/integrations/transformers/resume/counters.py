@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from transformers.trainer_callback import ExportableState
 
+from safepoint.foundation.field_types import NUMBER, whole
 from safepoint.training.integrations.transformers.resume.accumulators import (
     accumulators,
     changed,
@@ -25,6 +26,7 @@ from safepoint.training.integrations.transformers.resume.accumulators import (
 )
 
 _FIGURES = ("_metrics", "_stored_metrics", "_total_train_tokens")
+_MOST_STEPS = 1 << 53
 _CYCLE = ("_step", "_buffered_inputs")
 """The number of micro-batches done, and the completions from which micro-batches are taken."""
 
@@ -62,6 +64,7 @@ def restore_callbacks(trainer: Any) -> None:
     by_name: dict[str, list[Any]] = {}
     for callback in _stateful_callbacks(trainer):
         by_name.setdefault(type(callback).__name__, []).append(callback)
+    saved.setdefault(type(trainer.control).__name__, {})  # without this entry, each save would fail
     for name, callbacks in by_name.items():
         records: Any = saved.setdefault(name, {})  # a save needs an entry also for a callback that is new
         # If the script has added two callbacks of a class, the Trainer appends the states of every save to one list.
@@ -74,6 +77,46 @@ def restore_callbacks(trainer: Any) -> None:
                         if not _is_alike(value, own[attribute]):
                             raise ValueError(f"the attribute {attribute} of {name} is {value!r:.80}")
                         setattr(callback, attribute, value)
+
+
+def limit_callbacks(trainer: Any) -> None:
+    """Limit what the Trainer's option `restore_callback_states_from_checkpoint` restores; call it before that.
+
+    The Trainer makes each callback again with arguments from the checkpoint, even a callback that saves no state, and
+    sets any attribute. What the callback does not save itself is removed here from the Trainer's state.
+
+    Raises:
+        ValueError: a saved value is of another kind than the callback's own, or an argument that is not a number
+            differs from the script's. It may be the path of a file.
+    """
+    saved: dict[str, Any] = trainer.state.stateful_callbacks
+    for name, records in list(saved.items()):
+        own = [one for one in (*trainer.callback_handler.callbacks, trainer.control) if type(one).__name__ == name]
+        if not all(isinstance(one, ExportableState) for one in own):
+            del saved[name]
+        elif own and isinstance(records, list):
+            pairs = zip(own, cast("list[Any]", records), strict=False)
+            saved[name] = [_own_part(record, one) for one, record in pairs]
+        elif own:
+            saved[name] = _own_part(records, own[0])
+
+
+def _own_part(record: dict[str, Any], callback: Any) -> dict[str, Any]:
+    """The part of a saved state that the callback itself saves."""
+    now: dict[str, Any] = callback.state()
+    kept: dict[str, Any] = {}
+    for part, fits in (("args", _is_number_or_same), ("attributes", _is_alike)):
+        own = now.get(part, {})
+        kept[part] = {name: value for name, value in record.get(part, {}).items() if name in own}
+        for name, value in kept[part].items():
+            if not fits(value, own[name]):
+                raise ValueError(f"{name} of {type(callback).__name__} is {value!r:.80}, and {own[name]!r:.80} here")
+    return kept
+
+
+def _is_number_or_same(value: Any, own: Any) -> bool:
+    numbers = (bool, int, float, type(None))
+    return value == own or (isinstance(value, numbers) and isinstance(own, numbers))
 
 
 def _is_alike(value: Any, own: Any) -> bool:
@@ -137,14 +180,45 @@ class TrainerCounters:
             return
         # Ignore other names: with them, the file of a checkpoint could replace any attribute, even a method.
         for name in (name for name in _FIGURES if name in self.figures):
+            _check_figures(name, self.figures[name], own.get(name))
             if isinstance(own.get(name), dict):
                 restore_into(own[name], self.figures[name])
             else:
                 own[name] = self.figures[name]
+        if "_step" in self.cycle:
+            whole(0, _MOST_STEPS).check("_step", self.cycle["_step"])
         for name in (name for name in _CYCLE if name in self.cycle):
             own[name] = _copied(self.cycle[name], trainer.args.device)
         if trainer.model.training != self.is_training:
             trainer.model.train(self.is_training)
+
+
+def _check_figures(name: str, value: Any, own: Any) -> None:
+    """Check figures with which TRL's trainers compute averages for the log, and which the Trainer then saves as JSON.
+
+    Raises:
+        ValueError: the trainer could not compute with them, or each later save would fail.
+    """
+    if isinstance(own, dict):
+        before, now = cast("dict[Any, Any]", own), cast("dict[Any, Any]", value if isinstance(value, dict) else {})
+        if before.keys() - now.keys():
+            raise ValueError(f"{name} lacks an entry that the trainer has")
+        for entry in before.keys() & now.keys():
+            if isinstance(before[entry], dict) != isinstance(now[entry], dict):
+                raise ValueError(f"an entry of {name} is of another kind than in the trainer")
+    elif own is not None:
+        NUMBER.check(name, value)
+    if not _is_figure(value):
+        raise ValueError(f"{name} has an entry that is no number, or a name that is no text")
+
+
+def _is_figure(value: Any) -> bool:
+    if isinstance(value, dict):
+        figures = cast("dict[Any, Any]", value)
+        return all(type(name) is str for name in figures) and all(map(_is_figure, figures.values()))
+    if isinstance(value, list | deque):
+        return all(map(_is_figure, cast("list[Any]", value)))
+    return value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, bool) or NUMBER.fits(value)
 
 
 def _is_of_trl(trainer: Any) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.errors import ConflictError, UsageError
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights
 from safepoint.training.state.data_only import load_data
@@ -161,7 +162,8 @@ def _load(name: str, kept: Any, saved: Any, folder: Path) -> None:
     """
     try:
         if isinstance(kept, torch.nn.Module):
-            kept.load_state_dict(saved)
+            with checked_modules(folder):
+                kept.load_state_dict(saved)
         else:
             _copy_tensors(kept, saved)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:

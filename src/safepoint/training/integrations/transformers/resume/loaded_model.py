@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import torch
 
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.training.compatibility.transformers_releases import is_converted
@@ -185,7 +186,8 @@ def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, st
         peft = importlib.import_module("peft")
         with only_data(place):
             weights = peft.load_peft_weights(str(place), device="cpu")
-        peft.set_peft_model_state_dict(model, weights, adapter_name=name)
+        with checked_modules(place):
+            peft.set_peft_model_state_dict(model, weights, adapter_name=name)
 
 
 def _adapters_in(folder: Path) -> set[str]:

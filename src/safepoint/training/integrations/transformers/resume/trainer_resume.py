@@ -25,7 +25,11 @@ from safepoint.foundation.units import plural
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import has_own_model_save
 from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
-from safepoint.training.integrations.transformers.resume.counters import TrainerCounters, restore_callbacks
+from safepoint.training.integrations.transformers.resume.counters import (
+    TrainerCounters,
+    limit_callbacks,
+    restore_callbacks,
+)
 from safepoint.training.integrations.transformers.resume.data_position import DataPosition
 from safepoint.training.integrations.transformers.resume.generation_settings import load_generation_settings
 from safepoint.training.integrations.transformers.resume.kept_models import KeptModels
@@ -152,6 +156,7 @@ class TrainerResume:
         overrides.override(module, "skip_first_batches", self.data.skip_first_batches)
         if self._point is not None:
             overrides.override(trainer, "_issue_warnings_after_load", self._weights_loaded)
+            overrides.override(trainer, "_load_callback_state", self._load_callbacks)
         if not self.is_regular or (self._point is not None and self.geometry.num_samples is None):
             overrides.override(trainer, "_init_training_state", self._initial_position)
 
@@ -198,9 +203,10 @@ class TrainerResume:
             )
 
     def _drop_other_best(self, folder: Path) -> None:
-        """Drop a best checkpoint that is outside this run's folders.
+        """Drop a best checkpoint that is outside this run's folders, or of a later step.
 
-        If it were kept, the training would end with the weights of another run.
+        If it were kept, the training would end with the weights of another run, or take a checkpoint for the best one
+        that it has yet to write. With a step that no folder can be named after, each save would fail.
 
         Args:
             folder: the folder of the checkpoint that the run resumes from.
@@ -213,6 +219,13 @@ class TrainerResume:
                 "the checkpoint names %s as the best checkpoint so far, which is outside the output folder: the best "
                 "checkpoint will be chosen among the new ones; the resume is not affected",
                 printable(str(best)),
+            )
+            state.best_model_checkpoint = state.best_metric = state.best_global_step = None
+        assert self._point is not None
+        if (state.best_global_step or 0) > self._point.manifest.step:
+            self._context.log.warning(
+                "the checkpoint names a later step than its own as the best one so far: the best checkpoint will be "
+                "chosen among the new ones; the resume is not affected"
             )
             state.best_model_checkpoint = state.best_metric = state.best_global_step = None
 
@@ -262,6 +275,12 @@ class TrainerResume:
             original(result)
         else:
             complete_load(trainer.model, result.missing_keys, point.path, step=point.manifest.step)
+
+    def _load_callbacks(self, original: Callable[[], None]) -> None:
+        if self._point is not None and self._trainer.args.restore_callback_states_from_checkpoint:
+            with states_of(self._point.path):
+                limit_callbacks(self._trainer)
+                original()
 
     def _load_rng(self, original: Callable[..., Any], checkpoint: Any) -> None:
         if self._is_deferred_work_done:

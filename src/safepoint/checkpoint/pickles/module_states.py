@@ -1,0 +1,122 @@
+"""Makes modules load only data from the states of their own that a checkpoint has for them.
+
+A module may save a state in a format of its own (`get_extra_state`), and load it with `set_extra_state`. For example,
+the layers of NVIDIA's Transformer Engine pickle this state into a tensor of bytes. When the file with the tensor is
+read, nothing notices the pickle, but loading the pickle could run code.
+"""
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, cast
+
+import torch
+
+from safepoint.errors import CheckpointError, printable
+
+_ALLOWED = {"collections.OrderedDict"}
+_running = threading.local()
+"""The guards of this thread: `refuse` is called with each name that a pickle contains. Only `_restricted` sets it."""
+
+
+@contextlib.contextmanager
+def checked_modules(where: object) -> Generator[None]:
+    """While the block runs, restrict the pickles in the extra states that modules load in this thread.
+
+    Such a pickle may name only what the script has allowed with `torch.serialization.add_safe_globals`.
+
+    Args:
+        where: the file or the checkpoint that the states come from; named in errors.
+
+    Raises:
+        CheckpointError: an extra state contains a pickle that names something else.
+    """
+    kind: Any = torch.nn.Module
+    original: Callable[..., Any] = kind.load_state_dict
+    this_thread = threading.current_thread()
+
+    def load_state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is not this_thread:
+            return original(self, *args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            for module in self.modules():
+                if cast("Any", type(module)).set_extra_state is not kind.set_extra_state:
+                    stack.enter_context(_guarded(module, where))
+            return original(self, *args, **kwargs)
+
+    kind.load_state_dict = load_state_dict
+    try:
+        yield
+    finally:
+        kind.load_state_dict = original
+
+
+@contextlib.contextmanager
+def _guarded(module: Any, where: object) -> Generator[None]:
+    original: Callable[[Any], None] = module.set_extra_state
+    own = cast("dict[str, Any]", vars(module))
+    before = own.get("set_extra_state")
+
+    def set_extra_state(state: Any) -> None:
+        with _restricted(where, cast("Any", type(module)).__name__):
+            original(state)
+
+    own["set_extra_state"] = set_extra_state
+    try:
+        yield
+    finally:
+        del own["set_extra_state"]
+        if before is not None:
+            own["set_extra_state"] = before
+
+
+@contextlib.contextmanager
+def _restricted(where: object, kind: str) -> Generator[None]:
+    allowed = _ALLOWED | names_of_script()
+
+    def refuse(name: str) -> None:
+        if name not in allowed:
+            raise CheckpointError(
+                f"{where} was not loaded: the extra state of a {printable(kind)} is a pickle that names "
+                f"{printable(name)}, and loading it could run code",
+                hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an "
+                "older one; otherwise call torch.serialization.add_safe_globals in the script, with what the message "
+                "names",
+            )
+
+    _install_hook()
+    before = getattr(_running, "refuse", None)
+    _running.refuse = refuse
+    try:
+        yield
+    finally:
+        _running.refuse = before
+
+
+@functools.cache
+def _install_hook() -> None:
+    """Python tells the hook each name that a pickle contains, before the name is looked up.
+
+    Modules call `pickle` in their own ways, but each of them ends in this event. A hook stays until the process ends,
+    so it is installed only when it is needed for the first time.
+    """
+    sys.addaudithook(_hook)
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "pickle.find_class":
+        refuse: Callable[[str], None] | None = getattr(_running, "refuse", None)
+        if refuse is not None:
+            refuse(".".join(map(str, arguments)))
+
+
+def names_of_script() -> set[str]:
+    """The names of the classes and functions that the script has allowed with
+    `torch.serialization.add_safe_globals`."""
+    serialization: Any = torch.serialization
+    given: list[Any] = serialization.get_safe_globals()
+    # An entry is a class, or a pair of a class and the name that stands for it in a file.
+    pairs: list[tuple[Any, Any]] = [one if isinstance(one, tuple) else (one, None) for one in given]
+    return {name or f"{one.__module__}.{one.__qualname__}" for one, name in pairs}

@@ -1,0 +1,43 @@
+"""Access control lists of files (POSIX ACLs), which give rights to further users and groups.
+
+The mode of a file with a list shows in place of the group's rights the mask: the most that the list may give to any
+user but the owner. So a change of the mode can give rights to users whom only the list names.
+"""
+
+import os
+import struct
+
+ACCESS_LIST = "system.posix_acl_access"
+"""The extended attribute with the list of a file."""
+_VERSION = struct.Struct("<I")
+_ENTRY = struct.Struct("<HHI")
+"""struct posix_acl_xattr_entry: the kind of the entry, its rights, and a user or a group."""
+_OWNER, _MASK, _OTHER = 0x01, 0x10, 0x20
+_READ, _WRITE = 4, 2
+
+
+def let_only_writers_read(descriptor: int) -> bool:
+    """In the list of an open file, give each entry that may write the right to read, and take it from the others.
+
+    The entry of the owner stays as it is.
+
+    Returns:
+        Whether the file has a list.
+
+    Raises:
+        OSError: the file belongs to another user.
+    """
+    try:
+        found = os.getxattr(descriptor, ACCESS_LIST)
+    except OSError:  # there is no list, or this file system has none
+        return False
+    entries = list(_ENTRY.iter_unpack(found[_VERSION.size :]))
+    mask = next((rights for kind, rights, _ in entries if kind == _MASK), _READ | _WRITE)
+    changed = found[: _VERSION.size]
+    for kind, rights, who in entries:
+        may_write = rights & (_WRITE if kind == _OTHER else mask & _WRITE)
+        kept = rights if kind == _OWNER else _READ | _WRITE if may_write else 0
+        changed += _ENTRY.pack(kind, kept, who)
+    if changed != found:
+        os.setxattr(descriptor, ACCESS_LIST, changed)
+    return True

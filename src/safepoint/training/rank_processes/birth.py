@@ -1,0 +1,128 @@
+"""Makes a copy of the template a rank: everything that a new process would have is restored, in a fixed order.
+
+The order matters. The session and the standard streams come first, so that a signal or an error in what follows goes
+where it belongs. Then the rank waits for its launcher, which by then knows its pid. All other descriptors are closed
+before the environment is replaced, and random numbers are drawn last.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from safepoint.foundation.processes import set_name
+from safepoint.training.rank_processes.messages import Birth
+
+_SETTERS = (
+    *("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_"),
+    *("scipy_openblas_set_num_threads", "openblas_set_num_threads"),
+)
+_OPENBLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def be_born(
+    birth: Birth,
+    number: int,
+    descriptors: Sequence[int],
+    changes: Mapping[str, str | None],
+    main: Callable[[list[str]], int],
+) -> NoReturn:
+    """Become rank `number` of `birth`, and run its program; does not return.
+
+    Args:
+        birth: the request of the launcher.
+        number: the position of this rank in the request.
+        descriptors: those that came with the request.
+        changes: what the imports of the template have changed in its environment, as they would in a new process: new
+            values, or None for a variable that was deleted.
+        main: runs a rank, given the arguments behind `python -m safepoint.training`.
+    """
+    code = 1
+    try:
+        os.setsid()
+        streams = (descriptors[0], descriptors[1 + 2 * number], descriptors[2 + 2 * number])
+        for target, stream in enumerate(streams):
+            os.dup2(stream, target)
+        if os.read(descriptors[-1], 1) == b"":
+            os._exit(0)  # the launcher has given up this start, or is gone
+        _close_others()
+        _restore(birth)
+        variables = {name: text for name, text in birth.environments[number].items() if name not in changes}
+        _replace_environment(variables | {name: text for name, text in changes.items() if text is not None})
+        arguments = list(birth.arguments[number])
+        sys.orig_argv = [sys.executable, "-P", "-u", "-m", "safepoint.training", *arguments]
+        sys.argv = [sys.argv[0], *arguments]
+        set_name("python")
+        importlib.invalidate_caches()  # files may have appeared since the template looked into their folders
+        _restore_threads()
+        _draw_random_numbers()
+        code = main(arguments)
+    except BaseException:  # noqa: BLE001  as in a process of its own, which would print the traceback and end with 1
+        traceback.print_exc()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _close_others() -> None:
+    """Close every descriptor but those of the standard streams."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2:
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                os.close(number)
+
+
+def _restore(birth: Birth) -> None:
+    """The properties of a process that the launcher may have changed since it started the template."""
+    signal.set_wakeup_fd(-1)
+    os.chdir(birth.folder)
+    os.umask(birth.umask)
+    if birth.cores and set(birth.cores) != os.sched_getaffinity(0):
+        os.sched_setaffinity(0, birth.cores)
+    for name, (soft, hard) in birth.limits.items():
+        if resource.getrlimit(int(name)) != (soft, hard):
+            resource.setrlimit(int(name), (soft, hard))
+
+
+def _replace_environment(variables: dict[str, str]) -> None:
+    for name in [name for name in os.environ if name not in variables]:
+        del os.environ[name]
+    for name, text in variables.items():
+        if os.environ.get(name) != text:
+            os.environ[name] = text
+
+
+def _restore_threads() -> None:
+    """Give OpenBLAS the number of threads that it would choose in a new process.
+
+    The template starts with one thread, because OpenBLAS starts the others when it is loaded.
+    """
+    chosen = [os.environ[name] for name in _OPENBLAS_VARIABLES if os.environ.get(name, "").isdecimal()]
+    number = int(chosen[0]) if chosen else len(os.sched_getaffinity(0))
+    if number == 1:
+        return
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        words = [line.split(maxsplit=5) for line in maps]
+    for path in sorted({line[5].strip() for line in words if len(line) == 6 and "openblas" in line[5]}):
+        with contextlib.suppress(OSError):
+            library: Any = ctypes.CDLL(path)
+            setter = next((getattr(library, name) for name in _SETTERS if hasattr(library, name)), None)
+            if setter is not None:
+                setter(number)
+
+
+def _draw_random_numbers() -> None:
+    """Seed the generators of NumPy and torch, which all copies share; Python seeds its own generator at a fork."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # those of GPUs do not exist yet

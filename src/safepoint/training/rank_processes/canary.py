@@ -1,0 +1,54 @@
+"""Tries whether a copy of this process can compute, once, before ranks are born from it.
+
+A copy that cannot compute usually hangs: it waits for a pool of threads that only the original has.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from typing import Any
+
+_LIMIT_S = 20.0
+"""Seconds that the copy may take on a busy machine; it computes for some milliseconds."""
+
+
+def can_compute() -> str:
+    """Copy this process, and let the copy compute on several threads.
+
+    Returns:
+        What went wrong, as the end of a sentence; empty if the copy could compute.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            _compute()
+            code = 0
+        finally:
+            os._exit(code)
+    descriptor = os.pidfd_open(pid)
+    try:
+        if not select.select([descriptor], [], [], _LIMIT_S)[0]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return f"cannot be computed with in a copy of the process: it hung for {_LIMIT_S:g} s"
+    finally:
+        os.close(descriptor)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return "" if code == 0 else f"cannot be computed with in a copy of the process, which ended with {code}"
+
+
+def _compute() -> None:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        if torch.cuda._is_in_bad_fork():
+            raise RuntimeError("CUDA")
+        weight = torch.ones(256, 256, requires_grad=True)
+        (torch.ones(4096, 256) @ weight).relu().sum().backward()
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.linalg.inv(numpy.eye(128) + 1)

@@ -1,0 +1,307 @@
+"""The template: a process that has imported what the ranks of a node need, and from which they are copied by fork.
+
+It imports, and never computes. It is started by the launcher like a rank, with the same command line, so that `ps`
+shows the same for a copy of it as for any rank. Whatever makes it unfit, it says so, and the launcher starts ranks in
+the ordinary way.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+from safepoint.foundation import clock
+from safepoint.foundation.processes import set_name
+from safepoint.training.rank_processes.birth import be_born
+from safepoint.training.rank_processes.canary import can_compute
+from safepoint.training.rank_processes.fitness import DENIED, Fitness, UnfitError, audited
+from safepoint.training.rank_processes.messages import (
+    Birth,
+    Born,
+    ChannelError,
+    Import,
+    Plan,
+    Ready,
+    Stale,
+    TemplateChannel,
+    Unfit,
+)
+from safepoint.training.rank_processes.module_files import ModuleFiles, module_of_project
+from safepoint.training.rank_processes.preload_list import (
+    Wanted,
+    installed_folders,
+    is_below,
+    own_names,
+    search_folder,
+    wanted_imports,
+)
+
+VARIABLE = "SAFEPOINT_TEMPLATE"
+"""The environment variable with the descriptor of the connection to the launcher, only in a template."""
+OWN_VARIABLES = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Variables of a template that its ranks do not inherit: a question for GPUs must not open them, and OpenBLAS must
+start no threads."""
+_MAY_DIFFER = frozenset({VARIABLE, *OWN_VARIABLES, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"})
+_OF_LAUNCHER = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_ELASTIC_")
+_OF_RANKS = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+_PR_SET_PDEATHSIG = 1
+_PID = struct.Struct("=q")
+
+
+def is_template() -> bool:
+    """Whether the launcher has started this process as a template."""
+    return VARIABLE in os.environ
+
+
+def run_template(main: Callable[[list[str]], int], hook: Callable[[], None], prepare: Callable[[], None]) -> int:
+    """Import, and bear ranks until the launcher ends; the copies do not return.
+
+    Args:
+        main: runs a rank; see `be_born`.
+        hook: called before the first import; installs what must be in place when packages are imported.
+        prepare: called after imports; finds out what each rank would find out about the imported modules.
+    """
+    started_s = clock.monotonic_s()
+    channel = TemplateChannel(socket.socket(fileno=int(os.environ.pop(VARIABLE))))
+    set_name("safepoint-templ")
+    try:
+        plan, _ = channel.receive()
+        if not isinstance(plan, Plan):
+            return 1
+        _die_with(plan.launcher_pid)
+        Template(channel, plan, main, prepare).serve(hook, started_s)
+    except ChannelError:
+        return 0  # the launcher has ended
+    return 0
+
+
+class Template:
+    """The state of the template.
+
+    Args:
+        channel: the connection to the launcher.
+        plan: what the ranks will run.
+        main: runs a rank.
+        prepare: see `run_template`.
+    """
+
+    def __init__(
+        self,
+        channel: TemplateChannel,
+        plan: Plan,
+        main: Callable[[list[str]], int],
+        prepare: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._plan = plan
+        self._main = main
+        self._prepare = prepare
+        self._environment = dict(os.environ)
+        self._changes: dict[str, str | None] = {}
+        """What the imports have changed in the environment: new values, or None for a variable that was deleted."""
+        self._left_out = DENIED | set(plan.left_out)
+        self._folder = search_folder(plan.program, is_module=plan.is_module)
+        self._fitness = Fitness(channel.fileno())
+        self._files = ModuleFiles()
+        self._base = frozenset(sys.modules)
+        """The modules that every rank loads before the folder of the program counts."""
+
+    def serve(self, hook: Callable[[], None], started_s: float) -> None:
+        """Import what the program imports, then answer the launcher until it closes the connection.
+
+        Raises:
+            ChannelError: the launcher has ended.
+        """
+        try:
+            with audited() as check:
+                hook()
+                for wanted in wanted_imports(self._plan.program, is_module=self._plan.is_module):
+                    if wanted.package not in self._left_out:
+                        _import_wanted(wanted)
+                        check()
+                        self._fitness.check(wanted.package)
+            self._settle()
+        except UnfitError as error:
+            self._channel.send(Unfit(name=error.name, reason=error.reason))
+            return
+        self._channel.send(Ready(num_modules=len(sys.modules), took_s=clock.monotonic_s() - started_s))
+        fault: UnfitError | None = None
+        while True:
+            message, descriptors = self._channel.receive()
+            try:
+                if isinstance(message, Import):
+                    try:
+                        self._import_more(message.modules)
+                    except UnfitError as error:
+                        fault = error
+                elif isinstance(message, Birth):
+                    self._answer(message, descriptors, fault)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _settle(self) -> None:
+        """Check this process after imports, and try a copy.
+
+        Raises:
+            UnfitError: no process may be copied from this one.
+        """
+        self._prepare()
+        own = module_of_project(self._base)
+        if own is not None:
+            raise UnfitError(own, "is code of the project, and an installed package imports it")
+        names = self._environment.keys() | os.environ.keys()
+        self._changes = {
+            name: os.environ.get(name) for name in names if os.environ.get(name) != self._environment.get(name)
+        }
+        fault = can_compute()
+        if fault:
+            raise UnfitError("a package", fault)
+        self._fitness.check("a package")
+        self._files.remember()
+        gc.collect()
+        gc.freeze()  # a collection in a copy would otherwise write to all objects, and so copy their memory
+
+    def _import_more(self, names: Iterable[str]) -> None:
+        """Import modules that a rank has loaded, if they are installed and no file of the project has their name.
+
+        Raises:
+            UnfitError: an import has made this process unfit.
+        """
+        own, folders = own_names(self._folder), installed_folders()
+        num_before = len(sys.modules)
+        with audited() as check:
+            for name in names:
+                package = name.partition(".")[0]
+                if name in sys.modules or package in self._left_out or package in own:
+                    continue
+                parent = sys.modules.get(name.rpartition(".")[0]) if "." in name else None
+                if "." in name and not hasattr(parent, "__path__"):
+                    continue
+                if _is_installed(name, folders):
+                    with contextlib.suppress(Exception):  # a rank imports it by itself, and reports the error
+                        importlib.import_module(name)
+                    check()
+                    self._fitness.check(package)
+        if len(sys.modules) > num_before:
+            self._settle()
+
+    def _answer(self, birth: Birth, descriptors: Sequence[int], fault: UnfitError | None) -> None:
+        try:
+            if fault is not None:
+                raise fault
+            if not len(birth.arguments) == len(birth.environments) == (len(descriptors) - 2) / 2:
+                raise UnfitError("the launcher", "sent an incomplete request")  # noqa: TRY301
+            self._check(birth, descriptors)
+        except UnfitError as error:
+            self._channel.send(Unfit(name=error.name, reason=error.reason))
+            return
+        changed = self._files.changed()
+        if changed is not None:
+            self._channel.send(Stale(module=changed))
+            return
+        pids = self._bear(birth, descriptors)
+        if pids is None:
+            self._channel.send(Unfit(name="the template", reason="could not copy itself"))
+        else:
+            self._channel.send(Born(pids=pids))
+
+    def _check(self, birth: Birth, descriptors: Sequence[int]) -> None:
+        """Check whether copies would be as new processes.
+
+        Raises:
+            UnfitError: they would not.
+        """
+        self._fitness.check("a package", received=descriptors)
+        for variables in birth.environments:
+            for name in variables.keys() | self._environment.keys():
+                is_free = name in _MAY_DIFFER or name in _OF_RANKS or name.startswith(_OF_LAUNCHER)
+                if not is_free and variables.get(name) != self._environment.get(name):
+                    raise UnfitError(name, "has changed in the environment since the template was started")
+        preloaded = {name.partition(".")[0] for name in sys.modules.keys() - self._base}
+        hidden = (preloaded - {name.partition(".")[0] for name in self._base}) & own_names(self._folder)
+        if hidden:
+            raise UnfitError(sorted(hidden)[0], f"is an installed package, and a file in {self._folder} has its name")
+
+    def _bear(self, birth: Birth, descriptors: Sequence[int]) -> tuple[int, ...] | None:
+        """Copy this process twice for each rank, so that the ranks are children of the launcher.
+
+        The first copy makes the others and ends. Its children then belong to the nearest process that has declared
+        itself a reaper of orphans, which is the launcher.
+
+        Returns:
+            The pids of the ranks; None if they could not all be made. Those that were made end by themselves.
+        """
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        count = len(birth.arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            middle = os.fork()
+        except OSError:
+            os.close(reader)
+            os.close(writer)
+            return None
+        if middle == 0:
+            self._bear_all(birth, descriptors, writer)
+        os.close(writer)
+        found = b""
+        while len(found) < count * _PID.size and (part := os.read(reader, count * _PID.size - len(found))):
+            found += part
+        os.close(reader)
+        os.waitpid(middle, 0)
+        if len(found) < count * _PID.size:
+            return None
+        return tuple(pid for (pid,) in _PID.iter_unpack(found))
+
+    def _bear_all(self, birth: Birth, descriptors: Sequence[int], writer: int) -> None:
+        try:
+            for number in range(len(birth.arguments)):
+                pid = os.fork()
+                if pid == 0:
+                    be_born(birth, number, descriptors, self._changes, self._main)
+                os.write(writer, _PID.pack(pid))
+        finally:
+            os._exit(0)
+
+
+def _import_wanted(wanted: Wanted) -> None:
+    """Execute an import statement. If it fails, the rank executes it again, and reports the error."""
+    with contextlib.suppress(Exception):
+        module: ModuleType = importlib.import_module(wanted.module)
+        for name in wanted.names:
+            if not hasattr(module, name):  # `hasattr` makes a package that is imported lazily load the attribute
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(f"{wanted.module}.{name}")
+
+
+def _is_installed(name: str, folders: tuple[str, ...]) -> bool:
+    try:
+        spec: Any = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    if spec is None:
+        return False
+    is_own = name.partition(".")[0] == "safepoint"
+    return is_own or bool(spec.origin and os.path.isabs(spec.origin) and is_below(spec.origin, folders))
+
+
+def _die_with(launcher_pid: int) -> None:
+    """Make the kernel end this process when the launcher dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != launcher_pid:
+        os._exit(0)

@@ -1,0 +1,93 @@
+"""States of callbacks with the Trainer's own option, which makes each callback again from the checkpoint.
+
+The Trainer checks neither the arguments nor the attributes, and does not ask whether a callback saves a state at all.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import DefaultFlowCallback, EarlyStoppingCallback, Trainer, TrainerCallback
+from transformers.trainer_callback import CallbackHandler, ExportableState, TrainerControl
+
+from safepoint.errors import CheckpointError
+from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
+
+
+class Writes(TrainerCallback, ExportableState):
+    """A callback of a script."""
+
+    def __init__(self, path: str = "", lines: int = 3) -> None:
+        self.path, self.lines, self.count = path, lines, 0
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"path": self.path, "lines": self.lines}, "attributes": {"count": self.count}}
+
+
+def _restored(states: dict[str, Any], *callbacks: Any) -> Any:
+    """A trainer after `_load_callback_state`, as a resume calls it."""
+    handler: Any = CallbackHandler([*callbacks, DefaultFlowCallback()], None, None, None, None)
+    trainer: Any = SimpleNamespace(
+        args=SimpleNamespace(restore_callback_states_from_checkpoint=True),
+        state=SimpleNamespace(stateful_callbacks=states),
+        callback_handler=handler,
+        control=TrainerControl(),
+    )
+    resume: Any = object.__new__(TrainerResume)
+    resume._trainer, resume._point = trainer, SimpleNamespace(path=Path("checkpoint-4"))
+    resume._load_callbacks(lambda: Trainer._load_callback_state(trainer))
+    return trainer
+
+
+def _of(trainer: Any, kind: Any) -> Any:
+    return next(one for one in trainer.callback_handler.callbacks if isinstance(one, kind))
+
+
+def test_a_path_among_the_arguments() -> None:
+    """The callback would write there."""
+    for path in ("/home/someone/.bashrc", None, 5):
+        with pytest.raises(CheckpointError, match="could not be loaded: ValueError: path of Writes"):
+            _restored({"Writes": {"args": {"path": path}}}, Writes("lines.txt"))
+
+
+@pytest.mark.parametrize("name", ["path", "on_save", "__class__", "other"])
+def test_an_attribute_that_is_not_saved(name: str) -> None:
+    state = {"args": {"path": "lines.txt"}, "attributes": {name: "x", "count": 7}}
+    found = _of(_restored({"Writes": state}, Writes("lines.txt")), Writes)
+    assert (found.path, found.count) == ("lines.txt", 7)
+    assert callable(found.on_save)
+    assert not hasattr(found, "other")
+
+
+def test_a_value_of_another_kind() -> None:
+    for part in ("args", "attributes"):
+        state = {part: {"lines": "x", "count": [5]}}
+        with pytest.raises(CheckpointError, match="of Writes is"):
+            _restored({"Writes": state}, Writes())
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_callbacks_that_save_nothing(is_list: bool) -> None:
+    """Without their methods, each start of the run would end with a TypeError."""
+    state: Any = {"args": {"context": 5}, "attributes": {"on_step_end": 7}}
+    trainer = _restored({"DefaultFlowCallback": [state] if is_list else state}, Writes())
+    assert callable(_of(trainer, DefaultFlowCallback).on_step_end)
+
+
+def test_two_callbacks_of_a_class() -> None:
+    states = [{"attributes": {"count": count, "path": "/etc/passwd"}} for count in (4, 5, 6)]
+    trainer = _restored({"Writes": states}, Writes(), Writes())
+    found = [one for one in trainer.callback_handler.callbacks if isinstance(one, Writes)]
+    assert [(one.count, one.path) for one in found] == [(4, ""), (5, "")]
+
+
+def test_states_that_a_trainer_has_saved() -> None:
+    patience = EarlyStoppingCallback(5, 0.5)
+    patience.early_stopping_patience_counter = 2
+    states = {"EarlyStoppingCallback": patience.state(), "TrainerControl": TrainerControl(True).state(), "Gone": {}}
+    trainer = _restored(states, EarlyStoppingCallback(3))
+    found = _of(trainer, EarlyStoppingCallback)
+    assert (found.early_stopping_patience, found.early_stopping_threshold) == (5, 0.5)
+    assert found.early_stopping_patience_counter == 2
+    assert trainer.control.should_training_stop
