@@ -6,14 +6,14 @@ sent it.
 """
 
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from safepoint.dashboard.access.proxies import TwoUsersError, cookies_of, proxied_visitor
+from safepoint.dashboard.access.proxies import TwoUsersError, proxied_visitor
 from safepoint.dashboard.access.sessions import Sessions, Visitor
 from safepoint.dashboard.rendering import Refusal, refuse
 from safepoint.dashboard.settings import DashboardSettings
@@ -133,7 +133,7 @@ class Guard:
             raise Refusal(400, "the proxy has named two users; the request was refused") from None
         if visitor is not None:
             return visitor
-        cookie = cookies_of(headers).get(self._cookie)
+        cookie = _cookies_of(headers).get(self._cookie)
         return None if cookie is None else self._sessions.visitor_of(cookie)
 
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
@@ -197,3 +197,14 @@ async def _read_form(headers: list[tuple[bytes, bytes]], receive: Receive) -> Ma
 def set_cookie(response: Response, *, name: str, value: str, lasts_s: int, is_secure: bool) -> None:
     """Give a session to the browser."""
     response.set_cookie(name, value, max_age=lasts_s, path="/", secure=is_secure, httponly=True, samesite="strict")
+
+
+def _cookies_of(headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    """The cookies of a request, by name; the first one of each name."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name == b"cookie":
+            for part in value.decode("latin-1").split(";"):
+                key, _, text = part.strip().partition("=")
+                found.setdefault(key, text)
+    return found

@@ -1,7 +1,7 @@
 """The user that a proxy names in a header, if the proxy is one of those that may."""
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from safepoint.dashboard.access.sessions import Role, Visitor
@@ -51,14 +51,3 @@ def _is_trusted(settings: DashboardSettings, address: str) -> bool:
     if isinstance(peer, ipaddress.IPv6Address) and peer.ipv4_mapped is not None:
         peer = peer.ipv4_mapped
     return any(peer in network for network in settings.proxies)
-
-
-def cookies_of(headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
-    """The cookies of a request, by name; the first one of each name."""
-    found: dict[str, str] = {}
-    for name, value in headers:
-        if name == b"cookie":
-            for part in value.decode("latin-1").split(";"):
-                key, _, text = part.strip().partition("=")
-                found.setdefault(key, text)
-    return found

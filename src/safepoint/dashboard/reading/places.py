@@ -107,6 +107,7 @@ class PlaceReader:
         self._events: dict[str, tuple[object, tuple[JobEvent, ...]]] = {}
         self._readers: dict[str, MetricReader] = {}
         self._attention_s = float("-inf")
+        self._keeping = threading.Lock()
 
     @property
     def is_local(self) -> bool:
@@ -175,10 +176,11 @@ class PlaceReader:
         before = self._events.get(name)
         if before is None or before[0] != mark or not self.is_local:
             before = (mark, tuple(self.call(lambda jobs: jobs.events(name))))
-            self._events.pop(name, None)
-            self._events[name] = before
-            if len(self._events) > _MOST_KEPT:
-                del self._events[next(iter(self._events))]
+            with self._keeping:
+                self._events.pop(name, None)
+                self._events[name] = before
+                if len(self._events) > _MOST_KEPT:
+                    del self._events[next(iter(self._events))]
         return before[1]
 
     def _metrics(self, name: str, path: Path) -> list[MetricPoint]:
@@ -231,6 +233,8 @@ class PlaceReader:
             if changed or isinstance(jobs, LocalJobs):
                 listed = jobs.jobs() if changed else [one.job for one in self._now.jobs.values()]
                 found = self._listed(jobs, listed)
+                if changed:
+                    self._forget_all_but(found)
                 self._now = PlaceJobs(jobs=found, read_s=now_s)
             if changed:
                 self._again_s = now_s + _BUSY_SHARE * (clock.monotonic_s() - now_s)
@@ -238,6 +242,13 @@ class PlaceReader:
             self._number, self._jobs = None, None
             self._exit.close()
             self._now = PlaceJobs(failure=str(error), read_s=now_s)
+
+    def _forget_all_but(self, found: Mapping[str, ListedJob]) -> None:
+        """Forget what was read of jobs that do not exist any more."""
+        kept: tuple[dict[str, Any], ...] = (self._losses, self._observed, self.histories)
+        for known in kept:
+            for name in [name for name in list(known) if name not in found]:
+                known.pop(name, None)
 
     def _has_changed(self, jobs: JobPlace[Any]) -> bool:
         if not isinstance(jobs, LocalJobs):

@@ -19,6 +19,12 @@ from safepoint._version import __version__
 NAME = "safepoint.pyz"
 _CONTROL_SIDE = frozenset(
     {
+        # A pod uses only `answers/versions.py`, for the answers about checkpoints.
+        "safepoint/answers/consequence.py",
+        "safepoint/answers/costs.py",
+        "safepoint/answers/job_documents.py",
+        "safepoint/answers/situation.py",
+        "safepoint/cli/commands/dashboard.py",
         "safepoint/cli/commands/plan",
         "safepoint/dashboard",
         "safepoint/doctor",
@@ -27,7 +33,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/sdk",
     }
 )
-"""The packages that a pod never imports."""
+"""The packages and modules that a pod never imports."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _COMMENT = re.compile(rb"^[ \t]*#.*$", re.MULTILINE)
 _DOCSTRING = re.compile(rb'^([ \t]*)"""(?=\S)(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$', re.MULTILINE | re.DOTALL)
