@@ -46,7 +46,7 @@ def test_a_pods_small_shm_is_not_needed(tmp_path: Path) -> None:
         pytest.skip("no file system can be mounted here: /dev/shm of 64 MB is NOT tested")
     output, temp = tmp_path / "run", tmp_path / "temp"
     temp.mkdir()
-    program = tiny(output, *EVERY_STEP, "--hidden", "1024", "--step-ms", "300", "--max-steps", "10")
+    program = tiny(output, *EVERY_STEP, "--hidden", "1024", "--step-ms", "300", "--max-steps", "30")
     command = ["unshare", "--mount", "sh", "-c", f'{mount[-1]} && exec "$@"', "sh", *_RUN]
     command += ["--save-total-limit", "2", *program]
     job = Job(command, output, log=tmp_path / "log", env=environment(TMPDIR=str(temp)))
@@ -65,7 +65,7 @@ def test_a_pods_small_shm_is_not_needed(tmp_path: Path) -> None:
         assert job.wait(120) == 0, job.text
     assert "synchronous" not in job.text
     assert read_events(output, "saved")[-1]["size_bytes"] > 100_000_000
-    assert committed_steps(output)[-1] == 10
+    assert committed_steps(output)[-1] == 30
     _assert_valid(output)
 
 
