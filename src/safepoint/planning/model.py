@@ -61,7 +61,7 @@ class ModelShape:
         tensors: parameters and persistent buffers; a tied weight is one of them.
         tied: the further names of tied weights.
         is_exact: whether the tensors are those of the model. False: they are an estimate from a parameter count.
-        extra_bytes: the size of the tokenizer and other small files of the folder, which each pod downloads.
+        tokenizer_bytes: the size of the tokenizer's files in the folder of the model.
         stored_bytes: of the files with weights; None where there are none: their size follows from the tensors.
         is_quantized: whether `config.json` says that the weights are loaded in fewer bits than those of `tensors`.
     """
@@ -73,7 +73,7 @@ class ModelShape:
     tensors: tuple[Tensor, ...]
     tied: tuple[Tensor, ...] = ()
     is_exact: bool = True
-    extra_bytes: int = 0
+    tokenizer_bytes: int = 0
     stored_bytes: int | None = None
     is_quantized: bool = False
 
@@ -180,7 +180,7 @@ def _of_folder(folder: Path) -> ModelShape:
     name = folder.absolute().name
     if not files:
         assert config is not None
-        return replace(of_config(config, name=name, where=str(config_path)), extra_bytes=_small_bytes(folder))
+        return replace(of_config(config, name=name, where=str(config_path)), tokenizer_bytes=_tokenizer_bytes(folder))
     if len(files) > _MAX_FILES:
         raise UsageError(f"{folder} holds more than {_MAX_FILES} safetensors files; nothing was computed")
     if config is not None and config.get("quantization_config"):
@@ -218,7 +218,7 @@ def _of_folder(folder: Path) -> ModelShape:
         dtype=_KINDS[most],
         tensors=tuple(tensor for tensor, _ in found.values()),
         tied=() if config is None else _tied_in(config, found.keys()),
-        extra_bytes=_small_bytes(folder),
+        tokenizer_bytes=_tokenizer_bytes(folder),
         stored_bytes=sum(path.stat().st_size for path in files),
     )
 
@@ -277,10 +277,16 @@ def _check_size(where: str, tensors: Sequence[Tensor]) -> None:
         )
 
 
-def _small_bytes(folder: Path) -> int:
-    """The size of the tokenizer and the other files beside the weights, which are downloaded with them."""
-    weights = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
-    files = (path for path in sorted(folder.glob("*"))[:_MAX_FILES] if path.suffix not in weights)
+_TOKENIZER_FILES = re.compile(
+    r"(tokenizer|chat_template|vocab|merges|special_tokens_map|added_tokens|preprocessor_config|processor_config)"
+    r".*\.(json|txt|jinja|model)|.*\.(model|spm|tiktoken)"
+)
+"""The names of the files that the tokenizers and processors of Transformers write."""
+
+
+def _tokenizer_bytes(folder: Path) -> int:
+    """The size of the tokenizer's files. Other files, such as data, are no part of a model or of a checkpoint."""
+    files = [path for path in sorted(folder.glob("*"))[:_MAX_FILES] if _TOKENIZER_FILES.fullmatch(path.name)]
     return sum(path.stat().st_size for path in files if path.is_file())
 
 

@@ -267,7 +267,7 @@ def plan_storage(run: Run) -> StoragePlan:
     total = run.measured_bytes or computed
     scale = total / computed
     weights_bytes = run.model.stored_bytes or weights_file_bytes(run.model.tensors, training.dtype)
-    weights_bytes += run.model.extra_bytes
+    weights_bytes += run.model.tokenizer_bytes
     final_bytes = _final_bytes(run)
     own = [round(scale * bytes_of_ranks(groups, ranks=run.gpus, has_first=is_first)) for is_first in (True, False)]
     if run.nodes == 1:

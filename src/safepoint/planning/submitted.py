@@ -95,7 +95,7 @@ def _expected(job: JobOutline, given: JobArguments, shape: ModelShape, gpus: int
             optimizer=given.optimizer or OPTIMIZERS["adamw"],
             num_ranks=num_ranks,
             is_mixed=given.is_mixed,
-            tokenizer_bytes=shape.extra_bytes,
+            tokenizer_bytes=shape.tokenizer_bytes,
         ),
         nodes=job.num_nodes,
         gpus=gpus,
@@ -122,7 +122,7 @@ def _most_bytes(given: JobArguments, shape: ModelShape, *, num_ranks: int) -> in
         strategy=Strategy.ZERO2,
         optimizer=OPTIMIZERS["adamw"],
         num_ranks=num_ranks,
-        tokenizer_bytes=shape.extra_bytes,
+        tokenizer_bytes=shape.tokenizer_bytes,
     )
     return checkpoint_bytes(files_of(training))
 

@@ -57,7 +57,7 @@ def test_a_model_of_several_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("x" * 1000)
     model = read_model(tmp_path)
     assert {one.name: one.sizes for one in model.tensors} == {"a.weight": (4, 8), "b.weight": (3,), "c.weight": (2,)}
-    assert (model.dtype, model.extra_bytes, model.family) == ("bfloat16", 1002, None)
+    assert (model.dtype, model.tokenizer_bytes, model.family) == ("bfloat16", 1000, None)
     assert model.is_exact
 
 
@@ -148,10 +148,12 @@ def test_a_model_in_the_cache_of_the_hub(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "model.safetensors").symlink_to("../blobs/1")
     (folder / "config.json").symlink_to("../blobs/2")
+    (tmp_path / "blobs" / "3").write_text("x" * 1000)
+    (folder / "tokenizer.json").symlink_to("../blobs/3")
     model = read_model(folder)
     assert (model.family, model.num_parameters) == ("qwen2", 32)
     assert model.stored_bytes == (tmp_path / "blobs" / "1").stat().st_size
-    assert model.extra_bytes == (tmp_path / "blobs" / "2").stat().st_size
+    assert model.tokenizer_bytes == 1000
 
 
 def test_types_as_people_write_them() -> None:
@@ -235,3 +237,13 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unknown-kind"}))
     with pytest.raises(UsageError, match="unknown-kind"):
         read_model(tmp_path)
+
+
+def test_only_files_of_the_tokenizer_count(tmp_path: Path) -> None:
+    """Data, logs and configurations beside a model are no part of a checkpoint."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **_QWEN}))
+    for name in ("train.jsonl", "notes.txt", "generation_config.json", "trainer_state.json", "data.parquet"):
+        (tmp_path / name).write_bytes(bytes(10_000))
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "merges.txt", "spiece.model"):
+        (tmp_path / name).write_bytes(bytes(100))
+    assert read_model(tmp_path).tokenizer_bytes == 500

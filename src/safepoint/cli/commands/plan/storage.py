@@ -232,7 +232,7 @@ def storage(
         optimizer=find_optimizer(optimizer) if optimizer is not None else given.optimizer or OPTIMIZERS["adamw"],
         num_ranks=max(1, num_nodes * num_gpus),
         is_mixed=_or(mixed, given.is_mixed, default=False),
-        tokenizer_bytes=shape.extra_bytes,
+        tokenizer_bytes=shape.tokenizer_bytes,
     )
     run = Run(
         model=shape,
