@@ -45,7 +45,8 @@ def test_help_imports_no_command() -> None:
         *("safepoint", "safepoint._version", "safepoint.errors"),
         *("safepoint.cli", "safepoint.cli.main", "safepoint.cli.lazy"),
         "safepoint.cli.failures",
-        *("safepoint.foundation", "safepoint.foundation.environment"),
+        *("safepoint.foundation", "safepoint.foundation.environment", "safepoint.foundation.processes"),
+        *("safepoint.foundation.volumes", "safepoint.foundation.volumes.mounts"),
     }
     assert not {"torch", "numpy", "obstore", "rich", "asyncio", "tomllib"} & set(seen["modules"])
     for command in root().commands:

@@ -18,6 +18,7 @@ def test_a_save_prunes_unless_callbacks_follow(has_callbacks: bool) -> None:
     saves: Any = object.__new__(Saves)
     saves._loop = SimpleNamespace(step=3, has_callbacks=has_callbacks)
     saves._context, saves._saver, saves._agreement = MagicMock(), MagicMock(), MagicMock()
+    saves._snapshots = MagicMock()
     saves._context.progress.during.return_value = contextlib.nullcontext()
     saves._saver.save.return_value = 0.5
     saves._save_and_wait(Trigger.PERIODIC, MagicMock())
