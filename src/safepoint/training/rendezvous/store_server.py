@@ -57,6 +57,8 @@ class StoreServer:
         self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="safepoint-rendezvous", daemon=True)
         self._servers: list[asyncio.Server] = []
+        self._connections: set[asyncio.Task[None]] = set()
+        """References to the tasks of connections, because the event loop itself keeps none."""
         self._requested_port = port
         self._listening = listening
         self._upstream: tuple[Key | SameUser, str, int] | None = None
@@ -143,7 +145,7 @@ class StoreServer:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     async def _listen(self, listening: socket.socket, client: _Client) -> int:
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 await client(reader, writer)
             except (RefusedError, ProtocolError) as error:
@@ -155,6 +157,13 @@ class StoreServer:
                 pass  # the client has closed the connection
             finally:
                 writer.close()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(talk(reader, writer))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+            # A task that is cancelled before it has begun runs none of `talk`, and would leave the socket open.
+            task.add_done_callback(lambda _: writer.close())
 
         server = await asyncio.start_server(connected, sock=listening, backlog=_BACKLOG)
         self._servers.append(server)
