@@ -82,6 +82,9 @@ def _close_others() -> None:
 def _restore(birth: Birth) -> None:
     """The properties of a process that the launcher may have changed since it started the template."""
     signal.set_wakeup_fd(-1)
+    # A launcher that runs in the background of a shell ignores SIGQUIT, and so does the template. But torch elastic
+    # handles the signal before it starts ranks, so a new process would have the default.
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     os.chdir(birth.folder)
     os.umask(birth.umask)
     if birth.cores and set(birth.cores) != os.sched_getaffinity(0):
