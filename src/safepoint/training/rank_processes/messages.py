@@ -146,6 +146,8 @@ class TemplateChannel:
         try:
             sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
             self._socket.sendall(frame[sent:])
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelError("it has ended") from error
         except OSError as error:
             raise ChannelError(f"it cannot be reached ({error.strerror or error})") from error
 
