@@ -199,6 +199,8 @@ class TemplateChannel:
                 )
             except TimeoutError as error:
                 raise ChannelError("it does not answer") from error
+            except ConnectionResetError as error:
+                raise ChannelError("it has ended") from error
             except OSError as error:
                 raise ChannelError(f"it cannot be reached ({error.strerror or error})") from error
             finally:
