@@ -26,7 +26,6 @@ _COMMANDS = (
     ("delete", "jobs:delete", "Stop a job and remove it from the list; its checkpoints stay."),
     ("dashboard", "dashboard:dashboard", "Show jobs and checkpoints in a browser, and act on them."),
     ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
-    ("plan", "plan:app", "Compute storage, cost and checkpoint interval before a run."),
     ("config", "config:app", "Show which settings are in effect and where they are set."),
     ("plan", "plan:app", "Compute storage, cost and checkpoint interval before a run."),
     ("pack", "pack:pack", "Write the modules of Safepoint that a pod needs into one file."),

@@ -155,14 +155,12 @@ class StoreServer:
                 writer.transport.abort()
             except (OSError, asyncio.IncompleteReadError):
                 pass  # the client has closed the connection
-            finally:
-                writer.close()
 
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.create_task(talk(reader, writer))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
-            # A task that is cancelled before it has begun runs none of `talk`, and would leave the socket open.
+            # Not in `talk`: a task that is cancelled before it has begun runs none of it, and the socket would stay open.
             task.add_done_callback(lambda _: writer.close())
 
         server = await asyncio.start_server(connected, sock=listening, backlog=_BACKLOG)
