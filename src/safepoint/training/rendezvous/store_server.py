@@ -160,7 +160,7 @@ class StoreServer:
             task = asyncio.create_task(talk(reader, writer))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
-            # Not in `talk`: a task that is cancelled before it has begun runs none of it, and the socket would stay open.
+            # Not in `talk`: of a task that is cancelled before it has begun, nothing runs, and the socket would stay open.
             task.add_done_callback(lambda _: writer.close())
 
         server = await asyncio.start_server(connected, sock=listening, backlog=_BACKLOG)
