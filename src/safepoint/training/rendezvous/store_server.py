@@ -160,7 +160,8 @@ class StoreServer:
             task = asyncio.create_task(talk(reader, writer))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
-            # Not in `talk`: of a task that is cancelled before it has begun, nothing runs, and the socket would stay open.
+            # Not in `talk`: if a task is cancelled before it has begun, nothing of it runs, and the socket would stay
+            # open.
             task.add_done_callback(lambda _: writer.close())
 
         server = await asyncio.start_server(connected, sock=listening, backlog=_BACKLOG)
