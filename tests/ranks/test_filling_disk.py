@@ -82,6 +82,11 @@ def assert_unharmed(job: Job, elsewhere: Path, reference: Path, cause: str = "")
     assert_same_run(elsewhere / "out", reference)
 
 
+def metrics_of(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics/prometheus", timeout=20) as answer:
+        return answer.read().decode()
+
+
 def first_of(output: Path, *names: str) -> str:
     return next(event["event"] for event in read_events(output) if event["event"] in names)
 
@@ -96,17 +101,17 @@ def test_a_disk_that_fills_slowly(reference: Path, save_bytes: int, tmp_path: Pa
             job.wait_for_event("saved")
             with filling(disk / "other", round(3.6 * save_bytes), within_s=4):
                 warned = job.wait_for_event("space_low")
-                job.wait_for_event("thinned")
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics/prometheus", timeout=20) as answer:
-                    metrics = answer.read().decode()
+                # The ranks pass on what the launcher found with their next progress, so this follows the event.
+                sample = f'safepoint_space_low{{place="output folder",path="{disk / "run"}"}} 1'
+                job.wait_for("metric of the low space", lambda: sample in metrics_of(port))
                 progress = read_progress(disk / "run" / ".safepoint" / "progress.json")
+                job.wait_for_event("thinned")
                 wait_with_a_good_one(job)
         assert_unharmed(job, tmp_path, reference, "the next save would not fit")
         assert first_of(job.output, "space_low", "thinned") == "space_low"
     assert (warned["place"], warned["path"], warned["limit"]) == ("output folder", str(disk / "run"), "disk")
     assert warned["saves_left"] is not None
     assert f"warning: the output folder {disk / 'run'}" in job.text
-    assert f'safepoint_space_low{{place="output folder",path="{disk / "run"}"}} 1' in metrics
     assert progress is not None
     assert next(one for one in progress.space if one.place == "output folder").is_low
 
