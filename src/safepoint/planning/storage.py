@@ -346,7 +346,7 @@ def _pod(run: Run, *, total: int, own: int, weights_bytes: int, final_bytes: int
             "safety buffer",
             _DOCUMENTED_BUFFER_BYTES,
             with_buffer(needed) - needed,
-            "5 % of the sum, at least 1 GiB, for events, logs, and files of the script",
+            "5 % of the sum, at least 1Gi, for events, logs, and files of the script",
         )
     )
     return Pod(terms=tuple(terms), checkpoint_bytes=own)

@@ -46,7 +46,6 @@ def _attention(fields: Fields, style: Style, name: str, hidden: int) -> Iterator
     size = fields.optional("head_dim")
     if size is None:
         size = fields.share("hidden_size", hidden, "num_attention_heads", num_heads)
-    fields.share("num_attention_heads", num_heads, "num_key_value_heads", num_shared)
     if style.is_fused:
         yield from linear(f"{name}.o_proj", hidden, num_heads * size)
         yield from linear(f"{name}.qkv_proj", (num_heads + 2 * num_shared) * size, hidden)
