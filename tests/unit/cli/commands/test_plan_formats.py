@@ -66,3 +66,27 @@ def test_every_figure_of_an_answer_has_one_of_the_units(words: str) -> None:
     assert "GiB" not in text
     assert not re.search(r"\d (?:min|sec|hrs?|hours?|seconds?|minutes?)\b", text)
     assert not re.search(r"\d%", text)
+
+
+def test_no_summary_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal of 80 columns, each command of `safepoint plan` has its whole summary."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    lines = safepoint("plan", "--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert len(lines) == 4
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
+@pytest.mark.parametrize("command", ["storage", "interval", "cost", "simulate"])
+def test_help_has_none_of_the_words_that_readers_stumbled_over(command: str) -> None:
+    text = " ".join(safepoint("plan", command, "--help").stdout.split())
+    for words in (
+        "documents' figure",
+        " room ",
+        "For how long",
+        "The same after",
+        "as the layers need it",
+        "come on top",
+    ):
+        assert words not in text
+    assert "Exit codes: 0" in text

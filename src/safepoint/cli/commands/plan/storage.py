@@ -253,7 +253,7 @@ def storage(
     rank = _positive("--lora-rank", _or(lora_rank, given.lora_rank, 0) or lora_rank, most=1_000_000)
     if rank is None and (quantized or lora_targets is not None):
         raise UsageError(
-            f"{'--quantized' if quantized else '--lora-targets'} is for an adapter, and there is none",
+            f"{'--quantized' if quantized else '--lora-targets'} is for an adapter, and --lora-rank is not given",
             hint="add --lora-rank, such as --lora-rank 16",
         )
     if shape.is_quantized and not quantized:
