@@ -346,8 +346,8 @@ def of_count(
     between = rest // (3 * width * depth)
     if between < 1:
         raise UsageError(
-            f"--params {num_parameters} is too little for {depth} layers of width {width} with {rows} words; "
-            "nothing was computed",
+            f"--params {short_count(num_parameters)} is too little for {depth} layers of width {width} and a "
+            f"vocabulary of {rows:,} tokens; nothing was computed",
             hint="pass fewer --layers, a smaller --hidden or a smaller --vocabulary, or the model's config.json",
         )
     doubt = "" if layers is hidden is None else _check_shape(num_parameters, depth, width, between)

@@ -122,7 +122,7 @@ class Run:
             if not (math.isfinite(seconds) and least <= seconds <= 86400 * 30):
                 raise UsageError(
                     f"{option} {seconds:g} is invalid; nothing was computed",
-                    hint=f"{option} must be a number of seconds, at least {least}",
+                    hint=f"{option} must be a time from {least}s to 30d",
                 )
 
     @property

@@ -158,11 +158,11 @@ def _notes_on(record: Mapping[str, Any], path: Path, known: Container[str]) -> I
             "does"
         )
     fsdp = record.get("fsdp")
-    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+    words = fsdp.split() if isinstance(fsdp, str) else cast("list[Any]", fsdp) if isinstance(fsdp, list) else []
     planned = {"full_shard", "auto_wrap", "offload", "true", "1"}
-    others = [str(word) for word in cast("list[Any]", words) if str(word).lower() not in planned]
+    others = [str(word) for word in words if str(word).lower() not in planned]
     if "strategy" not in known and others and record.get("deepspeed") is None:
-        yield f"fsdp = {shown(fsdp)} in {shown_path(path)}: it is planned as full_shard"
+        yield f"fsdp = {shown(cast('object', fsdp))} in {shown_path(path)}: it is planned as full_shard"
     if "strategy" not in known and "optimizer" not in known:
         yield from _notes_on_deepspeed(record, path)
 

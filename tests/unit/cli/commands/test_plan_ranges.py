@@ -41,6 +41,8 @@ def _warnings(words: str) -> list[str]:
         ("storage --params 8B --layers 9 --hidden 8", "no model has more layers than a layer is wide"),
         ("storage --params 8B --layers 10000", "no model has more layers than a layer is wide"),
         ("storage --params 1B --hidden 131072 --layers 1", "is too little for"),
+        ("storage --params 8B --vocabulary 1", "--vocabulary 1 is invalid"),
+        ("storage --params 8B --grace 31d", "--grace must be a time from 1s to 30d"),
     ],
 )
 def test_what_cannot_be_computed_is_an_error(words: str, expected: str) -> None:
@@ -92,7 +94,7 @@ def test_usual_inputs_have_no_warning(words: str) -> None:
 
 def test_a_simulation_says_what_its_intervals_are_worth() -> None:
     notes = safepoint("plan", *SIMULATE.split(), "--json").document["notes"]
-    assert any("up to 1,024 ranks, fewer than 10 interruptions are expected in all trials" in one for one in notes)
+    assert any("up to --ranks 1024, fewer than 10 interruptions are expected in all trials" in one for one in notes)
     notes = safepoint("plan", *SIMULATE.split(), "--trials", "1", "--json").document["notes"]
     assert any("one trial has no confidence interval" in one for one in notes)
     words = (*SIMULATE.split(), "--preemptions", "1/day", "--notice", "10s", "--json")

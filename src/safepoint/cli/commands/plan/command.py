@@ -1,7 +1,7 @@
 """The class of the commands of `safepoint plan`: it refuses values that are empty."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 from typer.core import TyperArgument, TyperCommand
 
@@ -36,4 +36,4 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | tuple):
-        yield from (one for one in value if isinstance(one, str))
+        yield from (one for one in cast("Sequence[object]", value) if isinstance(one, str))

@@ -151,7 +151,9 @@ def cost(
         )
     per_s = per_second("--interruptions", interruptions)
     if per_s == 0:
-        raise UsageError("--interruptions is 0: nothing is lost", hint="for example --interruptions 4/week")
+        raise UsageError(
+            "--interruptions is 0: nothing is lost; nothing was computed", hint="for example --interruptions 4/week"
+        )
     stall_s = duration("--stall", stall)
     durable_s = duration("--durable", durable)
     if durable_s < stall_s:
@@ -253,7 +255,7 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
             f"--interval ({time_text(interval_s)}) is not shorter than the training "
             f"({time_text(history.trained_s)}): the policy that the job is compared with makes no save"
         )
-    document = {
+    document: dict[str, Any] = {
         **cost_document(name, history, price=price, interval_s=interval_s),
         "warnings": [],
         "notes": notes,

@@ -87,8 +87,8 @@ def interval_warnings(times: SaveTimes, interruptions: Interruptions, best_s: fl
     if times.stall_s > _YOUNG_RANGE * mean_s:
         share = percent_text(times.stall_s / mean_s)
         found.append(
-            f"Young's formula is for a --stall of less than a tenth of --mtbf, and here it is {share}: his interval "
-            "is too long"
+            f"Young's formula is for a --stall of less than a tenth of --mtbf, and here it is {share} of --mtbf: his "
+            "interval is too long"
         )
     if times.stall_s >= 2 * mean_s:
         found.append("Daly's formula is for a --stall of less than twice --mtbf: from there on, it is --mtbf itself")
@@ -219,12 +219,12 @@ def simulation_warnings(
         for option, seconds in values.items():
             if seconds > mean_s and option not in seen:
                 (text,) = longer({option: seconds}, "the mean time between interruptions", mean_s)
-                found.append(f"from {count_text(count)} ranks on, {text}")
+                found.append(f"{_from(count)}, {text}")
                 seen.add(option)
         durable_s = costs[count].durable_s
         if durable_s > mean_s and "save" not in seen:
             found.append(
-                f"from {count_text(count)} ranks on, a save is durable after {time_text(durable_s)}, which is longer "
+                f"{_from(count)}, a save is durable after {time_text(durable_s)}, which is longer "
                 f"than the mean time between interruptions ({time_text(mean_s)}): {_SAVE}"
             )
             seen.add("save")
@@ -264,9 +264,10 @@ def simulation_notes(
     ]
     if rare and num_trials > 1:
         notes.append(
-            f"up to {count_text(max(rare))} ranks, fewer than {_FEW_INTERRUPTIONS} interruptions are expected in all "
-            "trials together: the ± is too small. Increase --trials or --days"
+            f"up to --ranks {max(rare)}, fewer than {_FEW_INTERRUPTIONS} interruptions are expected in all trials "
+            "together: the ± is too small. Increase --trials or --days"
         )
+    late_by_text: dict[str, list[str]] = {}
     for policy in policies:
         if policy.on_notice is not OnNotice.SAVE:
             continue
@@ -278,8 +279,13 @@ def simulation_notes(
         ]
         if late:
             count, notice_s, after_s = late[0]
-            notes.append(
-                f"{policy.name}: from {count_text(count)} ranks on, a save on SIGTERM takes {time_text(after_s)}. It "
-                f"is lost if the processes are killed {time_text(notice_s)} after SIGTERM"
+            text = (
+                f"{_from(count)}, a save on SIGTERM takes {time_text(after_s)}, and is lost if the processes are "
+                f"killed {time_text(notice_s)} after SIGTERM"
             )
-    return notes
+            late_by_text.setdefault(text, []).append(policy.name)
+    return notes + [f"{', '.join(names)}: {text}" for text, names in late_by_text.items()]
+
+
+def _from(count: int) -> str:
+    return "from 1 rank on" if count == 1 else f"from {count_text(count)} ranks on"

@@ -141,7 +141,7 @@ def simulate(
     chosen = [_policy(name) for name in policy] if policy else list(POLICIES.values())
     counts = _counts(ranks)
     if not (math.isfinite(days) and 0 < days <= 36_525):
-        raise UsageError(f"--days {days:g} is not a number of days from 0 to 36525", hint="for example --days 30")
+        raise UsageError(f"--days {days:g} is not a number above 0, up to 36525", hint="for example --days 30")
     _count("--trials", trials, 100_000)
     duration_s = days * DAY_S
     check_step(platform.step_s, duration_s)

@@ -224,7 +224,7 @@ def storage(
         found,
         layers=_positive("--layers", layers, most=10_000),
         hidden=_positive("--hidden", hidden, most=1_000_000),
-        vocabulary=_positive("--vocabulary", vocabulary, most=100_000_000),
+        vocabulary=_positive("--vocabulary", vocabulary, most=100_000_000, least=2),
     )
     speeds = {
         "--upload-speed": upload_speed,
@@ -330,10 +330,10 @@ def _dtype(option: str | None, shape: ModelShape) -> str:
     return dtype_of(shape.dtype, f"{shape.source}: the type")
 
 
-def _positive(option: str, value: int | None, *, most: int) -> int | None:
-    if value is not None and not 1 <= value <= most:
+def _positive(option: str, value: int | None, *, most: int, least: int = 1) -> int | None:
+    if value is not None and not least <= value <= most:
         raise UsageError(
-            f"{option} {value} is invalid; nothing was computed", hint=f"{option} must be from 1 to {most:,}"
+            f"{option} {value} is invalid; nothing was computed", hint=f"{option} must be from {least} to {most:,}"
         )
     return value
 

@@ -93,8 +93,8 @@ def notes_of(plan: StoragePlan, *, is_keep_assumed: bool) -> list[str]:
             )
     if training.strategy.is_zero and training.optimizer.name not in {"adamw", "sgd", "sgd-momentum"}:
         notes.append(
-            f"ZeRO keeps {training.optimizer.moments} values of 32 bits for each trained parameter, whatever type "
-            f"{training.optimizer.name} has elsewhere"
+            f"ZeRO keeps {plural(training.optimizer.moments, 'value')} of 32 bits for each trained parameter with "
+            f"{training.optimizer.name}, and the parameter itself in 32 bits"
         )
     return notes
 
