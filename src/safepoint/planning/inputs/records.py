@@ -349,3 +349,13 @@ def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, 
         names = None
     base = record.get("base_model_name_or_path")
     return _count(record, "r"), names, base if isinstance(base, str) else None
+
+
+def notes_on_adapter(record: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    """A sentence for each field of an `adapter_config.json` that changes the adapter, and is not planned."""
+    return tuple(
+        f"{name} = {shown(record[name])} in the adapter_config.json of {source} is not planned: the adapter's memory "
+        "and its final model are computed without it"
+        for name in ("modules_to_save", "rank_pattern", "layers_to_transform", "use_dora")
+        if record.get(name)
+    )

@@ -23,6 +23,7 @@ from safepoint.planning.inputs import (
     find_model,
     given_by_adapter,
     given_by_files,
+    notes_on_adapter,
     read_arguments,
     read_job_arguments,
 )
@@ -211,7 +212,8 @@ def _of_checkpoint(given: Given, model: ModelShape | None, inventory: Inventory)
     )
     if adapter is not None:
         rank, targets, base = given_by_adapter(adapter)
-        given = dataclasses.replace(given, lora_rank=rank, lora_targets=targets)
+        notes = (*given.notes, *notes_on_adapter(adapter, item.name))
+        given = dataclasses.replace(given, lora_rank=rank, lora_targets=targets, notes=notes)
         if base is not None and os.path.exists(base):
             return given, read_model(Path(base))
         return given, model
