@@ -27,7 +27,7 @@ _COLOURS = (
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 4", "14 3 4 3")
 _LABEL_HEIGHT = 16
 _FEWEST_STEPS = 4
-_RANGE_GAP = 3
+_RANGE_GAP, _LEAST_RANGE = 3, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +190,10 @@ def curves(
         # The intervals of several curves at one place are beside each other.
         beside = _RANGE_GAP * (number - (len(series) - 1) / 2)
         for (one, other), half in zip(curve.points, curve.half_widths, strict=False):
-            if math.isfinite(half):
-                low, top, at = at_y(other - half), at_y(other + half), min(right, max(_LEFT, at_x(one) + beside))
+            low, top = at_y(other - half), at_y(other + half)
+            # One that is hardly higher than its line would be a speck beside it.
+            if math.isfinite(half) and low - top >= _LEAST_RANGE:
+                at = min(right, max(_LEFT, at_x(one) + beside))
                 lines.append(f'<path class="range s{number}" d="M{at} {low}V{top}"/>')
     ends = sorted((at_y(curve.points[-1][1]), number) for number, curve in enumerate(series))
     last = _TOP - _LABEL_HEIGHT

@@ -102,6 +102,13 @@ def test_more_parts_than_colours_are_refused() -> None:
         bars("title", "description", [Bar("a", [(str(number), 1.0) for number in range(9)], "9")])
 
 
+def test_intervals_are_beside_each_other_and_none_is_a_speck() -> None:
+    series = [Curve(name=str(at), points=[(64, 50)], half_widths=[half]) for at, half in enumerate((10, 20, 0.1))]
+    tree = ElementTree.fromstring(curves("title", "description", X, Y, series))
+    drawn = [path.get("d") or "" for path in tree.iter(f"{SVG}path") if (path.get("class") or "").startswith("range")]
+    assert len({one.split()[0] for one in drawn}) == len(drawn) == 2
+
+
 # ---- texts that are readable ---------------------------------------------------------------------------------------
 
 WIDTH, CHARACTER = 860, 7.2
