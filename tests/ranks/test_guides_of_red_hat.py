@@ -41,8 +41,8 @@ pytestmark = [
     pytest.mark.skipif(_UNAVAILABLE is not None, reason=f"Red Hat's guides are NOT tested: {_UNAVAILABLE}"),
 ]
 
-# Of each program: its guide, the blocks of it, the ranks, the steps, and the checkpoints that are left at the end
-# beside that of the interruption and the final model.
+# Of each program: its guide, the blocks of it, the ranks, the steps, and the steps of checkpoints that may be left at the
+# end, beside that of the interruption.
 _PROGRAMS = {
     "the article, on a claim": ("article", (0, 1, 2), 2, 240, [240, 220]),
     "the article, in a bucket": ("article", (0, 1, 3), 2, 240, [*range(20, 241, 20)]),
@@ -52,11 +52,11 @@ _PROGRAMS = {
 }
 
 
-def test_the_environment_has_nothing_else() -> None:
+def test_the_environment_has_nothing_else(tmp_path: Path) -> None:
     """What `pip install safepoint[sdk,trl]` brings; Safepoint is that of this source, and not from its folder."""
     found = _ENVIRONMENT.distributions("safepoint[sdk,trl]")
     assert [package for package, release in found.items() if not release] == []
-    pack = ("-m", "safepoint.cli.main", "pack", "--json", "-o", "/dev/null")
+    pack = ("-m", "safepoint.cli.main", "pack", "--json", "-o", str(tmp_path / "safepoint.pyz"))
     ours, theirs = (
         json.loads(subprocess.run([python, *words, *pack], capture_output=True, check=True).stdout)["digest"]
         for python, words in ((sys.executable, ("-P",)), (_ENVIRONMENT.python, ("-I",)))
@@ -149,4 +149,7 @@ def test_another_import_is_enough(program: str, reader: dict[str, str], rgw: S3S
     assert seen["is_resumed"]
     assert (seen["world_size"], seen["steps"]) == (num_ranks, [num_steps, num_steps])
     names = [Path(path).name for path in seen["checkpoints"]]
-    print(names, steps)
+    assert names[0] == f"checkpoint-{num_steps}"
+    assert ("final" in names) == where.startswith("s3://")
+    # Steps are short here: a save or an upload that waits is replaced by the next one.
+    assert {*names} - {"final"} <= {f"checkpoint-{step}" for step in (*steps, seen["saved_step"])}
