@@ -41,8 +41,8 @@ pytestmark = [
     pytest.mark.skipif(_UNAVAILABLE is not None, reason=f"Red Hat's guides are NOT tested: {_UNAVAILABLE}"),
 ]
 
-# Of each program: its guide, the blocks of it, the ranks, the steps, and the steps of checkpoints that may be left at the
-# end, beside that of the interruption.
+# Of each program: its guide, the blocks of it, the ranks, the steps, and the steps of checkpoints that may be left at
+# the end, beside that of the interruption.
 _PROGRAMS = {
     "the article, on a claim": ("article", (0, 1, 2), 2, 240, [240, 220]),
     "the article, in a bucket": ("article", (0, 1, 3), 2, 240, [*range(20, 241, 20)]),

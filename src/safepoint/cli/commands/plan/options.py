@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from safepoint.errors import StorageError, UsageError
-from safepoint.foundation.files import write_atomic
+from safepoint.cli.output import write_file
+from safepoint.errors import UsageError
 from safepoint.foundation.quantities import parse_bytes, parse_duration
 
 _MOST_S = 100 * 365.25 * 86_400
@@ -213,13 +213,7 @@ def write_picture(path: Path, picture: str) -> str:
     """Write the picture, and return a line about it.
 
     Raises:
-        StorageError: the file cannot be written.
+        StorageError: the file cannot be written, or there is something else than a file.
     """
-    data = picture.encode()
-    try:
-        write_atomic(path, data, durable=False)
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror}", hint="give another path with --svg"
-        ) from error
+    write_file(path, picture.encode(), option="--svg")
     return f"the picture is in {path}"
