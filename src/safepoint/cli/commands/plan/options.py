@@ -6,13 +6,12 @@ Messages name the option, its value and the fix.
 import math
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from safepoint.errors import StorageError, UsageError
-from safepoint.foundation.files import write_atomic
+from safepoint.cli.output import write_file
+from safepoint.errors import UsageError
 from safepoint.foundation.quantities import parse_bytes, parse_duration
 
 _MOST_S = 100 * 365.25 * 86_400
@@ -220,13 +219,7 @@ def write_picture(path: str, picture: str) -> str:
     """Write the picture, and return a line about it.
 
     Raises:
-        StorageError: the file cannot be written.
+        StorageError: the file cannot be written, or there is something else than a file.
     """
-    data = picture.encode()
-    try:
-        write_atomic(Path(path), data, durable=False)
-    except OSError as error:
-        raise StorageError(
-            f"the picture {path} cannot be written: {error.strerror}", hint="give another path with --svg"
-        ) from error
+    write_file(path, picture.encode(), option="--svg")
     return f"the picture is in {path}"
