@@ -5,7 +5,6 @@ This machine keeps no records of the jobs. If a command is killed, later command
 unfinished change of the job's number of nodes.
 """
 
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
@@ -30,24 +29,15 @@ from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
 from safepoint.jobs.cluster.helper.job_storage import JobStorage, open_store_of, storage_of
 from safepoint.jobs.cluster.manifests import Manifests
-from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, owners_of, texts, uid_of
+from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, texts, uid_of
+from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, is_training_pod, node_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
-from safepoint.jobs.cluster.state import (
-    JOBSET_LABEL,
-    NODES,
-    SUSPENDED_BY,
-    UID_LABEL,
-    ClusterJob,
-    Observed,
-    describe,
-    is_training_pod,
-    node_of,
-    own_pods,
-)
+from safepoint.jobs.cluster.state import NODES, SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
+from safepoint.jobs.cluster.watches.observer import Observer
 from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
@@ -71,6 +61,7 @@ class ClusterJobs:
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
         self._successions = Successions(api)
+        self._observer = Observer(api, self._unknown)
         self.place = api.connection.name
 
     def __enter__(self) -> "ClusterJobs":
@@ -151,7 +142,8 @@ class ClusterJobs:
         if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
-        return self._described(objects_of_jobs(listed, pods, self._workloads("")))
+        found = objects_of_jobs(listed, pods, self._observer.workloads(""))
+        return self._described(self._observer.all_explained(found))
 
     def _described(self, observed: Iterable[Observed]) -> list[ClusterJob]:
         """The jobs that these objects describe, oldest first."""
@@ -208,39 +200,12 @@ class ClusterJobs:
         return ""
 
     def observe(self, name: str) -> Observed:
-        """The objects of a job: TrainJob, pods and Workload, and, if there are no pods, warnings.
+        """The objects of a job: TrainJob, pods and Workload, and, if the job does not run yet, events.
 
         Raises:
             NotFoundError: there is no such job.
         """
-        job = self._api.find("trainjobs", name)
-        if job is None or is_plan(job):
-            raise self._unknown(name)
-        listed = self._workloads(f"{UID_LABEL}={uid_of(job)}")
-        workloads = [item for item in listed if uid_of(job) in owners_of(item)]
-        pods = self._pods(name)
-        return Observed(
-            trainjob=job,
-            pods=pods,
-            workload=workloads[0] if workloads else None,
-            events=[] if pods else self._warnings(name),
-        )
-
-    def _pods(self, name: str) -> list[Object]:
-        return sorted(own_pods(name, self._api.objects("pods", labels=f"{JOBSET_LABEL}={name}")), key=node_of)
-
-    def _workloads(self, labels: str) -> list[Object]:
-        with contextlib.suppress(AccessDeniedError):
-            return self._api.objects("workloads", labels=labels)
-        return []
-
-    def _warnings(self, name: str) -> list[Object]:
-        found: list[Object] = []
-        with contextlib.suppress(AccessDeniedError):
-            for kind in ("TrainJob", "JobSet"):
-                fields = f"type=Warning,involvedObject.name={name},involvedObject.kind={kind}"
-                found += self._api.objects("events", fields=fields)
-        return sorted(found, key=event_time)
+        return self._observer.observe(name)
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[ClusterJob]]:
         """Yield the active jobs, or one job, after each change; see `JobPlace.watch`.
@@ -251,7 +216,7 @@ class ClusterJobs:
         found = self.jobs() if name is None else [self.job(name)]
         with JobWatch(self._api) as watch:
             while True:
-                found = self._described(watch.jobs())
+                found = self._described(self._observer.all_explained(watch.jobs()))
                 if name is None:
                     found = [job for job in found if job.state.is_active or job.name in before]
                     before = {job.name for job in found if job.state.is_active}
@@ -299,7 +264,7 @@ class ClusterJobs:
 
         def look() -> tuple[JobState, list[Object]]:
             return self.job(name).state, [
-                pod for pod in self._pods(name) if is_training_pod(pod) and node in {None, node_of(pod)}
+                pod for pod in self._observer.pods(name) if is_training_pod(pod) and node in {None, node_of(pod)}
             ]
 
         yield from (follow_node if follow else read_pods)(self._api, look)

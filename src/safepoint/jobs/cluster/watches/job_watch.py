@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from safepoint.errors import AccessDeniedError, SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, size_of
-from safepoint.jobs.cluster.state import JOBSET_LABEL, Observed
+from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL
+from safepoint.jobs.cluster.state import Observed
 from safepoint.jobs.cluster.transport.failures import GoneError, TooMuchError
 from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs
 

@@ -7,7 +7,7 @@ from safepoint.errors import NotFoundError, SafepointError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, number, texts, uid_of
-from safepoint.jobs.cluster.state import container_status, node_of
+from safepoint.jobs.cluster.pods.pod_fields import container_status, node_of
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.states import JobState
 
