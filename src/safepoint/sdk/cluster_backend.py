@@ -18,9 +18,9 @@ from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
 from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly
 from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
-from safepoint.jobs.cluster.objects import at
+from safepoint.jobs.cluster.objects import at, name_of
 from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit
-from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
+from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, JOB_LABEL, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.jobs.model.spec import name_from
@@ -74,6 +74,15 @@ class ClusterBackend(KubernetesBackend):
             spec = replace(spec, initializer=parts, initializer_secrets=initializer_secrets)
             return self._jobs.submit(replace(spec, needs=job_needs(trainer, spec))).name
 
+    def list_runtimes(self) -> list[types.Runtime]:
+        """The runtimes that a job may name. The copies that jobs with a grace period have of their runtime are left
+        out."""
+        kubeflow: Any = super()  # Kubeflow declares no types
+        found: list[types.Runtime] = kubeflow.list_runtimes()
+        with as_kubeflow_raises():
+            copies = set(map(name_of, self._api.objects("trainingruntimes", labels=JOB_LABEL, has_content=False)))
+        return [runtime for runtime in found if runtime.name not in copies]
+
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
         """All jobs of the namespace, oldest first, also those that Safepoint did not submit."""
         with as_kubeflow_raises():
@@ -89,7 +98,10 @@ class ClusterBackend(KubernetesBackend):
 
     def _train_job(self, job: ClusterJob, runtimes: dict[str, types.Runtime]) -> TrainJob:
         if job.runtime not in runtimes:
-            runtimes[job.runtime] = self.get_runtime(job.runtime)
+            try:
+                runtimes[job.runtime] = self.get_runtime(job.runtime)
+            except RuntimeError:  # it was deleted after the job was submitted
+                runtimes[job.runtime] = self.get_runtime(job.runtime_of_pods)
         return TrainJob(
             name=job.name,
             runtime=runtimes[job.runtime],

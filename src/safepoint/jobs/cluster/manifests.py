@@ -19,7 +19,15 @@ from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
 from safepoint.jobs.cluster.planned_sizes import sentences_of, with_planned_limit
 from safepoint.jobs.cluster.records.storage_record import FILE as STORAGE_FILE
 from safepoint.jobs.cluster.records.storage_record import storage_record_of
-from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, QUEUE_LABEL, RECORD, SECRET_TYPE, ClusterSpec
+from safepoint.jobs.cluster.spec import (
+    DOMAIN,
+    JOB_LABEL,
+    QUEUE_LABEL,
+    RECORD,
+    SECRET_TYPE,
+    ClusterSpec,
+    own_runtime_name,
+)
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import CLAIMS, parse_location
 
@@ -289,7 +297,7 @@ def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainingRuntime",
-        "metadata": {"name": f"{spec.name}-{spec.grace_s}s", "labels": labels},
+        "metadata": {"name": own_runtime_name(spec.name, spec.grace_s), "labels": labels},
         "spec": document["spec"],
     }
 

@@ -31,7 +31,7 @@ from safepoint.jobs.cluster.pods.pod_fields import (
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, read_receipt
 from safepoint.jobs.cluster.records.storage_record import named_output
-from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record, removal_note
+from safepoint.jobs.cluster.spec import DOMAIN, RECORD, own_runtime_name, read_record, removal_note
 from safepoint.jobs.model.records import AttemptRecord, command_line
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress
@@ -107,7 +107,7 @@ class ClusterJob:
         exit_code: the first code other than 0 among its pods; 0 if all pods ended with 0; otherwise None.
         is_ours: whether Safepoint submitted it.
         uid: the uid of the TrainJob.
-        runtime: the name of its runtime.
+        runtime: the name of its runtime, as `submit` was given it.
         pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
         attempts: the attempts before this TrainJob. If the job has pods, or will soon have pods, also the current
@@ -115,6 +115,8 @@ class ClusterJob:
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
         receipt: what its suspension has saved; None while the job is not suspended, or without a receipt.
         planned: what the plan of its model said when it was submitted, and what was done about it.
+        runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or the copy of it
+            that has the grace period of the job.
     """
 
     name: str
@@ -141,6 +143,7 @@ class ClusterJob:
     was_saved: bool | None = None
     receipt: Receipt | None = None
     planned: tuple[str, ...] = ()
+    runtime_of_pods: str = ""
 
     @property
     def created_at(self) -> datetime:
@@ -208,7 +211,8 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         exit_code=exit_code_of(seen.pods),
         is_ours=bool(record),
         uid=str(at(job, "metadata", "uid") or ""),
-        runtime=str(at(job, "spec", "runtimeRef", "name") or ""),
+        runtime=_runtime_of(job, record),
+        runtime_of_pods=str(at(job, "spec", "runtimeRef", "name") or ""),
         pods=tuple(
             PodSummary(name=name_of(pod), node=node_of(pod), phase=str(at(pod, "status", "phase") or "Unknown"))
             for pod in training_pods(seen.pods)
@@ -218,6 +222,13 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         receipt=receipt,
         planned=planned_in(record),
     )
+
+
+def _runtime_of(job: Object, record: Object) -> str:
+    """The runtime that `submit` was given. The TrainJob may refer to a copy of it, see `own_runtime_name`."""
+    found, given = str(at(job, "spec", "runtimeRef", "name") or ""), at(record, "runtime")
+    is_copy = found == own_runtime_name(name_of(job), at(record, "grace_s"))
+    return given if is_copy and isinstance(given, str) else found
 
 
 def attempts_before(job: Object) -> tuple[AttemptRecord, ...]:

@@ -1,6 +1,7 @@
 """Tests of safepoint.jobs.cluster.state: each state, from objects as the cluster sends them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -280,3 +281,15 @@ def test_a_runtime_may_name_the_job_that_trains() -> None:
     assert of(trainjob(suspend=True), other).state is JobState.SUSPENDING
     alone = of(trainjob(trainer={"numNodes": 1}), other, fetches)
     assert (alone.state, [one.name for one in alone.pods]) == (JobState.RUNNING, ["tiny-node-0"])
+
+
+@pytest.mark.parametrize(
+    ("refers_to", "shown"), [("tiny-90s", "torch"), ("torch", "torch"), ("tiny-60s", "tiny-60s"), ("own", "own")]
+)
+def test_the_runtime_is_the_one_that_was_submitted(refers_to: str, shown: str) -> None:
+    """The TrainJob refers to a copy of it, if the job has a grace period of its own."""
+    job = trainjob(runtimeRef={"name": refers_to, "kind": "TrainingRuntime"})
+    job["metadata"]["annotations"][RECORD] = replace(SPEC, runtime="torch", grace_s=90).to_record()
+    assert (of(job).runtime, of(job).runtime_of_pods) == (shown, refers_to)
+    del job["metadata"]["annotations"][RECORD]
+    assert of(job).runtime == refers_to
