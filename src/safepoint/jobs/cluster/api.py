@@ -320,7 +320,14 @@ class ClusterApi:
                     yield what, cast(Object, item)
 
     def log(
-        self, pod: str, container: str, *, follow: bool = False, previous: bool = False, tail: int | None = None
+        self,
+        pod: str,
+        container: str,
+        *,
+        follow: bool = False,
+        previous: bool = False,
+        tail: int | None = None,
+        since: str | None = None,
     ) -> Iterator[str]:
         """The lines that a container has written.
 
@@ -330,6 +337,8 @@ class ClusterApi:
             follow: wait for more lines until the container has ended.
             previous: return the lines from before the container's last restart.
             tail: return only this number of lines, from the end.
+            since: if not None, each line begins with the time at which it was written (RFC 3339) and a space. If not
+                empty, it is such a time: lines from before the second of this time are left out.
 
         Raises:
             NotFoundError: there is no such pod.
@@ -337,6 +346,8 @@ class ClusterApi:
         """
         given: dict[str, Any] = {"container": container, "follow": follow, "previous": previous, "tailLines": tail}
         query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
+        if since is not None:
+            query |= {"timestamps": "true", **({"sinceTime": since} if since else {})}
         with self._client.lines(
             f"{self._path('pods', pod)}/log", query, read_s=None if follow else REQUEST_S
         ) as lines:

@@ -15,7 +15,6 @@ from safepoint.errors import (
     ConflictError,
     NotFoundError,
     SafepointError,
-    UsageError,
     WaitTimeoutError,
 )
 from safepoint.foundation import clock
@@ -31,14 +30,16 @@ from safepoint.jobs.cluster.helper.job_storage import JobStorage, open_store_of,
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, texts, uid_of
 from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, is_training_pod, node_of
+from safepoint.jobs.cluster.pods.rank_places import num_ranks_per_node, place_of_rank
 from safepoint.jobs.cluster.records.receipts import RECEIPT
+from safepoint.jobs.cluster.records.submitted_record import read_submitted
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
 from safepoint.jobs.cluster.state import NODES, SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.observer import Observer
-from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
+from safepoint.jobs.cluster.watches.pod_logs import follow_pods, read_pods
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.spec import names_of_secrets
@@ -251,23 +252,35 @@ class ClusterJobs:
     def logs(
         self, name: str, *, rank: int | None = None, node: int | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
-        """The output of a job's pods, pod after pod; with `follow`, see `follow_node`.
+        """The output of a job's pods, pod after pod; with `follow`, see `follow_pods`.
+
+        Args:
+            name: the job.
+            rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
+            node: print only the output of this node.
+            follow: continue with new lines, until the job has stopped.
 
         Raises:
-            NotFoundError: there is no such job, or it has no such pod.
-            UsageError: `rank` is given; pods do not separate the output of their ranks.
+            NotFoundError: there is no such job, pod or rank.
+            UsageError: it is not known which node the rank runs on.
         """
         if rank is not None:
-            raise UsageError(
-                "--rank is not supported with --on: a pod writes the lines of all its ranks", hint="leave --rank out"
-            )
+            seen = self.observe(name)
+            known = read_submitted(seen.trainjob)
+            recorded, num_nodes = None if known is None else known.ranks_per_node, self.job(name).num_nodes
+            node = place_of_rank(rank, seen.trainjob, seen.pods, num_nodes=num_nodes, recorded=recorded)
+            in_pod = num_ranks_per_node(seen.trainjob, seen.pods, recorded=recorded)
+            if in_pod != 1:
+                _log.warning(
+                    "the output of rank %d is mixed with that of all ranks in the pod of node %d", rank, node
+                )
 
         def look() -> tuple[JobState, list[Object]]:
             return self.job(name).state, [
                 pod for pod in self._observer.pods(name) if is_training_pod(pod) and node in {None, node_of(pod)}
             ]
 
-        yield from (follow_node if follow else read_pods)(self._api, look)
+        yield from (follow_pods if follow else read_pods)(self._api, look)
 
     # ---- change ---------------------------------------------------------------------------------------------------
 
