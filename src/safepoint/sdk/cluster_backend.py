@@ -14,6 +14,7 @@ from safepoint.errors import NotFoundError, UsageError
 from safepoint.estimates.job_needs import JobNeeds
 from safepoint.foundation.environment import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.checks.shared_memory import parse_shared_memory
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
 from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly
@@ -245,7 +246,8 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         storage["AWS_CA_BUNDLE"] = f"{SHIPPED_TO}/{_AUTHORITIES}"
     grace_s = trainer.grace_period_seconds
     settings = replace(trainer.run_settings(), wording="sdk")
-    limit = trainer.local_limit
+    limit, shared = trainer.local_limit, trainer.shared_memory
+    resources = kubernetes_resources(untyped.resources_per_node)
     poll = {f"{TRACKING}/metrics-poll-interval": str(trainer.metrics_poll_interval_seconds)}
     if not trainer.enable_progression_tracking:
         poll = {}
@@ -255,7 +257,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         is_module=is_module,
         files=files,
         num_nodes=trainer.num_nodes or 1,
-        resources=kubernetes_resources(untyped.resources_per_node),
+        resources=resources,
         settings=settings,
         env={**env, **storage},
         connection=trainer.data_connection_name,
@@ -265,6 +267,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         grace_s=None if grace_s is None else round(grace_s),
         staging_bytes=None if limit is None else parse_local_limit("local_limit", str(limit), settings),
         is_staging_given=limit is not None,
+        shared_memory_bytes=None if shared is None else parse_shared_memory("shared_memory", str(shared), resources),
         labels=options.labels,
         annotations={**poll, **options.annotations},
         patches=options.patches,
