@@ -114,7 +114,7 @@ class ClusterBackend(KubernetesBackend):
             creation_timestamp=job.created_at,
             status=str(job.state),
             progress=job.progress,
-            message=job.message,
+            message=job.message or job.warning,
             exit_code=job.exit_code,
             attempts=job.attempt,
             safe_step=job.safe_step,

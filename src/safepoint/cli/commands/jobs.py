@@ -27,7 +27,7 @@ from safepoint.foundation.events import console
 from safepoint.foundation.units import plural
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import history_file
-from safepoint.jobs.model.job_place import JobPlace, Summary
+from safepoint.jobs.model.job_place import HasDetails, JobPlace, Summary
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.states import JobState
 
@@ -120,8 +120,10 @@ def status(
         attempts = jobs.attempts(job.name)
         progress, output = jobs.progress_of(job), jobs.output_of(job)
         starts = timed_starts(jobs.events(job.name)) if verbose else ()
-        lines = page(job, progress, attempts, output, starts=starts, options=options_of(on, namespace))
-        print_answer(as_json, status_document(job, progress, output, attempts), lines)
+        details = jobs.details_of(job) if isinstance(jobs, HasDetails) else {}
+        suggested = options_of(on, namespace)
+        lines = page(job, progress, attempts, output, starts=starts, details=details, options=suggested)
+        print_answer(as_json, status_document(job, progress, output, attempts, details), lines)
 
 
 def logs(

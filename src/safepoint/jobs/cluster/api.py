@@ -284,6 +284,19 @@ class ClusterApi:
         """The document at a path of the API server, such as `/version`."""
         return self._client.request("GET", path)
 
+    def read_once(self, path: str) -> Object:
+        """The document at a path of the API server. The request is not repeated if it fails.
+
+        This is for servers of further APIs, which may be out of reach for as long as the cluster exists.
+        """
+        data = bytearray()
+        with self._client.lines(path, {}, read_s=REQUEST_S) as lines:
+            for line in lines:
+                data += line
+                if len(data) > _MOST_EVENT_BYTES:
+                    raise TooMuchError(f"the answer to GET {path} has more than {_MOST_EVENT_BYTES:,} bytes")
+        return document(bytes(data))
+
     # ---- streams --------------------------------------------------------------------------------------------------
 
     def watch(

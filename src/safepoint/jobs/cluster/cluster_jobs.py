@@ -8,6 +8,7 @@ unfinished change of the job's number of nodes.
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import (
@@ -36,6 +37,7 @@ from safepoint.jobs.cluster.records.submitted_record import read_submitted
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
 from safepoint.jobs.cluster.state import NODES, SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
+from safepoint.jobs.cluster.watches.details import details_of
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.observer import Observer
@@ -195,6 +197,10 @@ class ClusterJobs:
     def attempts(self, name: str) -> list[AttemptRecord]:
         """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
         return list(self.job(name).attempts)
+
+    def details_of(self, job: ClusterJob) -> dict[str, Any]:
+        """The last lines of a failed job, and the place of a waiting job in its queue; see `details_of`."""
+        return details_of(self._api, job, self._observer.pods)
 
     def remark_on(self, job: ClusterJob) -> str:
         """Always empty: the cluster decides where the pods of a job run."""

@@ -24,6 +24,7 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     is_training_pod,
     node_of,
     num_restarts,
+    other_grace,
     runs_or_is_done,
     training_pods,
     why_leaving,
@@ -117,6 +118,7 @@ class ClusterJob:
         planned: what the plan of its model said when it was submitted, and what was done about it.
         runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or the copy of it
             that has the grace period of the job.
+        warning: what is wrong with the job although it may run; may be empty.
     """
 
     name: str
@@ -144,6 +146,7 @@ class ClusterJob:
     receipt: Receipt | None = None
     planned: tuple[str, ...] = ()
     runtime_of_pods: str = ""
+    warning: str = ""
 
     @property
     def created_at(self) -> datetime:
@@ -170,7 +173,12 @@ class ClusterJob:
         """The fields that only a job on a cluster has, as JSON values."""
         own = ("place", "namespace", "queue", "is_ours", "grace_s")
         receipt = None if self.receipt is None else self.receipt.to_document()
-        return {**{name: getattr(self, name) for name in own}, "receipt": receipt, "planned": [*self.planned]}
+        return {
+            **{name: getattr(self, name) for name in own},
+            "receipt": receipt,
+            "planned": [*self.planned],
+            "warning": self.warning,
+        }
 
 
 def describe(seen: Observed, *, place: str) -> ClusterJob:
@@ -189,6 +197,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     safe_step = None if progress is None else progress.safe_step
     if receipt is not None:
         safe_step = max(receipt.step, safe_step or 0)
+    grace_s = number_in(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s
     attempts = attempts_before(job)
     attempt = progress.attempt if progress is not None else attempts[-1].number if attempts else 0
     if state.holds_slots:
@@ -217,10 +226,11 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
             PodSummary(name=name_of(pod), node=node_of(pod), phase=str(at(pod, "status", "phase") or "Unknown"))
             for pod in training_pods(seen.pods)
         ),
-        grace_s=number_in(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s,
+        grace_s=grace_s,
         attempts=attempts,
         receipt=receipt,
         planned=planned_in(record),
+        warning=other_grace(seen.pods, grace_s) if record else "",
     )
 
 

@@ -293,3 +293,18 @@ def test_the_runtime_is_the_one_that_was_submitted(refers_to: str, shown: str) -
     assert (of(job).runtime, of(job).runtime_of_pods) == (shown, refers_to)
     del job["metadata"]["annotations"][RECORD]
     assert of(job).runtime == refers_to
+
+
+@pytest.mark.parametrize(
+    ("real", "says"), [(30, "longer than 30 s is lost"), (120, "the rest is not used"), (90, "")]
+)
+def test_pods_with_another_grace_period_are_a_warning(real: int, says: str) -> None:
+    """A webhook may have changed them, or the runtime was changed after the submission."""
+    job = trainjob()
+    job["spec"]["trainer"]["env"].append({"name": "SAFEPOINT_GRACE", "value": "90"})
+    pods = [pod(0), pod(1)]
+    pods[1]["spec"]["terminationGracePeriodSeconds"] = real
+    found = of(job, *pods)
+    assert (found.grace_s, bool(found.warning)) == (90, bool(says))
+    assert says in found.warning
+    assert found.particulars["warning"] == found.warning

@@ -127,3 +127,23 @@ def first_cause(pods: Sequence[Object]) -> str:
     """Which pod failed first, and how; empty if no pod failed."""
     pod = first_failed(pods)
     return "" if pod is None else f"pod {name_of(pod)}: {how_ended(pod)}"
+
+
+def other_grace(pods: Sequence[Object], grace_s: float) -> str:
+    """A sentence about pods with another grace period than Safepoint in them relies on; empty if there are none.
+
+    The cluster decides: an admission webhook may change the pods, and a person may change the runtime later.
+
+    Args:
+        pods: the pods of a job.
+        grace_s: the grace period in seconds that Safepoint in the pods was started with.
+    """
+    given = [at(pod, "spec", "terminationGracePeriodSeconds") for pod in training_pods(pods)]
+    others = sorted(real for real in given if type(real) is int and real != grace_s)
+    if not others:
+        return ""
+    effect = f"a save that takes longer than {others[0]} s is lost" if others[0] < grace_s else "the rest is not used"
+    return (
+        f"the pods have a grace period of {others[0]} s, and Safepoint in them was started with {grace_s:g} s: "
+        f"{effect}; to change this, submit the job again with --grace"
+    )
