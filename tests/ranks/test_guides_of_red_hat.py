@@ -1,7 +1,7 @@
 """Red Hat's guides in an environment with nothing but Safepoint: their code runs when its imports are changed.
 
-`make test-openshift-images` makes the environment, from Safepoint's own wheel. What this machine does not have is in the
-environment of the processes (`tests/programs/guides/machine`), not in the guides' code.
+`make test-openshift-images` makes the environment, from Safepoint's own wheel. What this machine does not have is in
+the environment of the processes (`tests/programs/guides/machine`), not in the guides' code.
 """
 
 import difflib

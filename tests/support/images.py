@@ -1,7 +1,7 @@
 """Environments with what OpenShift AI's images have, and nothing else: the pins of a set and what they require.
 
-`make test-openshift-images` makes them in `.venv/images`, or in the folder that SAFEPOINT_TEST_IMAGES names. The environments
-of `make test-versions` also have the tools of the tests, and with them boto3.
+`make test-openshift-images` makes them in `.venv/images`, or in the folder that SAFEPOINT_TEST_IMAGES names. The
+environments of `make test-versions` also have the tools of the tests, and with them boto3.
 """
 
 import json
