@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.tools.inventory import Kind
-from safepoint.errors import NotFoundError, UsageError
+from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
 from safepoint.estimates.job_needs import JobNeeds
 from safepoint.foundation.environment import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
@@ -23,7 +23,9 @@ from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
+from safepoint.jobs.model.records import JobEvent
 from safepoint.jobs.model.spec import name_from
+from safepoint.notebook.views import JobDetails, JobView, view_of
 from safepoint.planning.submitted import needs_of
 from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.initializers import initializer_of
@@ -107,7 +109,16 @@ class ClusterBackend(KubernetesBackend):
             safe_step=job.safe_step,
             output_dir=job.output,
             receipt=job.receipt,
+            view=view_of(job, job.progress, job.output, receipt=job.receipt),
         )
+
+    def read_watched(self, name: str) -> tuple[JobView, JobDetails]:
+        """What `watch_job` shows of a job now. A person who may not read events sees none."""
+        job = self._jobs.job(name)
+        events: list[JobEvent] = []
+        with contextlib.suppress(AccessDeniedError):
+            events = self._jobs.events(name)
+        return view_of(job, job.progress, job.output, receipt=job.receipt), JobDetails(events=events)
 
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"

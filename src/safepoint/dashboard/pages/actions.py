@@ -9,10 +9,9 @@ from starlette.routing import Route
 
 from safepoint.answers.consequence import Action, consequence_of
 from safepoint.answers.job_documents import document_of
+from safepoint.answers.receipts import facts_of, receipt_of
 from safepoint.dashboard.pages.context import actor_of, context_of, in_thread
 from safepoint.dashboard.pages.job import place_and_name
-from safepoint.dashboard.pages.jobs import TONES
-from safepoint.dashboard.reading.checkpoint_view import receipt_of
 from safepoint.dashboard.reading.places import ListedJob
 from safepoint.dashboard.rendering import Refusal, respond
 from safepoint.dashboard.work import Outcome
@@ -21,6 +20,7 @@ from safepoint.foundation.units import plural
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.states import JobState
+from safepoint.presentation.tones import TONES
 
 _MOST_NODES = 100_000
 
@@ -94,8 +94,8 @@ def _suspend(jobs: JobPlace[Any], name: str) -> Outcome:
     document = {**_document(jobs, job), "was_saved": job.was_saved}
     receipt = job.particulars.get("receipt")
     if receipt is None and isinstance(job, JobRecord) and job.was_saved and job.state is JobState.SUSPENDED:
-        receipt = receipt_of(job, jobs.output_of(job))
-        document["receipt"] = receipt
+        found = receipt_of(job, jobs.output_of(job))
+        document["receipt"] = receipt = None if found is None else found.to_document()
     why = f": {job.message}" if job.message else ""
     if job.state is JobState.SUSPENDED and job.was_saved is False:
         step = "nothing is saved" if job.safe_step is None else f"the newest checkpoint is step {job.safe_step:,}"
@@ -105,21 +105,8 @@ def _suspend(jobs: JobPlace[Any], name: str) -> Outcome:
             document=document,
             is_warning=True,
         )
-    facts = _facts(receipt) if isinstance(receipt, Mapping) else ()  # pyright: ignore[reportUnknownArgumentType]
+    facts = facts_of(receipt) if isinstance(receipt, Mapping) else ()  # pyright: ignore[reportUnknownArgumentType]
     return Outcome(sentence=f"The job is {job.state}{why}.", document=document, facts=facts)
-
-
-def _facts(receipt: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    checked = "every file was read and matches its digest" if receipt["is_read"] else "names and sizes of all files"
-    how = "requested before the job was stopped" if receipt["was_requested"] else "at SIGTERM"
-    facts = [
-        ("Safe step", f"{receipt['step']:,}"),
-        ("Checkpoint", str(receipt["checkpoint"])),
-        ("Digest of its manifest", str(receipt["digest"])),
-        ("Saved", how + (f", because {receipt['reason']}" if receipt["reason"] else "")),
-        ("Checked", checked),
-    ]
-    return tuple(facts)
 
 
 def _resume(jobs: JobPlace[Any], name: str) -> Outcome:

@@ -1,11 +1,7 @@
 """The checkpoints of a job or of any location."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.tools.documents import state_of
 from safepoint.checkpoint.tools.inventory import Inventory, Item, open_inventory
 from safepoint.errors import NotFoundError, SafepointError, UnsupportedError, UsageError
@@ -87,28 +83,3 @@ def _world_size(inventory: Inventory, item: Item) -> int | None:
         return inventory.read_manifest(item).world_size
     except SafepointError:  # it was deleted since it was listed
         return None
-
-
-def receipt_of(job: JobRecord, output: str | None) -> Mapping[str, Any] | None:
-    """Which checkpoint a suspension has saved, and its digest; None if there is none.
-
-    The names and sizes of its files are compared with its manifest; their contents are not read.
-    """
-    if output is None or job.safe_step is None:
-        return None
-    try:
-        inventory = open_output(job.spec, output)
-        item = inventory.item(checkpoint_name(job.safe_step))
-        if not item.is_complete:
-            return None
-        record = json.loads(inventory.read_manifest(item).to_bytes())
-    except SafepointError:
-        return None
-    return {
-        "step": job.safe_step,
-        "checkpoint": item.where,
-        "digest": str(record["manifest_digest"]),
-        "is_read": False,
-        "was_requested": False,
-        "reason": "",
-    }
