@@ -47,7 +47,7 @@ def job_html(view: JobView, details: JobDetails | None = None, *, note: str = ""
         progress=view.progress,
         note=note,
         curves=drawn,
-        timeline=timeline_of(details.attempts, details.events),
+        timeline=timeline_of(details.attempts, details.events, until_s=view.read_s),
         events=event_rows(details.events[-_MOST_EVENTS:]),
         num_events=len(details.events),
         checkpoints=checkpoints[:_MOST_CHECKPOINTS] if checkpoints is not None else None,

@@ -163,13 +163,22 @@ class Timeline:
     kinds: tuple[str, ...]
 
 
-def timeline_of(attempts: Sequence[AttemptRecord], events: Sequence[JobEvent]) -> Timeline | None:
-    """The timeline of a job; None before its first attempt."""
+def timeline_of(
+    attempts: Sequence[AttemptRecord], events: Sequence[JobEvent], *, until_s: float | None = None
+) -> Timeline | None:
+    """The timeline of a job; None before its first attempt.
+
+    Args:
+        attempts: of the job.
+        events: of the job.
+        until_s: when the timeline of a running attempt ends, in seconds since 1970; None for now.
+    """
+    now_s = clock.wall_s() if until_s is None else until_s
     timed = [(seconds, event) for event in events if (seconds := _seconds(event.time)) is not None]
     starts = [(begin, attempt) for attempt in attempts if (begin := _seconds(attempt.started)) is not None]
     if not starts:
         return None
-    ended = [_seconds(attempt.ended) or clock.wall_s() for _, attempt in starts]
+    ended = [min(_seconds(attempt.ended) or now_s, now_s) for _, attempt in starts]
     begin_s = min(begin for begin, _ in starts)
     end_s = max([*ended, *(seconds for seconds, _ in timed)])
     span_s = max(end_s - begin_s, 1e-3)
