@@ -4,7 +4,7 @@ A notebook of the tests is a Python file whose cells begin with `# %%`, as Jupyt
 of a cell is only in the kernel's history, so a training function reaches a job as it does from Jupyter.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,10 +113,20 @@ def executed(
     return client.execute(env=environment)
 
 
+def written(path: Path, sources: Sequence[str]) -> Path:
+    """Write a notebook (`.ipynb`) with these cells, and return its path."""
+    import nbformat
+
+    made: Any = nbformat.v4
+    document = made.new_notebook(cells=[made.new_code_cell(source) for source in sources])
+    nbformat.write(document, path)  # pyright: ignore[reportUnknownMemberType]
+    return path
+
+
 def outputs(document: Any, cell_id: str) -> list[Any]:
     """The outputs of a cell of an executed notebook."""
     [cell] = [cell for cell in document.cells if cell.id == cell_id]
     return list(cell.outputs)
 
 
-__all__ = ["Kernel", "cells", "executed", "kernel", "outputs"]
+__all__ = ["Kernel", "cells", "executed", "kernel", "outputs", "written"]
