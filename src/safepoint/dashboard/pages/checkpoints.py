@@ -27,6 +27,8 @@ from safepoint.dashboard.rendering import Refusal, respond
 from safepoint.dashboard.work import Outcome
 from safepoint.errors import ConflictError, SafepointError, UsageError
 from safepoint.foundation.units import plural
+from safepoint.jobs.model.records import JobRecord
+from safepoint.storage.location import parse_location
 
 _LONGEST = 2000
 
@@ -57,7 +59,9 @@ async def of_job(request: Request) -> Response:
         return respond(
             request, "checkpoints.html", [], status=status, location="", failure=_sentence(error), **values
         )
-    return _page(request, rows, location=location, base=base, title=name, job=base)
+    job = (await in_thread(lambda: reader.job(name))).job
+    can_resume = isinstance(job, JobRecord) and job.can_resume and parse_location(location).is_folder
+    return _page(request, rows, location=location, base=base, title=name, job=base, can_resume=can_resume)
 
 
 async def of_location(request: Request) -> Response:
@@ -96,7 +100,16 @@ def _sentence(error: SafepointError) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _page(request: Request, rows: list[CheckpointRow], *, location: str, base: str, title: str, job: str) -> Response:
+def _page(
+    request: Request,
+    rows: list[CheckpointRow],
+    *,
+    location: str,
+    base: str,
+    title: str,
+    job: str,
+    can_resume: bool = False,
+) -> Response:
     return respond(
         request,
         "checkpoints.html",
@@ -109,6 +122,7 @@ def _page(request: Request, rows: list[CheckpointRow], *, location: str, base: s
         failure="",
         is_form=not job,
         has_policies=bool(job),
+        can_resume=can_resume,
         commands=_commands(location, rows),
     )
 

@@ -26,6 +26,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/answers/receipts.py",
         "safepoint/answers/situation.py",
         "safepoint/cli/commands/dashboard.py",
+        "safepoint/cli/commands/jobs.py",
         "safepoint/cli/commands/plan",
         "safepoint/dashboard",
         "safepoint/doctor",
