@@ -11,8 +11,10 @@ from typing import Any
 
 from safepoint.answers.job_documents import event_rows
 from safepoint.errors import SafepointError
+from safepoint.estimates.job_needs import JobNeeds
 from safepoint.foundation import clock
 from safepoint.foundation.bounded import Work
+from safepoint.notebook.text import plan_facts, plan_warning
 from safepoint.notebook.views import CheckpointView, JobDetails, JobView
 from safepoint.presentation.drawings import curve_of, metric_names, timeline_of
 from safepoint.presentation.tones import TONES
@@ -71,6 +73,11 @@ def jobs_html(views: Sequence[JobView]) -> str | None:
 def checkpoints_html(rows: Sequence[CheckpointView]) -> str | None:
     """A list of checkpoints in a cell."""
     return _render("checkpoints.html", rows=rows[:_MOST_ROWS], num_checkpoints=len(rows))
+
+
+def plan_html(needs: JobNeeds, grace_s: float | None) -> str | None:
+    """What a job will need, in a cell; see `plan_warning`."""
+    return _render("plan.html", facts=plan_facts(needs), warning=plan_warning(needs, grace_s))
 
 
 def _details_of(view: JobView) -> JobDetails:

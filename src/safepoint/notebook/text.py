@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from safepoint.answers.job_documents import event_rows
 from safepoint.errors import printable
+from safepoint.estimates.job_needs import JobNeeds
 from safepoint.foundation import clock
-from safepoint.foundation.units import format_bytes, plural
+from safepoint.foundation.units import format_bytes, format_duration, plural
 from safepoint.jobs.model.records import JobEvent
 from safepoint.notebook.views import CheckpointView, JobView
 
@@ -55,6 +56,49 @@ def checkpoints_text(rows: Sequence[CheckpointView]) -> str:
     ]
     more = [f"  … {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
     return "\n".join(printable(line) for line in [plural(len(rows), "checkpoint"), *lines, *more])
+
+
+def plan_facts(needs: JobNeeds) -> list[tuple[str, str]]:
+    """What a job will need, as names and values; empty if it is not known."""
+    if needs.problem:
+        return []
+    memory = format_bytes(needs.snapshot_bytes) if needs.snapshot_bytes else "none"
+    facts = [
+        ("Model", needs.model),
+        ("Assumed training", needs.training),
+        ("A checkpoint", f"about {format_bytes(needs.checkpoint_bytes)}"),
+        ("With any strategy, in 32 bits", f"at most {format_bytes(needs.most_bytes)}"),
+        ("Host memory for snapshots", f"{memory} on the first node"),
+        ("A save on SIGTERM", f"about {format_duration(needs.save_s)}"),
+        ("Grace period that it needs", f"{needs.least_grace_s} s"),
+    ]
+    if needs.local_bytes is not None:
+        limit = f"; no limit is set: {needs.unlimited}" if needs.unlimited else ""
+        facts.append(("Local folder of a pod", f"at most {format_bytes(needs.local_bytes)}{limit}"))
+    return facts
+
+
+def plan_warning(needs: JobNeeds, grace_s: float | None) -> str:
+    """A sentence if a save does not fit into the grace period, or if nothing is known; otherwise empty.
+
+    Args:
+        needs: of the job.
+        grace_s: the grace period in seconds; None if it is not set.
+    """
+    if needs.problem:
+        return f"The needs of the job are not known: {needs.problem}."
+    if grace_s is None or needs.least_grace_s <= grace_s:
+        return ""
+    return (
+        f"A save does not fit into the grace period of {grace_s:g} s: set "
+        f"grace_period_seconds={needs.least_grace_s}, or save to a faster place."
+    )
+
+
+def plan_text(needs: JobNeeds, grace_s: float | None) -> str:
+    """What a job will need, in a few lines; see `plan_warning`."""
+    lines = [f"{name}: {value}" for name, value in plan_facts(needs)]
+    return "\n".join(printable(line) for line in (*lines, *filter(None, [plan_warning(needs, grace_s)])))
 
 
 def event_lines(events: Sequence[JobEvent]) -> list[str]:

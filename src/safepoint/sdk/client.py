@@ -1,17 +1,20 @@
 """`TrainerClient`: Kubeflow's client, extended with jobs on this machine, suspend, resume and scale."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from safepoint.errors import UnsupportedError
 from safepoint.sdk.checks import check_config, check_interval, check_name, check_train, check_wait
 from safepoint.sdk.config import LocalConfig
-from safepoint.sdk.failures import JobStorageError, as_kubeflow_raises
-from safepoint.sdk.lists import CheckpointList, JobList
-from safepoint.sdk.trainers import own_trainer
+from safepoint.sdk.failures import InvalidRequestError, JobStorageError, as_kubeflow_raises
+from safepoint.sdk.results.lists import CheckpointList, JobList
+from safepoint.sdk.trainers import TransformersTrainer, own_trainer
 from safepoint.sdk.upstream import KubernetesBackendConfig, constants, types
 from safepoint.sdk.upstream import trainer as kubeflow_trainer
 from safepoint.sdk.values import Checkpoint, TrainJob
+
+if TYPE_CHECKING:  # at run time this import would slow down the import of the SDK
+    from safepoint.sdk.results.plans import JobPlan
 
 
 class TrainerClient(kubeflow_trainer.TrainerClient):
@@ -85,6 +88,28 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             trainer = own_trainer(trainer) if accepts is None else own_trainer(trainer, is_accepted=accepts)
         kubeflow: Any = super()  # Kubeflow declares no types of options
         return kubeflow.train(runtime, initializer, trainer, options)
+
+    def plan_job(self, trainer: TransformersTrainer, initializer: types.Initializer | None = None) -> "JobPlan":
+        """What the job that `train` would submit will need: sizes of checkpoints, memory, time of a save.
+
+        Nothing is submitted. `func_args` or the initializer has to name a model that is on this machine.
+
+        Args:
+            trainer: describes the training.
+            initializer: as for `train`.
+
+        Raises:
+            ValueError: an argument is invalid.
+            NotImplementedError: this backend has no such method.
+        """
+        check_train(None, initializer, trainer, None)
+        if not isinstance(trainer, TransformersTrainer):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidRequestError(
+                f"trainer is a {type(trainer).__name__}, whose needs are not known", hint="use a TransformersTrainer"
+            )
+        backend = self._with("plan_job")
+        with as_kubeflow_raises():
+            return backend.plan_job(trainer, initializer)
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[TrainJob]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The jobs, oldest first; with `runtime`, only those with this runtime. A notebook shows them as a table."""

@@ -18,7 +18,7 @@ from safepoint.jobs.model.states import JobState
 from safepoint.notebook import html
 from safepoint.progress.metric_history import METRICS_NAME, MetricPoint
 from safepoint.sdk import TrainerClient, TrainJob
-from safepoint.sdk.lists import CheckpointList, JobList
+from safepoint.sdk.results.lists import CheckpointList, JobList
 from tests.support.dashboards import SAMPLES, Sample, write_sample
 from tests.support.hostile_texts import HOSTILE, Tags, write_hostile
 

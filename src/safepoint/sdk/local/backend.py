@@ -14,6 +14,7 @@ from safepoint.errors import (
 )
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
+from safepoint.jobs.local.slots import count_slots
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.states import JobState
@@ -24,8 +25,10 @@ from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.local.details import read_details
 from safepoint.sdk.local.pod_folder import check_mounts
 from safepoint.sdk.local.runtime import check_runtime, local_runtime
-from safepoint.sdk.local.spec import checked_trainer, local_job
+from safepoint.sdk.local.spec import checked_trainer, local_job, share_for
 from safepoint.sdk.local.training_hub import is_training_hub, training_hub_job
+from safepoint.sdk.results.plans import JobPlan, plan_for
+from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import RuntimeBackend, constants, kubernetes_options, types
 from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_of, event_of, states_of, train_job
 
@@ -225,6 +228,12 @@ class LocalBackend(RuntimeBackend):
     def _changed(self, name: str, change: Callable[[LocalJobs], JobRecord]) -> TrainJob:
         with as_kubeflow_raises(), LocalJobs() as jobs:
             return self._train_job(jobs, change(jobs))
+
+    def plan_job(self, trainer: TransformersTrainer, initializer: types.Initializer | None) -> JobPlan:
+        """What a job of this trainer will need."""
+        untyped: Any = trainer
+        ranks = share_for(untyped.resources_per_node, machine=count_slots()).ranks
+        return plan_for(trainer, initializer, ranks_per_node=ranks)
 
     def read_watched(self, name: str) -> tuple[JobView, JobDetails]:
         """What `watch_job` shows of a job now."""
