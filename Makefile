@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 test-browser test-nfs test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 install-browser test-browser test-browser-core test-nfs test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -62,9 +62,16 @@ test-s3: $(INSTALLED) ## the storage tests on real S3 servers: Ceph RGW, install
 	if $(BIN)/python -m tests.support.ceph_rgw install; then $(LANES) -m 's3 and not minio and not long'; fi
 	if $(BIN)/python -m tests.support.minio build; then $(LANES) -m 'minio and not long'; fi
 
-test-browser: $(INSTALLED) ## the dashboard in Debian's Chromium, with axe-core; installs both, as root (3 minutes)
+install-browser: $(INSTALLED)
 	$(INSTALL) $(BIN)/python -c constraints.txt --group browser
-	if $(BIN)/python -m tests.support.browser install; then $(BIN)/pytest -n 0 -m browser tests/browser; fi
+	$(BIN)/python -m tests.support.browser install
+
+test-browser: $(INSTALLED) ## the dashboard and cells of a notebook in Debian's Chromium, with axe-core; as root (5 minutes)
+	if $(MAKE) install-browser; then $(BIN)/pytest -n 0 -m browser tests/browser; fi
+
+test-browser-core: $(INSTALLED) ## of these, the life of a job, the pages on a small screen, and the cells (2 minutes)
+	if $(MAKE) install-browser; then $(BIN)/pytest -n 0 -m browser tests/browser \
+	  -k 'life_of_a_job or (page_looks_well and small) or cells_look_well'; fi
 
 test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, server and two clients; as root (2 minutes)
 	if $(BIN)/python -m tests.support.nfs install; then $(BIN)/pytest -m long tests/attacks/test_nfs.py; fi

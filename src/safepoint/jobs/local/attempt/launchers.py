@@ -71,7 +71,9 @@ class Launchers:
         if listening is not None:
             self._port = listening.getsockname()[1]
         settings = replace(self._spec.settings.of_job(), job_dir=str(self._folder))
-        if rank_reports.has_begun(self._folder):  # --resume and --from-scratch apply to the first start only
+        if self._spec.resume_mark is not None:  # the start that finds no mark resumes from the chosen checkpoint
+            settings = replace(settings, first_start=self._spec.resume_mark, from_scratch=False)
+        elif rank_reports.has_begun(self._folder):  # --resume and --from-scratch apply to the first start only
             settings = replace(settings, has_begun=True, from_scratch=False)
         spec = self._spec
         plan = {
