@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import ExitCode, UsageError
+from safepoint.foundation import clock
+from safepoint.jobs.local.attempt.launchers import Launchers
+from safepoint.jobs.local.attempt.steps import JobStoppedError
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.rendezvous import NoPortError, Rendezvous
 from safepoint.training.rendezvous import store_server
+from tests.support.job_values import job_spec
 
 
 @pytest.fixture
@@ -37,6 +41,29 @@ def test_no_port_is_free(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
         rendezvous.shutdown()
     assert caught.value.exit_code == ExitCode.TERMINATED_UNSAVED
     assert "--master-port" not in str(caught.value)
+
+
+def test_a_job_waits_for_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job must not fail for good, and can be stopped meanwhile."""
+    create, left = socket.create_server, [errno.EADDRINUSE, errno.EADDRINUSE]
+
+    def refuse(address: tuple[str, int]) -> socket.socket:
+        if left:
+            raise OSError(left.pop(), "no port")
+        return create(address)
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    monkeypatch.setattr(clock, "sleep", lambda _: None)
+    launchers = Launchers(job_spec(num_nodes=2), tmp_path, 1)
+    launchers.reserve_port(lambda: True)
+    assert not left
+    launchers.kill()
+    left += [errno.EADDRINUSE]
+    with pytest.raises(JobStoppedError):
+        launchers.reserve_port(lambda: False)
+    left += [errno.EMFILE]
+    with pytest.raises(OSError, match="no port"):
+        launchers.reserve_port(lambda: True)
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
