@@ -137,15 +137,21 @@ def limit_connecting(connection: http.client.HTTPConnection, until_s: float) -> 
     cast("Any", connection)._create_connection = functools.partial(_connect, until_s)
 
 
-def _connect(until_s: float, address: tuple[str, int], timeout_s: float, *_: Any) -> socket.socket:
+def _connect(until_s: float, address: tuple[str, int], timeout_s: float, *others: Any) -> socket.socket:
     """Connect to the first address that answers. Each address gets an equal share of the time that is left."""
-    places = socket.getaddrinfo(*address, 0, socket.SOCK_STREAM)
+    del others  # the address to bind, which is not used
+    host, port = address
+    places = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     failure: OSError = TimeoutError("timed out")
     for number, (family, kind, protocol, _, place) in enumerate(places):
         left_s = until_s - clock.monotonic_s()
         if left_s <= 0:
             break
-        connected = socket.socket(family, kind, protocol)
+        try:
+            connected = socket.socket(family, kind, protocol)
+        except OSError as error:  # such as IPv6 that is switched off
+            failure = error
+            continue
         try:
             connected.settimeout(left_s / (len(places) - number))
             connected.connect(place)
