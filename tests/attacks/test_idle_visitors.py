@@ -86,11 +86,16 @@ def test_a_connection_of_a_session_stays(home: Path) -> None:
     with served(home) as server:
         cookie = enter(server)
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
-            connection.request("GET", "/jobs", headers={"Cookie": cookie})
-            connection.getresponse().read()
-            with connections(server.port, 200, b""):
-                connection.request("GET", "/jobs", headers={"Cookie": cookie})
-                assert connection.getresponse().status == 200
+            socket_before = None
+            with contextlib.ExitStack() as others:
+                for _ in range(20):  # in between requests, because an idle connection ends after five seconds
+                    connection.request("GET", "/static/dashboard.css", headers={"Cookie": cookie})
+                    answer = connection.getresponse()
+                    answer.read()
+                    assert answer.status == 200
+                    assert socket_before in {None, connection.sock}, "the connection stays"
+                    socket_before = connection.sock
+                    others.enter_context(connections(server.port, 10, b""))
 
 
 def test_handshakes_that_never_end(home: Path) -> None:

@@ -51,6 +51,7 @@ class BoundedConnection(H11Protocol):
     """One connection. `listener` is the socket that has accepted it."""
 
     listener: BoundedListener
+    _has_session = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Begin to serve the connection."""
@@ -67,11 +68,16 @@ class BoundedConnection(H11Protocol):
         self._limit.cancel()
         super().connection_lost(exc)
 
+    def on_response_complete(self) -> None:
+        """Note whether the request was one of a session, before the next request takes its place."""
+        self._has_session = self.is_known
+        super().on_response_complete()
+
     @property
     def is_known(self) -> bool:
-        """Whether the last request on this connection was one of a session; `Guard` finds this out."""
+        """Whether a request on this connection was one of a session; `Guard` finds this out."""
         scope: Any = self.scope
-        return scope is not None and scope["state"].get("visitor") is not None
+        return self._has_session or (scope is not None and scope["state"].get("visitor") is not None)
 
     def _end_if_unknown(self) -> None:
         if not self.is_known:
