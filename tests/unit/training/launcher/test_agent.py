@@ -27,4 +27,4 @@ def test_the_node_with_the_store_ends_last_after_a_success() -> None:
     agent_of(1, store).notify_others()
     first.join(20)
     assert not first.is_alive()
-    assert not store.check(["safepoint/stop"]), "nobody asked for a stop"
+    assert not store.check(["safepoint/stop"]), "no node asked for a stop"

@@ -6,6 +6,7 @@ Messages name the option, its value and the fix.
 import math
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -221,5 +222,5 @@ def write_picture(path: str, picture: str) -> str:
     Raises:
         StorageError: the file cannot be written, or there is something else than a file.
     """
-    write_file(path, picture.encode(), option="--svg")
+    write_file(Path(path), picture.encode(), option="--svg")
     return f"the picture is in {path}"
