@@ -24,6 +24,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,13 @@ def run_agent(
     orphans: Orphans,
     timeline: StartTimeline,
     template: TemplateProcess | None,
+    *,
+    before_start: Callable[[], None],
 ) -> AgentOutcome:
-    """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
+    """Start the ranks of this node, and monitor them and their keeper until the ranks have ended.
+
+    `before_start` is called before each start of the ranks, also before restarts.
+    """
     rendezvous = Rendezvous(plan, settings)
     config = _config(plan, settings, is_on_one_machine=rendezvous.is_on_one_machine)
     keep_signal_handlers()  # `relay` handles the signals
@@ -115,6 +121,7 @@ def run_agent(
         orphans=orphans,
         timeline=timeline,
         template=template,
+        before_start=before_start,
     )
     try:
         result: Any = agent.run()
@@ -160,6 +167,7 @@ class SafepointAgent(PatientAgent):
         orphans: the processes that ranks leave behind.
         timeline: measures the starts of the ranks.
         template: the process from which the ranks are copied, or None.
+        before_start: called before each start of the ranks.
     """
 
     def __init__(
@@ -174,6 +182,7 @@ class SafepointAgent(PatientAgent):
         orphans: Orphans,
         timeline: StartTimeline,
         template: TemplateProcess | None,
+        before_start: Callable[[], None],
     ) -> None:
         super().__init__(
             spec=spec,
@@ -189,6 +198,7 @@ class SafepointAgent(PatientAgent):
         self._orphans = orphans
         self._timeline = timeline
         self._template = template
+        self._before_start = before_start
         self._has_sent_modules = False
         self._restarts = -1
         """How often the ranks were restarted; -1 before they were started."""
@@ -215,6 +225,10 @@ class SafepointAgent(PatientAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._restarts += 1
+        before = dict(os.environ)
+        self._before_start()
+        if self._template is not None and os.environ != before:
+            self._template.end()  # what it has imported may refer to other folders; a new one is started
         with copied_from(self._template):
             pids = super()._start_workers(worker_group)
         self._timeline.ranks_born(self._restarts, len(pids))
