@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from safepoint.training.rank_processes.template_process import TemplateProcess
+from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, no_orphans, read_events, safepoint, tiny, wait_until_gone
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -61,6 +63,80 @@ def test_a_killed_rank_of_copies_is_replaced_by_a_copy(tmp_path: Path) -> None:
     assert all(was_copied(event) for event in starts), job.text
     assert "import everything by themselves" not in job.text
     assert_same_run(output, reference)
+
+
+_FEATURES = {
+    "several threads": {"OMP_NUM_THREADS": "2"},
+    "workers by fork": {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": "fork"},
+    "workers by spawn": {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": "spawn"},
+    "compiled": {"torch_compile": True, "torch_compile_backend": "inductor"},
+}
+
+
+@pytest.mark.parametrize("feature", [pytest.param(name, marks=pytest.mark.long) for name in _FEATURES])
+def test_copies_train_as_new_processes_do(feature: str, tmp_path: Path) -> None:
+    """Also after a restart: the final weights, the optimizer and the log are equal, bit by bit."""
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    values = {"OMP_NUM_THREADS": "1", **_FEATURES[feature]}
+    env = {"OMP_NUM_THREADS": str(values.pop("OMP_NUM_THREADS")), "PYTHONHASHSEED": "3"}
+    settings = ("--settings", json.dumps(values), "--samples", "92")
+    job = safepoint(reference, *TWO, program=tiny(reference, *settings), **env)
+    with no_orphans(job):
+        assert job.wait(200) == 0, job.text
+    program = tiny(output, *settings, "--step-ms", "100")
+    job = safepoint(output, *TWO, "--preload", "--save-steps", "1", program=program, **env)
+    with no_orphans(job):
+        job.wait_for_event("saved", count=2)
+        os.kill(job.rank_pids()[1], signal.SIGKILL)
+        assert job.wait(200) == 0, job.text
+    starts = read_events(output, "start_timed")
+    assert [event["restart"] for event in starts] == [0, 1]
+    assert all(was_copied(event) for event in starts), job.text
+    assert "import everything by themselves" not in job.text
+    assert_same_run(output, reference)
+
+
+def test_deepspeed_is_refused_by_name(tmp_path: Path) -> None:
+    """Where it is installed, the Trainer imports it: the ranks start as new processes, and train."""
+    skip_without_deepspeed("zero")
+    output = tmp_path / "run"
+    variables = deepspeed_variables() | {"DS_ACCELERATOR": "cpu"}
+    job = safepoint(output, *TWO, "--preload", program=tiny(output, "--max-steps", "2"), **variables)
+    with no_orphans(job):
+        assert job.wait(200) == 0, job.text
+    assert job.text.count("packages: deepspeed is not fit") == 1, job.text
+    assert read_events(output, "finished")
+
+
+_SEEDS = """
+import os, sys
+from pathlib import Path
+name = f"{os.environ['GROUP_RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+Path(sys.argv[1], name).write_text(f"{hash('text')} {os.environ['PYTHONHASHSEED']}")
+"""
+
+
+def test_nodes_have_the_seed_of_the_first_one(tmp_path: Path) -> None:
+    """A seed that the user has set on node 0 only holds for the copies of the other node, too."""
+    script, port = tmp_path / "seeds.py", str(free_port())
+    script.write_text(_SEEDS)
+    jobs = [
+        safepoint(
+            tmp_path / "run",
+            *("--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", port),
+            "--preload",
+            program=[str(script), str(tmp_path)],
+            log=tmp_path / f"node-{node}.log",
+            **({"PYTHONHASHSEED": "7"} if node == 0 else {}),
+        )
+        for node in (0, 1)
+    ]
+    with no_orphans(*jobs):
+        assert [job.wait(100) for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    found = [(tmp_path / f"{node}-0").read_text() for node in (0, 1)]
+    assert found[0] == found[1]
+    assert found[0].endswith(" 7")
+    assert "import everything by themselves" not in jobs[0].text + jobs[1].text
 
 
 def probe(folder: Path, *options: str, arguments: tuple[str, ...] = (), **env: str) -> list[dict[str, Any]]:

@@ -123,6 +123,7 @@ class Boundary:
                 world_size=place.world_size,
                 global_batch=global_batch,
                 ranks=tuple(ranks),
+                hash_seed=os.environ.get("PYTHONHASHSEED", ""),
             )
         )
 

@@ -51,6 +51,7 @@ from safepoint.training.outcome.rank_record import RankRecord, read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
 from safepoint.training.rank_processes.births import copied_from
 from safepoint.training.rank_processes.death_watch import DeathWatch, exit_code_of_child
+from safepoint.training.rank_processes.hash_seed import HashSeed
 from safepoint.training.rank_processes.loaded_modules import read_loaded_modules
 from safepoint.training.rank_processes.template_process import TemplateProcess
 
@@ -115,6 +116,7 @@ def run_agent(
         orphans=orphans,
         timeline=timeline,
         template=template,
+        hash_seed=HashSeed(program=plan.program, is_module=plan.is_module),
     )
     try:
         result: Any = agent.run()
@@ -160,6 +162,7 @@ class SafepointAgent(PatientAgent):
         orphans: the processes that ranks leave behind.
         timeline: measures the starts of the ranks.
         template: the process from which the ranks are copied, or None.
+        hash_seed: the seed of the job for the hashes of strings.
     """
 
     def __init__(
@@ -174,6 +177,7 @@ class SafepointAgent(PatientAgent):
         orphans: Orphans,
         timeline: StartTimeline,
         template: TemplateProcess | None,
+        hash_seed: HashSeed,
     ) -> None:
         super().__init__(
             spec=spec,
@@ -189,6 +193,7 @@ class SafepointAgent(PatientAgent):
         self._orphans = orphans
         self._timeline = timeline
         self._template = template
+        self._hash_seed = hash_seed
         self._has_sent_modules = False
         self._restarts = -1
         """How often the ranks were restarted; -1 before they were started."""
@@ -211,7 +216,17 @@ class SafepointAgent(PatientAgent):
             group.workers = [_again(worker) for worker in group.workers]
         else:
             super()._rendezvous(worker_group)
+            if group.group_world_size > 1:
+                self._agree_on_hash_seed()
         self._timeline.passed(Phase.STORE_READY)
+
+    def _agree_on_hash_seed(self) -> None:
+        """A template with another seed than that of node 0 is replaced."""
+        group: Any = self._worker_group
+        template, is_wanted = self._template, self._template is not None
+        if self._hash_seed.agree(group.store, node=group.group_rank, is_wanted=is_wanted) and template is not None:
+            template.end()
+            template.start()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._restarts += 1
