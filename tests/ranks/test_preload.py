@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from safepoint.training.rank_processes.template_process import TemplateProcess
-from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, no_orphans, read_events, safepoint, tiny, wait_until_gone
 from tests.support.ports import free_port
@@ -94,18 +93,6 @@ def test_copies_train_as_new_processes_do(feature: str, tmp_path: Path) -> None:
     assert all(was_copied(event) for event in starts), job.text
     assert "import everything by themselves" not in job.text
     assert_same_run(output, reference)
-
-
-def test_deepspeed_is_refused_by_name(tmp_path: Path) -> None:
-    """Where it is installed, the Trainer imports it: the ranks start as new processes, and train."""
-    skip_without_deepspeed("zero")
-    output = tmp_path / "run"
-    variables = deepspeed_variables() | {"DS_ACCELERATOR": "cpu"}
-    job = safepoint(output, *TWO, "--preload", program=tiny(output, "--max-steps", "2"), **variables)
-    with no_orphans(job):
-        assert job.wait(200) == 0, job.text
-    assert job.text.count("packages: deepspeed is not fit") == 1, job.text
-    assert read_events(output, "finished")
 
 
 _SEEDS = """
@@ -201,6 +188,8 @@ def test_a_copy_sees_what_a_new_process_sees(threads: str, tmp_path: Path) -> No
         ("import subprocess\nP = subprocess.Popen(['sleep', '600'], stdin=subprocess.DEVNULL)", "odd", "a process"),
         ("import of_the_project", "of_the_project", "is code of the project"),
         ("import ray", "ray", "not fit"),
+        ("import deepspeed", "deepspeed", "not fit"),
+        ("import torch\ntorch.cuda.is_initialized = lambda: True", "odd", "has initialized CUDA"),
         ("import os, _thread\n_thread.start_new_thread(__import__('time').sleep, (600,))", "odd", "thread"),
     ],
 )
@@ -216,7 +205,8 @@ def test_a_package_that_is_not_fit_is_named(
     script = _install(tmp_path, monkeypatch, source)
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "of_the_project.py").write_text("")
-    (tmp_path / "installed" / "ray.py").write_text("")
+    for denied in ("ray", "deepspeed"):
+        (tmp_path / "installed" / f"{denied}.py").write_text("")
     paths = f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path / 'project'}"
     monkeypatch.setenv("PYTHONPATH", paths)
     template = TemplateProcess([str(script)], is_module=False, is_stopping=lambda: False)
@@ -230,6 +220,45 @@ def test_a_package_that_is_not_fit_is_named(
     (record,) = caplog.records
     assert f"packages: {name} " in record.getMessage()
     assert reason in record.getMessage()
+
+
+_FORKS = """
+import errno, os
+forks, fork = [], os.fork
+def fork_until_memory_is_full():
+    forks.append(1)
+    if len(forks) > {most}:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    return fork()
+os.fork = fork_until_memory_is_full
+"""
+
+
+@pytest.mark.parametrize(
+    ("most", "reason"),
+    [
+        (0, "the template cannot be copied: Cannot allocate memory"),
+        *((most, "the template could not copy itself") for most in (1, 2, 3)),
+    ],
+)
+def test_a_template_without_memory_is_given_up(
+    most: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trial copy, the process that copies, the first rank and the second one; a rank that was made ends."""
+    script = _install(tmp_path, monkeypatch, _FORKS.format(most=most))
+    template = TemplateProcess([str(script)], is_module=False, is_stopping=lambda: False)
+    reader, writer = os.pipe()
+    output, end = os.pipe()
+    try:
+        assert template.bear([dict(os.environ)] * 2, [(end, end)] * 2, reader) is None
+        assert template.pid is None
+    finally:
+        template.end()
+    for descriptor in (reader, writer, end):
+        os.close(descriptor)
+    assert os.read(output, 1) == b"", "a rank that was made has not written, and has ended"
+    os.close(output)
+    assert reason in caplog.text
 
 
 def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> Path:

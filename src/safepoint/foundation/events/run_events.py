@@ -31,10 +31,7 @@ class RankStarted:
 
 
 class AttemptStarted(Event):
-    """The ranks have found each other and begin to train.
-
-    `hash_seed` is the seed for the hashes of strings (PYTHONHASHSEED) of rank 0; empty if each rank draws its own.
-    """
+    """The ranks have found each other and begin to train. `hash_seed` is the PYTHONHASHSEED of rank 0, or empty."""
 
     attempt: int
     run_id: str
