@@ -65,10 +65,10 @@ def test_a_killed_rank_of_copies_is_replaced_by_a_copy(tmp_path: Path) -> None:
 
 
 _FEATURES = {
-    "several threads": {"OMP_NUM_THREADS": "2"},
-    "workers by fork": {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": "fork"},
-    "workers by spawn": {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": "spawn"},
-    "compiled": {"torch_compile": True, "torch_compile_backend": "inductor"},
+    "several threads": ("2", []),
+    "workers by fork": ("1", ["--workers", "1", "--settings", '{"dataloader_multiprocessing_context": "fork"}']),
+    "workers by spawn": ("1", ["--workers", "1", "--settings", '{"dataloader_multiprocessing_context": "spawn"}']),
+    "compiled": ("1", ["--settings", '{"torch_compile": true, "torch_compile_backend": "inductor"}']),
 }
 
 
@@ -76,9 +76,8 @@ _FEATURES = {
 def test_copies_train_as_new_processes_do(feature: str, tmp_path: Path) -> None:
     """Also after a restart: the final weights, the optimizer and the log are equal, bit by bit."""
     reference, output = tmp_path / "reference", tmp_path / "run"
-    values = {"OMP_NUM_THREADS": "1", **_FEATURES[feature]}
-    env = {"OMP_NUM_THREADS": str(values.pop("OMP_NUM_THREADS")), "PYTHONHASHSEED": "3"}
-    settings = ("--settings", json.dumps(values), "--samples", "92")
+    threads, settings = _FEATURES[feature]
+    env = {"OMP_NUM_THREADS": threads, "PYTHONHASHSEED": "3"}
     job = safepoint(reference, *TWO, program=tiny(reference, *settings), **env)
     with no_orphans(job):
         assert job.wait(200) == 0, job.text

@@ -275,6 +275,7 @@ class Template:
             for number in range(len(birth.arguments)):
                 pid = os.fork()
                 if pid == 0:
+                    os.close(writer)  # otherwise the template would wait for this rank if the next fork fails
                     be_born(birth, number, descriptors, self._changes, self._main)
                 os.write(writer, _PID.pack(pid))
         finally:
