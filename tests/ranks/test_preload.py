@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,36 @@ def test_changed_packages_and_changed_code_count(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "out").read_text().splitlines() == ["1 1 False", "2 2 False"]
     assert "a file of odd has changed on disk; the packages are imported again" in job.text
     assert "import everything by themselves" not in job.text
+
+
+def test_ranks_do_not_wait_for_further_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that dies soon after its first step is replaced while the template still imports: at the next module."""
+    script = _install(tmp_path, monkeypatch, "")
+    names = [f"slow_{number}" for number in range(100)]
+    for name in names:
+        (tmp_path / "installed" / f"{name}.py").write_text(
+            f"import time\nopen({str(tmp_path)!r} + '/begun', 'w')\ntime.sleep(3)"
+        )
+    template = TemplateProcess([str(script)], is_module=False, is_stopping=lambda: False)
+    reader, writer = os.pipe()
+    try:
+        template.start()
+        while not template.becomes_ready():
+            assert template.pid is not None, caplog.text
+            time.sleep(0.01)  # leaves the processor to the imports
+        template.import_more(names)
+        while not (tmp_path / "begun").exists():
+            assert template.pid is not None, caplog.text
+            time.sleep(0.01)
+        pids = template.bear([dict(os.environ)], [(1, 2)], reader)
+        assert pids is not None, caplog.text
+    finally:
+        template.end()
+        os.close(writer)
+        os.close(reader)
+    wait_until_gone(list(pids))
 
 
 # ---- a template that fails ------------------------------------------------------------------------------------
