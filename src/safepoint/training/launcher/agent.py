@@ -385,13 +385,16 @@ class SafepointAgent(PatientAgent):
     def notify_others(self) -> None:
         """Before this process ends, notify the other nodes.
 
-        Node 0, which serves the store, then waits until the other nodes have ended, but for at most 3 s.
+        Node 0, which serves the store, then waits until the other nodes have ended, but for at most 3 s. Also after a
+        success: torch elastic lets an agent end when the last node has arrived at its barrier. The others then still
+        read that from the store, and would report the closed connection as an error.
         """
         group: Any = self._worker_group
-        if group.group_world_size == 1 or group.state == WorkerState.SUCCEEDED:
+        if group.group_world_size == 1:
             return
         with contextlib.suppress(RuntimeError):
-            self._send_stop()
+            if group.state != WorkerState.SUCCEEDED:
+                self._send_stop()
             self._shared_store.set(_ENDED_KEY.format(group.group_rank), "1")
             others = [_ENDED_KEY.format(rank) for rank in range(group.group_world_size)]
             deadline_s = clock.monotonic_s() + _WAIT_FOR_OTHERS_S
