@@ -14,13 +14,14 @@ import threading
 from pathlib import Path
 
 from safepoint.foundation import clock
+from safepoint.foundation.channels.channel import Channel, ChannelError, close_all
+from safepoint.foundation.channels.codec import ProtocolError, encode
 from safepoint.snapshot.keeper.earlier_snapshot import EarlierSnapshotLinks
 from safepoint.snapshot.keeper.held_folder import Reporter
 from safepoint.snapshot.keeper.keeper_state import KeeperState, Rank, RankGroup
 from safepoint.snapshot.keeper.message_handler import MessageHandler
 from safepoint.snapshot.keeper.writer import write_snapshots
-from safepoint.snapshot.protocol.channel import Channel, check_same_user, close_all
-from safepoint.snapshot.protocol.codec import ProtocolError, encode
+from safepoint.snapshot.protocol.channel import check_same_user
 from safepoint.snapshot.protocol.messages import Hello, KeeperPlan, Refused, Welcome, decode_rank_message
 
 _LOOK_EVERY_S = 0.5
@@ -86,8 +87,10 @@ class _Keeper:
             channel.close()
             return
         try:
-            while (received := channel.receive()) is not None:
-                self._handler.handle(group, rank, *received)
+            while True:
+                self._handler.handle(group, rank, *channel.receive())
+        except ChannelError:
+            pass  # the rank has ended
         except Exception as error:  # noqa: BLE001  even after an invalid message the disconnection must be handled
             self._state.reporter.log.warning(
                 "rank %s sent an invalid message, and its connection is closed: %s: %.300s",
@@ -99,10 +102,7 @@ class _Keeper:
         channel.close()
 
     def _admit(self, channel: Channel) -> tuple[RankGroup, Rank]:
-        received = channel.receive()
-        if received is None:
-            raise ProtocolError("the connection was closed before the first message")
-        body, descriptors = received
+        body, descriptors = channel.receive()
         close_all(descriptors)
         try:
             hello = decode_rank_message(body)

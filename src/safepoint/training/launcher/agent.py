@@ -52,6 +52,7 @@ from safepoint.training.outcome.rank_record import RankRecord, read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
 from safepoint.training.rank_processes.births import copied_from
 from safepoint.training.rank_processes.death_watch import DeathWatch, exit_code_of_child
+from safepoint.training.rank_processes.hash_seed import HashSeed
 from safepoint.training.rank_processes.loaded_modules import read_loaded_modules
 from safepoint.training.rank_processes.template_process import TemplateProcess
 
@@ -122,6 +123,7 @@ def run_agent(
         timeline=timeline,
         template=template,
         before_start=before_start,
+        hash_seed=HashSeed(program=plan.program, is_module=plan.is_module),
     )
     try:
         result: Any = agent.run()
@@ -168,6 +170,7 @@ class SafepointAgent(PatientAgent):
         timeline: measures the starts of the ranks.
         template: the process from which the ranks are copied, or None.
         before_start: called before each start of the ranks.
+        hash_seed: the seed of the job for the hashes of strings.
     """
 
     def __init__(
@@ -183,6 +186,7 @@ class SafepointAgent(PatientAgent):
         timeline: StartTimeline,
         template: TemplateProcess | None,
         before_start: Callable[[], None],
+        hash_seed: HashSeed,
     ) -> None:
         super().__init__(
             spec=spec,
@@ -199,6 +203,7 @@ class SafepointAgent(PatientAgent):
         self._timeline = timeline
         self._template = template
         self._before_start = before_start
+        self._hash_seed = hash_seed
         self._has_sent_modules = False
         self._restarts = -1
         """How often the ranks were restarted; -1 before they were started."""
@@ -221,7 +226,17 @@ class SafepointAgent(PatientAgent):
             group.workers = [_again(worker) for worker in group.workers]
         else:
             super()._rendezvous(worker_group)
+            if group.group_world_size > 1:
+                self._agree_on_hash_seed()
         self._timeline.passed(Phase.STORE_READY)
+
+    def _agree_on_hash_seed(self) -> None:
+        """A template with another seed than that of node 0 is replaced."""
+        group: Any = self._worker_group
+        template, is_wanted = self._template, self._template is not None
+        if self._hash_seed.agree(group.store, node=group.group_rank, is_wanted=is_wanted) and template is not None:
+            template.end()
+            template.start()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._restarts += 1

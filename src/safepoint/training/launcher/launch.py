@@ -11,7 +11,6 @@ torch elastic starts, monitors and restarts the ranks. The launcher changes this
 import logging
 import math
 import os
-import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,6 +35,7 @@ from safepoint.training.outcome.launcher_folder import launcher_folder
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.outcome.rank_record import read_records
 from safepoint.training.outcome.verdict import first_failure, reach_verdict
+from safepoint.training.rank_processes.hash_seed import HashSeed
 from safepoint.training.rank_processes.template_process import TemplateProcess
 
 _log = logging.getLogger("safepoint")
@@ -136,8 +136,7 @@ def _make_template(plan: LaunchPlan, settings: RunSettings, relay: SignalRelay) 
     """The process from which the ranks are copied, not started yet; None if the ranks are started one by one."""
     if not settings.preload or not sys.platform.startswith("linux"):
         return None
-    # Strings have one order in sets for all ranks and all restarts, in whichever way the ranks are started.
-    os.environ.setdefault("PYTHONHASHSEED", str(secrets.randbelow(2**32)))
+    HashSeed(program=plan.program, is_module=plan.is_module).choose()
     plan.set_default_threads()
     return TemplateProcess(plan.program, is_module=plan.is_module, is_stopping=lambda: bool(relay.signal))
 
