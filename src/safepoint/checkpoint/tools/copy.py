@@ -180,8 +180,8 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     left_out = [entry.path for entry in chosen if _is_obeyed(entry.path)]
     if left_out:
         _log.warning(
-            "the export leaves out %s of %s, such as %s: files and folders whose names begin with a dot, and settings of "
-            "programs, are not part of a model",
+            "the export leaves out %s of %s, such as %s: files and folders whose names begin with a dot, and the "
+            "settings of programs, are not part of a model",
             plural(len(left_out), "file"),
             item.where,
             printable(left_out[0]),

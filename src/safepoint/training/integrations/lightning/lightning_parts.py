@@ -14,6 +14,7 @@ from lightning.pytorch.plugins import CheckpointIO
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
+from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
@@ -103,7 +104,12 @@ class LightningParts(Parts):
             CheckpointError: a state is invalid, or the state of an optimizer does not fit.
         """
         path, schedulers = folder / STATE, [one.scheduler for one in self._trainer.lr_scheduler_configs]
-        with states_of(path), checked_optimizers(path, *self.optimizers()), checked_schedulers(path, *schedulers):
+        with (
+            states_of(path),
+            checked_optimizers(path, *self.optimizers()),
+            checked_schedulers(path, *schedulers),
+            checked_scalers(path),
+        ):
             restore()
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
