@@ -302,10 +302,17 @@ class TrainerResume:
         assert self._point is not None
         manifest = self._point.manifest
         if self.geometry.num_samples is None:
-            saved = read_object(self._point.path / _STATE, max_bytes=MAX_MANIFEST_BYTES, constant=float)
-            passes, micro_batches = self.geometry.position_in_stream(
-                saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
-            )
+            path = self._point.path / _STATE
+            with states_of(path):
+                saved = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float)
+                # The Trainer's state has the same epoch as the manifest. That of the manifest has a limit. With a
+                # higher one, the training would end at once, as if it were complete.
+                passes, micro_batches = self.geometry.position_in_stream(
+                    manifest.epoch,
+                    max_steps=saved["max_steps"],
+                    step=manifest.step,
+                    global_batch=manifest.global_batch,
+                )
         else:
             passes, micro_batches = self.geometry.position(
                 manifest.samples_seen, epoch=manifest.epoch, before=self.geometry.as_saved(manifest)
