@@ -11,8 +11,9 @@ import pytest
 from tests.cluster.test_life import ON, status, submit, trains_at, wait
 from tests.support import jobs
 from tests.support.cluster.faults import restart
-from tests.support.cluster.workspace import RUNTIME, Workspace, apply, runtime
+from tests.support.cluster.workspace import QUEUE, RUNTIME, Workspace, apply, queue_objects, runtime
 from tests.support.commands import safepoint
+from tests.support.patience import PATIENCE
 
 _AWAY_S = 20.0
 
@@ -33,11 +34,18 @@ def _refuse_host_paths(team: Workspace) -> None:
     team.cluster.kubectl("label", "namespace", team.namespace, "pod-security.kubernetes.io/enforce=restricted")
 
 
-def _mount_nothing(team: Workspace) -> None:
+def _own_runtime(team: Workspace) -> tuple[dict[str, Any], Any]:
+    """A runtime of the namespace, and the template of its Job."""
     document: dict[str, Any] = {**runtime(), "kind": "TrainingRuntime"}
     document["metadata"] = {**document["metadata"], "namespace": team.namespace}
-    pod = document["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return document, document["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+
+def _mount_nothing(team: Workspace) -> None:
+    document, job = _own_runtime(team)
+    pod = job["template"]["spec"]
     pod["volumes"].append({"name": "missing", "secret": {"secretName": "missing"}})
+    pod["containers"][0]["volumeMounts"].append({"name": "missing", "mountPath": "/missing"})
     apply(team.cluster, [document])
 
 
@@ -69,6 +77,42 @@ def test_a_job_that_cannot_start_is_named(
         submit(team, "tiny", "--runtime", RUNTIME)
         assert "quota" not in status(team, "tiny")["message"]
         assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
+
+
+@pytest.mark.timeout(300)
+def test_the_place_in_the_queue(team: Workspace) -> None:
+    """Kueue's visibility server knows it. The first job takes the whole quota."""
+    apply(team.cluster, queue_objects(team.namespace, cpu="1"))
+    for name in ("one", "two", "three"):
+        submit(team, name, "--queue", QUEUE, "--cpu", "1", "--memory", "1Gi")
+        if name == "one":
+            wait(team, name, lambda job: job["state"] != "Queued", 60)
+    found = wait(team, "three", lambda job: job["queue_place"] is not None, 60)
+    assert (found["state"], found["queue_place"]) == ("Queued", 2)
+    assert status(team, "two")["queue_place"] == 1
+    assert status(team, "one")["queue_place"] is None
+    shown = safepoint("status", *ON, team.namespace, "three")
+    assert "place       number 2 of those that wait in the queue" in shown.stdout
+    for name in ("three", "two", "one"):
+        assert safepoint("delete", *ON, team.namespace, name).code == 0
+
+
+@pytest.mark.timeout(300)
+def test_the_last_lines_of_a_job_that_has_failed(team: Workspace) -> None:
+    document, job = _own_runtime(team)
+    job["backoffLimit"] = 0
+    job["template"]["spec"]["restartPolicy"] = "Never"
+    apply(team.cluster, [document])
+    submit(team, "tiny", "--max-restarts", "0", program=("--no-such-option",))
+    deadline_s = time.monotonic() + 120 * PATIENCE
+    while (found := status(team, "tiny"))["state"] != "Failed":
+        assert time.monotonic() < deadline_s, found
+        time.sleep(1)
+    assert any("unrecognized arguments: --no-such-option" in line for line in found["last_lines"]), found
+    shown = safepoint("status", *ON, team.namespace, "tiny").stdout
+    assert "last lines of the output" in shown
+    assert "unrecognized arguments: --no-such-option" in shown
+    assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
 
 
 @pytest.mark.timeout(600)
