@@ -15,9 +15,9 @@ from safepoint.answers.job_documents import job_document
 from safepoint.cli.cluster_options import SubmitOptions, connected, options_of
 from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError, printable
-from safepoint.jobs.cluster.checks.shared_memory import parse_shared_memory
 from safepoint.jobs.cluster.objects import Object, texts
 from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit, planned_in
+from safepoint.jobs.cluster.shared_memory import parse_shared_memory
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, RECORD, ClusterSpec, kubernetes_resources, read_record
 from safepoint.jobs.model.spec import name_from
 from safepoint.planning.submitted import needs_of

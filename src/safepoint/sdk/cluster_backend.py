@@ -14,13 +14,13 @@ from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
 from safepoint.estimates.job_needs import JobNeeds
 from safepoint.foundation.environment import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.checks.shared_memory import parse_shared_memory
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
 from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly
 from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
 from safepoint.jobs.cluster.objects import at, name_of
 from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit
+from safepoint.jobs.cluster.shared_memory import parse_shared_memory
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, JOB_LABEL, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function

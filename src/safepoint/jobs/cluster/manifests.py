@@ -13,8 +13,7 @@ from typing import Any
 
 from safepoint.errors import UsageError
 from safepoint.foundation.volumes.room import STORAGE_LIMIT
-from safepoint.jobs.cluster import large_code, pod_archive
-from safepoint.jobs.cluster.checks import shared_memory
+from safepoint.jobs.cluster import large_code, pod_archive, shared_memory
 from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
 from safepoint.jobs.cluster.planned_sizes import sentences_of, with_planned_limit

@@ -1,12 +1,12 @@
-"""Tests of safepoint.jobs.cluster.checks.shared_memory."""
+"""Tests of safepoint.jobs.cluster.shared_memory."""
 
 from typing import Any
 
 import pytest
 
 from safepoint.errors import UsageError
-from safepoint.jobs.cluster.checks.shared_memory import parse_shared_memory
 from safepoint.jobs.cluster.manifests import Runtime, manifests_for
+from safepoint.jobs.cluster.shared_memory import parse_shared_memory
 from safepoint.jobs.cluster.spec import ClusterSpec
 from tests.support.cluster.workspace import runtime
 
