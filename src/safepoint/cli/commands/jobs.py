@@ -128,7 +128,10 @@ def status(
         attempts = jobs.attempts(job.name)
         progress, output = jobs.progress_of(job), jobs.output_of(job)
         starts = timed_starts(jobs.events(job.name)) if verbose else ()
-        details = jobs.details_of(job) if isinstance(jobs, HasDetails) else {}
+        details: dict[str, Any] = {}
+        if isinstance(jobs, HasDetails):
+            details = jobs.details_of(job)
+            progress = progress or jobs.progress_in_log(job)
         suggested = options_of(on, namespace)
         lines = page(job, progress, attempts, output, starts=starts, details=details, options=suggested)
         print_answer(as_json, status_document(job, progress, output, attempts, details), lines)

@@ -37,7 +37,7 @@ from safepoint.jobs.cluster.records.submitted_record import read_submitted
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
 from safepoint.jobs.cluster.state import NODES, SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
-from safepoint.jobs.cluster.watches.details import details_of
+from safepoint.jobs.cluster.watches.details import details_of, progress_in_log
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.observer import Observer
@@ -201,6 +201,10 @@ class ClusterJobs:
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
         """The last lines of a failed job, and the place of a waiting job in its queue; see `details_of`."""
         return details_of(self._api, job, self._observer.pods)
+
+    def progress_in_log(self, job: ClusterJob) -> Progress | None:
+        """The progress that the output of the job's first pod states; None without a pod; see `progress_in`."""
+        return progress_in_log(self._api, job)
 
     def remark_on(self, job: ClusterJob) -> str:
         """Always empty: the cluster decides where the pods of a job run."""

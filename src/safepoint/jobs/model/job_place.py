@@ -117,6 +117,10 @@ class HasDetails(Protocol):
         """The details, as JSON values."""
         ...
 
+    def progress_in_log(self, job: Any) -> Progress | None:
+        """The progress that the output of a job states, if the place has no report of it."""
+        ...
+
 
 class JobPlace(Protocol[J]):
     """The jobs of one place. The methods raise the errors that the methods of `LocalJobs` raise."""

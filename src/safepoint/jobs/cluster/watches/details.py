@@ -10,11 +10,14 @@ from typing import Any
 from safepoint.errors import SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, owners_of
-from safepoint.jobs.cluster.pods.pod_fields import container_status, first_failed, training_pods
+from safepoint.jobs.cluster.pods.pod_fields import NODE, container_status, first_failed, training_pods
+from safepoint.jobs.cluster.records.logged_progress import progress_in
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.states import JobState
+from safepoint.progress.record import Progress
 
 _MOST_LINES, _MOST_LETTERS = 10, 400
+_MOST_PROGRESS_LINES = 200
 _VISIBILITY = "/apis/visibility.kueue.x-k8s.io"
 _WAITING = {JobState.QUEUED, JobState.PREEMPTED, JobState.INADMISSIBLE}
 
@@ -39,6 +42,15 @@ def details_of(api: ClusterApi, job: ClusterJob, pods_of: Callable[[str], Sequen
         elif job.state in _WAITING and job.queue is not None:
             place = _place_in_queue(api, job.queue, job.uid)
     return {"last_lines": lines, "queue_place": place}
+
+
+def progress_in_log(api: ClusterApi, job: ClusterJob) -> Progress | None:
+    """The progress that the output of a job's first pod states; None if it has none, or cannot be read."""
+    if not job.pods:
+        return None
+    with contextlib.suppress(SafepointError):
+        return progress_in(api.log(job.pods[0].name, NODE, tail=_MOST_PROGRESS_LINES, since=""))
+    return None
 
 
 def _last_lines(api: ClusterApi, pods: Sequence[Object]) -> list[str]:
