@@ -9,13 +9,13 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from safepoint.checkpoint.local.retention import KeepBest, KeepNewest, parse_policies
 from safepoint.errors import UsageError
 from safepoint.estimates.job_needs import TEMPLATE_BYTES, JobOutline
 from safepoint.foundation.quantities import parse_bytes, parse_count
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.jobs.cluster.objects import items
 from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.jobs.model.outlines import outline_for
 from safepoint.settings.run_settings import RunSettings
 from safepoint.settings.wording import in_sdk_words
 from safepoint.storage.location import parse_location
@@ -66,21 +66,7 @@ def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | No
 
 def outline_of(spec: ClusterSpec) -> JobOutline:
     """What the needs of a job depend on, except its model and its arguments."""
-    settings = spec.settings
-    policies = parse_policies(settings.keep)
-    best = [one.count for one in policies if isinstance(one, KeepBest)]
-    newest = [one.count for one in policies if isinstance(one, KeepNewest)]
-    is_unbounded = len(best) + len(newest) < len(policies)
-    if settings.save_total_limit is not None:
-        newest.append(settings.save_total_limit)
-    return JobOutline(
-        num_nodes=spec.num_nodes,
-        ranks_per_node=_ranks_of(spec),
-        is_remote=settings.output_dir is not None and parse_location(settings.output_dir).is_remote,
-        num_kept=max(newest, default=0) + sum(best) or None,
-        is_unbounded=is_unbounded,
-        snapshot_slots=settings.snapshot_slots,
-    )
+    return outline_for(spec.settings, num_nodes=spec.num_nodes, ranks_per_node=_ranks_of(spec))
 
 
 def _ranks_of(spec: ClusterSpec) -> int | None:

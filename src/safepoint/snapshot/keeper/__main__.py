@@ -25,6 +25,7 @@ from safepoint.snapshot.protocol.channel import check_same_user
 from safepoint.snapshot.protocol.messages import Hello, KeeperPlan, Refused, Welcome, decode_rank_message
 
 _LOOK_EVERY_S = 0.5
+_PAUSE_S = 0.1
 
 
 class _Keeper:
@@ -62,14 +63,22 @@ class _Keeper:
         select.select([descriptor], [], [])
 
     def _accept(self) -> None:
+        """Accept connections, for as long as the process runs.
+
+        The machine may have no free file descriptor or no room for a thread, because another user has used them up,
+        and that user may connect at this moment. Ranks that are refused connect again.
+        """
         while True:
-            connected, _ = self._server.accept()
+            try:
+                connected, _ = self._server.accept()
+            except OSError:
+                clock.sleep(_PAUSE_S)  # `accept` would fail again at once
+                continue
             try:
                 check_same_user(connected)
-            except OSError:
+                threading.Thread(target=self._serve, args=[Channel(connected)], daemon=True).start()
+            except (OSError, RuntimeError):
                 connected.close()
-                continue
-            threading.Thread(target=self._serve, args=[Channel(connected)], daemon=True).start()
 
     def _serve(self, channel: Channel) -> None:
         try:

@@ -24,6 +24,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,13 @@ def run_agent(
     orphans: Orphans,
     timeline: StartTimeline,
     template: TemplateProcess | None,
+    *,
+    before_start: Callable[[], None],
 ) -> AgentOutcome:
-    """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
+    """Start the ranks of this node, and monitor them and their keeper until the ranks have ended.
+
+    `before_start` is called before each start of the ranks, also before restarts.
+    """
     rendezvous = Rendezvous(plan, settings)
     config = _config(plan, settings, is_on_one_machine=rendezvous.is_on_one_machine)
     keep_signal_handlers()  # `relay` handles the signals
@@ -116,6 +122,7 @@ def run_agent(
         orphans=orphans,
         timeline=timeline,
         template=template,
+        before_start=before_start,
         hash_seed=HashSeed(program=plan.program, is_module=plan.is_module),
     )
     try:
@@ -162,6 +169,7 @@ class SafepointAgent(PatientAgent):
         orphans: the processes that ranks leave behind.
         timeline: measures the starts of the ranks.
         template: the process from which the ranks are copied, or None.
+        before_start: called before each start of the ranks.
         hash_seed: the seed of the job for the hashes of strings.
     """
 
@@ -177,6 +185,7 @@ class SafepointAgent(PatientAgent):
         orphans: Orphans,
         timeline: StartTimeline,
         template: TemplateProcess | None,
+        before_start: Callable[[], None],
         hash_seed: HashSeed,
     ) -> None:
         super().__init__(
@@ -193,6 +202,7 @@ class SafepointAgent(PatientAgent):
         self._orphans = orphans
         self._timeline = timeline
         self._template = template
+        self._before_start = before_start
         self._hash_seed = hash_seed
         self._has_sent_modules = False
         self._restarts = -1
@@ -230,6 +240,10 @@ class SafepointAgent(PatientAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._restarts += 1
+        before = dict(os.environ)
+        self._before_start()
+        if self._template is not None and os.environ != before:
+            self._template.end()  # what it has imported may refer to other folders; a new one is started
         with copied_from(self._template):
             pids = super()._start_workers(worker_group)
         self._timeline.ranks_born(self._restarts, len(pids))

@@ -24,7 +24,7 @@ from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
 from safepoint.snapshot.protocol.channel import new_keeper_key
 from safepoint.snapshot.protocol.messages import KeeperPlan
-from safepoint.training.launcher.compile_cache import protect_compile_cache
+from safepoint.training.launcher.compile_cache import CompileCache
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
@@ -73,8 +73,13 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         key = None if keeper is None else keeper.key
         settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
         _prepare_environment(settings)
-        provide_home(folder / "home")
-        protect_compile_cache(folder)
+        cache = CompileCache(folder)
+
+        def protect_folders() -> None:
+            provide_home(folder / "home")
+            cache.protect()
+
+        protect_folders()
         template = _make_template(plan, settings, relay)
         if template is not None and plan.nproc_per_node.isdecimal():
             template.start()  # its imports run beside those of the next line
@@ -83,7 +88,9 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         from safepoint.training.launcher.agent import run_agent
 
         try:
-            outcome = run_agent(plan, settings, relay, keeper, reporter, orphans, timeline, template)
+            outcome = run_agent(
+                plan, settings, relay, keeper, reporter, orphans, timeline, template, before_start=protect_folders
+            )
         except BaseException as error:
             reporter.end(exit_code_after(error), summarize(error), limit_s=relay.report_limit_s)
             raise
