@@ -10,14 +10,13 @@ import threading
 from typing import Any
 
 import pytest
-from safepoint.snapshot.protocol.codec import encode
 
 from safepoint.foundation.channels.channel import Channel
 from safepoint.foundation.channels.codec import encode
 from safepoint.snapshot.keeper import __main__ as keeper_process
 from safepoint.snapshot.keeper.keeper_state import KeeperState, RankGroup
 from safepoint.snapshot.keeper.rescue import rescue
-from safepoint.snapshot.protocol.channel import Channel, listen, new_keeper_key
+from safepoint.snapshot.protocol.channel import listen, new_keeper_key
 from safepoint.snapshot.protocol.messages import Hello, KeeperPlan, Welcome, decode_keeper_message
 
 
