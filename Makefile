@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-images test-s3 install-browser test-browser test-browser-core test-nfs test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 install-browser test-browser test-browser-core test-nfs test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,7 +22,7 @@ LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n
 EXTRAS := .[azure,dashboard,gcs,kubernetes,lightning,peft,sdk,torch,transformers,trl]
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED) ## create .venv with Safepoint (editable), its extras and the development tools
 
@@ -136,7 +136,7 @@ test-versions-smoke: $(VERSIONS)/oldest/.installed ## of these, a few with the o
 	$(VERSIONS)/oldest/bin/python -m pytest -m '' 'tests/ranks/test_strategies.py::test_interrupted_is_uninterrupted[ddp-full-signal]' \
 	  'tests/ranks/test_strategies.py::test_interrupted_is_uninterrupted[fsdp1-full-signal]'
 
-# The environments of `make test-images` have what a set pins, and nothing else but its requirements. aiobotocore, which
+# The environments of `make test-openshift-images` have what a set pins, and nothing else but its requirements. aiobotocore, which
 # s3fs requires, needs other releases of two packages than the tests do.
 IMAGES := .venv/images
 IMAGE_SETS := $(filter-out newest,$(SETS))
@@ -148,7 +148,7 @@ $(IMAGE_SETS:%=$(IMAGES)/%/.installed): $(IMAGES)/%/.installed: constraints/%.tx
 	$(INSTALL) $(@D)/bin/python -c $(@D)/constraints.txt $$(grep -oE '^[^#]+==.+' $<)
 	touch $@
 
-test-images: $(IMAGE_SETS:%=$(IMAGES)/%/.installed) ## safepoint.pyz where only an image's packages are, and Red Hat's guides; Debian, root (20 minutes)
+test-openshift-images: $(IMAGE_SETS:%=$(IMAGES)/%/.installed) ## safepoint.pyz where only an image's packages are, and Red Hat's guides; Debian, root (20 minutes)
 	rm -rf $(IMAGES)/guide
 	$(BIN)/uv venv --quiet --python $(PYTHON) $(IMAGES)/guide
 	$(BIN)/python -m hatchling build --target wheel --directory $(IMAGES)/guide/wheel
