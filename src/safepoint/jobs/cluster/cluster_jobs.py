@@ -21,7 +21,7 @@ from safepoint.errors import (
 )
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.changes.plans import Plan, plans_among
+from safepoint.jobs.cluster.changes.plans import plans_among
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
 from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
@@ -45,7 +45,8 @@ from safepoint.jobs.cluster.state import (
     node_of,
     own_pods,
 )
-from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
+from safepoint.jobs.cluster.suspension.scaling import Scaling
+from safepoint.jobs.cluster.suspension.stop import stop_job, wait_until
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
@@ -72,6 +73,7 @@ class ClusterJobs:
         self._api = api
         self._successions = Successions(api)
         self.place = api.connection.name
+        self._scaling = Scaling(api, self._successions, self.observe, place=self.place)
 
     def __enter__(self) -> "ClusterJobs":
         return self
@@ -104,7 +106,7 @@ class ClusterJobs:
             if (
                 found is not None or known is None or spec.name in known
             ):  # a job that is being scaled may have a config map, but no TrainJob
-                self._carry_on(spec.name)
+                self._scaling.carry_on(spec.name)
                 found = self._api.find("trainjobs", spec.name)
             if found is not None:
                 raise ConflictError(
@@ -148,7 +150,9 @@ class ClusterJobs:
         if not listed:
             self._check_trainer()
         self._successions.report_changed(listed)
-        if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
+        if [
+            self._scaling.try_step(plan) for plan in plans_among(listed)
+        ]:  # a step may have created or deleted TrainJobs
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
         return self._described(objects_of_jobs(listed, pods, self._workloads("")))
@@ -168,7 +172,7 @@ class ClusterJobs:
             NotFoundError: there is no such job.
         """
         plan = self._successions.plan(name)
-        if plan is not None and self._step(plan):
+        if plan is not None and self._scaling.step(plan):
             plan = None
         try:
             seen = self.observe(name)
@@ -313,7 +317,7 @@ class ClusterJobs:
             ConflictError: the job has ended or is being deleted.
             WaitTimeoutError: the pods are not gone yet. The job still stops.
         """
-        self._carry_on(name, timeout_s=timeout_s)
+        self._scaling.carry_on(name, timeout_s=timeout_s)
         return self._stopped(name, timeout_s)
 
     def _stopped(self, name: str, timeout_s: float | None) -> ClusterJob:
@@ -325,7 +329,7 @@ class ClusterJobs:
         Raises:
             ConflictError: the job is neither suspended nor being suspended, or its checkpoints are being deleted.
         """
-        self._carry_on(name)
+        self._scaling.carry_on(name)
         seen = self.observe(name)
         check_keeps_checkpoints(seen.trainjob)
         job = describe(seen, place=self.place)
@@ -333,7 +337,7 @@ class ClusterJobs:
             hint = "submit it again" if job.state.is_over else f"`safepoint logs -f {name}` shows its output"
             raise ConflictError(f"job {name} is {job.state}, not suspended", hint=hint)
         if texts(seen.trainjob, "metadata", "annotations").get(NODES) is not None:
-            self._carry_on(name, plan=self._successions.write(seen.trainjob, job, job.num_nodes))
+            self._scaling.carry_on(name, plan=self._successions.write(seen.trainjob, job, job.num_nodes))
             return self.job(name)
         released: Object = {"metadata": {"annotations": {SUSPENDED_BY: None, RECEIPT: None}}}
         if seen.workload is not None:
@@ -354,7 +358,7 @@ class ClusterJobs:
             ConflictError: Safepoint did not submit the job, the job has ended, or the claim is not ReadWriteMany.
             WaitTimeoutError: the change is not complete; the next command that reads the job continues it.
         """
-        self._carry_on(name, timeout_s=timeout_s)
+        self._scaling.carry_on(name, timeout_s=timeout_s)
         seen = self.observe(name)
         job = describe(seen, place=self.place)
         if job.state.is_over or job.state is JobState.DELETING:
@@ -374,66 +378,9 @@ class ClusterJobs:
             return self.job(name)
         plan = self._successions.write(seen.trainjob, job, num_nodes)
         stopped = self._stopped(name, timeout_s)
-        self._carry_on(name, plan=plan, stopped=stopped, timeout_s=timeout_s)
+        self._scaling.carry_on(name, plan=plan, stopped=stopped, timeout_s=timeout_s)
         message = "" if stopped.receipt is None else stopped.receipt.text
         return replace(self.job(name), was_saved=stopped.was_saved, receipt=stopped.receipt, message=message)
-
-    def _carry_on(
-        self,
-        name: str,
-        *,
-        plan: Plan | None = None,
-        stopped: ClusterJob | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Carry out the plan for a job, and wait until it is complete. If the job has no plan, do nothing."""
-        plan = self._successions.plan(name) if plan is None else plan
-        if plan is None:
-            return
-        what = f"job {name} was not scaled to {plan.num_nodes} nodes"
-
-        def is_done() -> bool:
-            again = self._successions.plan(name)
-            return again is None or again.uid != plan.uid or self._step(again, stopped)
-
-        wait_until(is_done, what, timeout_s, f"`safepoint status {name}` continues it")
-        ended = self._api.find("trainjobs", name)
-        if uid_of(ended) == plan.old_uid and stopped is not None:
-            job = self.job(name)
-            raise ConflictError(f"{what}: it is {job.state}" + (f": {job.message}" if job.message else ""))
-
-    def _step(self, plan: Plan, stopped: ClusterJob | None = None) -> bool:
-        """Carry out the next step of a plan without waiting; returns whether the plan is complete or was given up."""
-        try:
-            seen = self.observe(plan.job)
-        except NotFoundError:
-            if plan.successor is None:
-                self._successions.drop(plan)
-            elif is_gone(self._api, plan.job, plan.old_uid):
-                self._successions.create(plan)
-            return plan.successor is None
-        job = describe(seen, place=self.place)
-        if job.uid != plan.old_uid:
-            self._successions.finish(plan, seen.trainjob)
-            return True
-        if job.state.is_over:
-            self._successions.drop(plan)
-            return True
-        self._successions.check(plan, seen.trainjob)
-        if job.state is JobState.SUSPENDED:
-            safe_step = stopped.safe_step if stopped is not None else job.safe_step
-            self._successions.release(plan, seen.trainjob, replace(job, safe_step=safe_step))
-        elif job.state not in {JobState.SUSPENDING, JobState.DELETING}:
-            request_stop(self._api, seen)
-        return False
-
-    def _try_step(self, plan: Plan) -> bool:
-        """Carry out the next step of a plan. If that fails, log a warning, so that the jobs are still listed."""
-        try:
-            return self._step(plan)
-        except SafepointError as error:
-            _log.warning("job %s cannot be scaled to %d nodes now: %s", plan.job, plan.num_nodes, error)
-            return False
 
     def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
         """Delete a job and the objects that were made for it, and wait until they are gone; see `JobPlace.delete`."""
