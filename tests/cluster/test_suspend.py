@@ -206,3 +206,38 @@ def test_scale_and_the_sdk_have_the_receipt_too(team: Workspace) -> None:
     assert suspended.receipt.step > scaled.receipt.step
     assert suspended.receipt.was_requested
     delete(team, "tiny")
+
+
+@pytest.mark.timeout(400)
+def test_a_job_of_a_queue_with_kueues_own_role_for_users(
+    team: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may only read Workloads. The job trains on, and no command stops it later."""
+    apply(team.cluster, queue_objects(team.namespace, cpu="1"))
+    submit(team, "tiny", "--queue", QUEUE, *ONE_POD, program=SLOW)
+    wait(team, "tiny", trains_at(4))
+    before = {name: team.get("trainjob", "tiny")["spec"].get(name) for name in ("suspend", "trainer")}
+    [pod] = [pod["metadata"]["uid"] for pod in team.get("pods")["items"]]
+    core = [{"apiGroups": [""], "resources": ["*"], "verbs": ["*"]}]
+    api = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{api}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "batch-user", "namespace": team.namespace},
+        "subjects": [{"kind": "ServiceAccount", "name": "person", "namespace": team.namespace}],
+        "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": "kueue-batch-user-role"},
+    }
+    with monkeypatch.context() as patched:
+        patched.setenv("KUBECONFIG", str(user(team, tmp_path, core)))
+        apply(team.cluster, [binding])
+        for words in (("suspend", "tiny"), ("scale", "tiny", "--nnodes", "2", "--allow-batch-change")):
+            done = safepoint(words[0], *ON, team.namespace, *words[1:])
+            assert done.code == ExitCode.NOT_AUTHORISED, (words, done.stdout, done.stderr)
+            assert "you may not patch workloads; nothing was done" in done.stderr
+        assert safepoint("list", *ON, team.namespace).code == 0
+        assert "may not patch workloads" in safepoint("doctor", *ON, team.namespace).stdout
+    job = team.get("trainjob", "tiny")
+    assert {name: job["spec"].get(name) for name in before} == before
+    assert [pod] == [one["metadata"]["uid"] for one in team.get("pods")["items"]]
+    assert team.get("trainjobs", "", "-l", "safepoint.dev/successor-of")["items"] == []
+    delete(team, "tiny")

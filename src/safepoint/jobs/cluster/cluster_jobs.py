@@ -46,7 +46,7 @@ from safepoint.jobs.cluster.state import (
     own_pods,
 )
 from safepoint.jobs.cluster.suspension.scaling import Scaling
-from safepoint.jobs.cluster.suspension.stop import stop_job, wait_until
+from safepoint.jobs.cluster.suspension.stop import check_may_stop, stop_job, wait_until
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
@@ -315,6 +315,7 @@ class ClusterJobs:
 
         Raises:
             ConflictError: the job has ended or is being deleted.
+            AccessDeniedError: you may not stop the job, see `check_may_stop`.
             WaitTimeoutError: the pods are not gone yet. The job still stops.
         """
         self._scaling.carry_on(name, timeout_s=timeout_s)
@@ -356,6 +357,7 @@ class ClusterJobs:
         Raises:
             UsageError: the pods would not share the output location, or the new TrainJob would be too large.
             ConflictError: Safepoint did not submit the job, the job has ended, or the claim is not ReadWriteMany.
+            AccessDeniedError: you may not stop the job, see `check_may_stop`.
             WaitTimeoutError: the change is not complete; the next command that reads the job continues it.
         """
         self._scaling.carry_on(name, timeout_s=timeout_s)
@@ -376,6 +378,7 @@ class ClusterJobs:
         if job.state is JobState.SUSPENDED:
             self._api.patch("trainjobs", name, {"metadata": {"annotations": {NODES: str(num_nodes)}}})
             return self.job(name)
+        check_may_stop(self._api, seen, job)
         plan = self._successions.write(seen.trainjob, job, num_nodes)
         stopped = self._stopped(name, timeout_s)
         self._scaling.carry_on(name, plan=plan, stopped=stopped, timeout_s=timeout_s)
