@@ -230,7 +230,7 @@ def test_a_job_of_a_queue_with_kueues_own_role_for_users(
     with monkeypatch.context() as patched:
         patched.setenv("KUBECONFIG", str(user(team, tmp_path, core)))
         apply(team.cluster, [binding])
-        for words in (("suspend", "tiny"), ("scale", "tiny", "--nnodes", "2", "--allow-batch-change")):
+        for words in (("suspend", "tiny"), ("scale", "tiny", "--nnodes", "2")):
             done = safepoint(words[0], *ON, team.namespace, *words[1:])
             assert done.code == ExitCode.NOT_AUTHORISED, (words, done.stdout, done.stderr)
             assert "you may not patch workloads; nothing was done" in done.stderr

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from safepoint.errors import AccessDeniedError, NotFoundError
+from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, name_of, texts, uid_of
 from safepoint.jobs.cluster.state import JOBSET_LABEL
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
@@ -93,6 +94,10 @@ class Kept:
     def group_of(self, kind: str) -> str:
         """The group of a kind."""
         return f"group-of-{kind}"
+
+    def now_s(self) -> float:
+        """The time of this machine."""
+        return clock.wall_s()
 
     def serves(self, kind: str) -> bool:
         """Every kind exists."""

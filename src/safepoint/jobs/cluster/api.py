@@ -73,6 +73,10 @@ class ClusterApi:
         """How many requests were sent so far."""
         return self._client.num_requests
 
+    def now_s(self) -> float:
+        """The API server's time, in seconds since 1970. Before the first answer, it is the time of this machine."""
+        return self._client.now_s
+
     def close(self) -> None:
         """Close the connections. A thread that reads a stream, or sends a request later, gets an error."""
         self._client.close()

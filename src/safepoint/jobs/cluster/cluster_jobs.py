@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
 This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. The next
-`submit` deletes objects that were made for a job that does not exist. The next command that reads a job continues an
-unfinished change of the job's number of nodes.
+`submit` deletes objects that were made for a job that does not exist. The next command continues an unfinished change
+of the job's number of nodes, see `suspension.scaling`.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from safepoint.jobs.cluster.state import (
     own_pods,
 )
 from safepoint.jobs.cluster.suspension.scaling import Scaling
-from safepoint.jobs.cluster.suspension.stop import check_may_stop, stop_job, wait_until
+from safepoint.jobs.cluster.suspension.stop import stop_job, wait_until
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
@@ -67,10 +67,12 @@ class ClusterJobs:
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
+        is_read_only: whether the methods that read jobs change nothing. Otherwise, these methods continue changes of
+            the number of nodes that were interrupted.
     """
 
-    def __init__(self, api: ClusterApi) -> None:
-        self._api = api
+    def __init__(self, api: ClusterApi, *, is_read_only: bool = False) -> None:
+        self._api, self._is_read_only = api, is_read_only
         self._successions = Successions(api)
         self.place = api.connection.name
         self._scaling = Scaling(api, self._successions, self.observe, place=self.place)
@@ -150,9 +152,8 @@ class ClusterJobs:
         if not listed:
             self._check_trainer()
         self._successions.report_changed(listed)
-        if [
-            self._scaling.try_step(plan) for plan in plans_among(listed)
-        ]:  # a step may have created or deleted TrainJobs
+        # A step may have created or deleted TrainJobs.
+        if not self._is_read_only and [self._scaling.try_step(plan) for plan in plans_among(listed)]:
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
         return self._described(objects_of_jobs(listed, pods, self._workloads("")))
@@ -172,7 +173,7 @@ class ClusterJobs:
             NotFoundError: there is no such job.
         """
         plan = self._successions.plan(name)
-        if plan is not None and self._scaling.step(plan):
+        if plan is not None and not self._is_read_only and self._scaling.try_step(plan):
             plan = None
         try:
             seen = self.observe(name)
@@ -319,9 +320,6 @@ class ClusterJobs:
             WaitTimeoutError: the pods are not gone yet. The job still stops.
         """
         self._scaling.carry_on(name, timeout_s=timeout_s)
-        return self._stopped(name, timeout_s)
-
-    def _stopped(self, name: str, timeout_s: float | None) -> ClusterJob:
         return stop_job(self._api, lambda: self.observe(name), place=self.place, timeout_s=timeout_s)
 
     def resume(self, name: str) -> ClusterJob:
@@ -338,7 +336,7 @@ class ClusterJobs:
             hint = "submit it again" if job.state.is_over else f"`safepoint logs -f {name}` shows its output"
             raise ConflictError(f"job {name} is {job.state}, not suspended", hint=hint)
         if texts(seen.trainjob, "metadata", "annotations").get(NODES) is not None:
-            self._scaling.carry_on(name, plan=self._successions.write(seen.trainjob, job, job.num_nodes))
+            self._scaling.scale(seen, job, job.num_nodes)
             return self.job(name)
         released: Object = {"metadata": {"annotations": {SUSPENDED_BY: None, RECEIPT: None}}}
         if seen.workload is not None:
@@ -378,10 +376,9 @@ class ClusterJobs:
         if job.state is JobState.SUSPENDED:
             self._api.patch("trainjobs", name, {"metadata": {"annotations": {NODES: str(num_nodes)}}})
             return self.job(name)
-        check_may_stop(self._api, seen, job)
-        plan = self._successions.write(seen.trainjob, job, num_nodes)
-        stopped = self._stopped(name, timeout_s)
-        self._scaling.carry_on(name, plan=plan, stopped=stopped, timeout_s=timeout_s)
+        stopped = self._scaling.scale(seen, job, num_nodes, timeout_s=timeout_s)
+        if stopped is None:
+            return self.job(name)
         message = "" if stopped.receipt is None else stopped.receipt.text
         return replace(self.job(name), was_saved=stopped.was_saved, receipt=stopped.receipt, message=message)
 

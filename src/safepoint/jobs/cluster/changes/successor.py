@@ -2,8 +2,9 @@
 
 The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
 the cluster keeps a plan for it (`plans`) in a further TrainJob. This further TrainJob is suspended and does nothing.
-The plan is kept in a TrainJob so that only people who may create TrainJobs can create a plan. Every command that
-reads the job carries out the next step of the plan. Each step may be carried out twice without harm. The steps are:
+The plan is kept in a TrainJob so that only people who may create TrainJobs can create a plan. The command that wrote
+the plan carries it out, and holds its lease meanwhile (`plan_lease`). When the lease is free, other commands carry
+out the next steps. Each step may be carried out twice without harm. The steps are:
 
 1. Write the plan: the uid of the old TrainJob, and the whole successor, which is made from the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.
@@ -24,7 +25,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from safepoint.errors import AccessDeniedError, ConflictError, UsageError
@@ -92,8 +93,14 @@ class Successions:
                     job,
                 )
 
-    def write(self, old: Object, job: ClusterJob, num_nodes: int) -> Plan:
+    def write(self, old: Object, job: ClusterJob, num_nodes: int, *, notes: Mapping[str, str] | None = None) -> Plan:
         """Write a plan for a job that has no plan.
+
+        Args:
+            old: the job's TrainJob.
+            job: the job.
+            num_nodes: the new number of nodes.
+            notes: further annotations of the TrainJob that keeps the plan; None for no further ones.
 
         Raises:
             UsageError: the plan would be larger than the annotations of a TrainJob can be.
@@ -128,6 +135,7 @@ class Successions:
         if secret is not None:
             create(self._api, "secrets", secret)
         document = document_of(old, content)
+        document["metadata"]["annotations"] |= notes or {}
         try:
             written = read_plan(create(self._api, "trainjobs", document))
         except AlreadyExistsError:  # an earlier try, whose reply was lost, has created the TrainJob

@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar, cast
 
 import httpx2
@@ -98,6 +99,16 @@ class Client:
         self._streams = OpenStreams()
         self.num_requests = 0
         """How many requests were sent so far."""
+        self._ahead_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """The API server's time, in seconds since 1970. Before the first answer, it is the time of this machine."""
+        return clock.wall_s() + self._ahead_s
+
+    def _note_time(self, date: str | None) -> None:
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            self._ahead_s = parsedate_to_datetime(date or "").timestamp() - clock.wall_s()
 
     def close(self) -> None:
         """Close the connections. A thread that uses a connection, or sends a request later, gets StorageError."""
@@ -144,6 +155,7 @@ class Client:
         def send() -> Object:
             self.num_requests += 1
             response, data = self._in_time(exchange)
+            self._note_time(response.headers.get("date"))
             if budget is not None:
                 budget.take(len(data))
             answer = document(data)
