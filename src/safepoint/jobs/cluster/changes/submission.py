@@ -6,6 +6,7 @@ The owner of an object is a TrainJob. When this TrainJob is deleted, the cluster
 import base64
 import contextlib
 import logging
+import secrets
 from collections.abc import Iterable
 
 from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, TransientError
@@ -15,10 +16,12 @@ from safepoint.jobs.cluster.changes.made_objects import is_made, job_of, labelle
 from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
-from safepoint.jobs.cluster.spec import JOB_LABEL
+from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL
 from safepoint.jobs.cluster.state import JOBSET_LABEL, own_pods
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, NotAdmittedError
 
+MARK = f"{DOMAIN}/submission"
+"""The annotation of a TrainJob with a random text, which differs for each `submit`."""
 _log = logging.getLogger("safepoint")
 _ORPHAN_S = 600
 """An object without an owner is deleted when it is older than this many seconds, and its job does not exist."""
@@ -45,8 +48,9 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
             except AlreadyExistsError:  # a killed `submit` may have made this object
                 _check_content(item, api.get(kind, name_of(item)))
                 is_left = True
-        requested = ("trainjobs", manifests.trainjob)
-        job = create(api, "trainjobs", manifests.trainjob)
+        trainjob = _marked(manifests.trainjob)
+        requested = ("trainjobs", trainjob)
+        job = create(api, "trainjobs", trainjob)
         made.append(("trainjobs", job))
         requested = None
         if is_left:
@@ -105,18 +109,37 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
     """Create an object and return it. If the answer is lost, the object is read from the cluster.
 
     Raises:
-        AlreadyExistsError: there is an object of this name.
+        AlreadyExistsError: there is an object of this name, and no earlier try of this command has created it.
         TransientError: the cluster did not answer: the object may exist, or the cluster may create it later.
     """
     try:
         return create_trainjob(api, body) if kind == "trainjobs" else api.create(kind, body)
-    except TransientError:
+    except (TransientError, AlreadyExistsError) as error:
+        mark = _mark_of(body)
+        if isinstance(error, AlreadyExistsError) and mark is None:
+            raise
         found = api.find(kind, name_of(body))
         if found is None:
             raise
+        if mark is not None and _mark_of(found) != mark:
+            raise AlreadyExistsError(
+                f"there is a job {name_of(body)} already; another command has submitted it at the same time",
+                hint="choose another name, or delete that job first",
+            ) from error
         if kind != "trainjobs":
             _check_content(body, found)
         return found
+
+
+def _marked(trainjob: Object) -> Object:
+    """The TrainJob with a random mark, by which it is recognized if the answer to its creation is lost."""
+    metadata = trainjob["metadata"]
+    notes = {**texts(metadata, "annotations"), MARK: secrets.token_hex(8)}
+    return {**trainjob, "metadata": {**metadata, "annotations": notes}}
+
+
+def _mark_of(item: Object) -> str | None:
+    return texts(item, "metadata", "annotations").get(MARK)
 
 
 def _check_content(wanted: Object, found: Object) -> None:

@@ -33,7 +33,7 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.made_objects import made_for
 from safepoint.jobs.cluster.changes.plans import ENDED, Plan, changed_among, document_of, plans_among, read_plan
-from safepoint.jobs.cluster.changes.submission import create, own, reference_to
+from safepoint.jobs.cluster.changes.submission import MARK, create, own, reference_to
 from safepoint.jobs.cluster.manifests import lacks_secret, mounted_secret, nodes_secret, with_secret
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
@@ -204,7 +204,7 @@ class Successions:
 def _successor(old: Object, num_nodes: int, *, created: str) -> Object:
     """The new TrainJob, made from the old one, which may still run. It resumes from the same checkpoints."""
     metadata: Any = at(old, "metadata")
-    left_out = {SUSPENDED_BY, NODES, RECEIPT}
+    left_out = {SUSPENDED_BY, NODES, RECEIPT, MARK}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}
     notes[CREATED] = created
     record = read_record(notes.get(RECORD))

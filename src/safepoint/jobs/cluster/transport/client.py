@@ -21,6 +21,7 @@ from safepoint.jobs.cluster.objects import Object
 from safepoint.jobs.cluster.transport.failures import (
     BusyError,
     GoneError,
+    RejectedError,
     TooMuchError,
     reason_of,
     refusal,
@@ -125,8 +126,12 @@ class Client:
         body: Object | None = None,
         headers: Mapping[str, str] | None = None,
         budget: Budget | None = None,
+        is_safe: bool | None = None,
     ) -> Object:
         """Send a request, and repeat it while the server is busy or out of reach.
+
+        A request that is not safe is repeated only if it was certainly not carried out, because the server was not
+        reached or has rejected it.
 
         Args:
             method: GET, POST, PATCH or DELETE.
@@ -135,6 +140,7 @@ class Client:
             body: the object to send as JSON.
             headers: headers in addition to the usual ones.
             budget: how many bytes this answer and the other answers with the same budget may have together.
+            is_safe: whether the request may be carried out twice; None if so for all methods but POST.
 
         Returns:
             The object in the answer; empty if the answer has none.
@@ -163,14 +169,14 @@ class Client:
                 raise refusal(response.status_code, answer, what, after_s=response.headers.get("retry-after"))
             return answer
 
-        return self._patiently(send, is_safe=method != "POST")
+        return self._patiently(send, is_safe=method != "POST" if is_safe is None else is_safe)
 
     def _patiently(self, send: Callable[[], _T], *, is_safe: bool) -> _T:
         """Repeat a request while the server is busy or out of reach.
 
         Args:
             send: sends the request once.
-            is_safe: whether the request may be sent again when its answer was lost.
+            is_safe: whether the request may be sent again if it may have been carried out.
         """
         begun_s, name = clock.monotonic_s(), self.connection.name
         for shortest_s in (*_PAUSES_S, *[_PAUSES_S[-1]] * 100):
@@ -185,6 +191,8 @@ class Client:
             except GoneError:
                 raise
             except TransientError as error:
+                if not is_safe and not isinstance(error, RejectedError):
+                    raise
                 failure, asked_s = error, error.pause_s if isinstance(error, BusyError) else 0.0
             pause_s = max(shortest_s, asked_s)
             if clock.monotonic_s() + pause_s - begun_s > self._within_s:
