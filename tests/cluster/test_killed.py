@@ -144,6 +144,26 @@ def test_submit(team: Workspace, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
+def test_delete_after_a_submit_that_was_killed(team: Workspace, tmp_path: Path) -> None:
+    """What was made for the job goes with it, also if it has no owner yet. Before there is a job, nothing is deleted:
+    another `submit` may just have made the objects."""
+    submit, log = submission(team, tmp_path / "train.py", nodes=2), tmp_path / "log"
+    delete = Command(team, "delete", "a")
+    for point in list(submit.points(log)):
+        assert delete.run().code == 0
+        assert_gone(team)
+        assert submit.requests(log, *point) == _SIGKILL, point
+        done = delete.run()
+        if done.code != 0:
+            assert "there is no job a" in done.stderr, (point, done.stderr)
+            assert submit.run().code == 0, point
+            assert_whole(team)
+            continue
+        assert_gone(team)
+        assert submit.run().code == 0, point
+
+
+@pytest.mark.timeout(900)
 def test_suspend_and_resume(team: Workspace, tmp_path: Path) -> None:
     submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
     suspend, resume = Command(team, "suspend", "a"), Command(team, "resume", "a")

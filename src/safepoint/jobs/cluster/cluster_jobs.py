@@ -22,7 +22,7 @@ from safepoint.errors import (
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.plans import plans_among
-from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
+from safepoint.jobs.cluster.changes.submission import create_job, is_gone, own_left, repair
 from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
 from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
@@ -393,6 +393,7 @@ class ClusterJobs:
             raise self._unknown(name)
         if found is None:
             return num_deleted
+        own_left(self._api, found)
         self._api.delete("trainjobs", name, uid=uid_of(found))
         wait_until(
             lambda: is_gone(self._api, name, uid_of(found)),

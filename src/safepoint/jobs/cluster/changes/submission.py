@@ -7,15 +7,15 @@ import base64
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, TransientError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.changes.made_objects import is_made, job_of, labelled, made_for
+from safepoint.jobs.cluster.changes.made_objects import KINDS, is_made, job_of, labelled, made_for
 from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
 from safepoint.jobs.cluster.manifests import Manifests
-from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
+from safepoint.jobs.cluster.objects import Object, at, items, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL
 from safepoint.jobs.cluster.state import JOBSET_LABEL, own_pods
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, NotAdmittedError
@@ -25,6 +25,7 @@ MARK = f"{DOMAIN}/submission"
 _log = logging.getLogger("safepoint")
 _ORPHAN_S = 600
 """An object without an owner is deleted when it is older than this many seconds, and its job does not exist."""
+_COLLECTED_WITHIN_S, _LOOK_S = 30.0, 0.5
 
 
 def create_job(api: ClusterApi, manifests: Manifests) -> Object:
@@ -43,18 +44,18 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
     try:
         for kind, item in manifests.before:
             requested = (kind, item)
-            try:
-                made.append((kind, create(api, kind, item)))
-            except AlreadyExistsError:  # a killed `submit` may have made this object
-                _check_content(item, api.get(kind, name_of(item)))
+            created = _create_unless_left(api, kind, item)
+            if created is None:
                 is_left = True
+            else:
+                made.append((kind, created))
         trainjob = _marked(manifests.trainjob)
         requested = ("trainjobs", trainjob)
         job = create(api, "trainjobs", trainjob)
         made.append(("trainjobs", job))
         requested = None
         if is_left:
-            _own_left(api, job)
+            own_left(api, job, kinds=set(KINDS) - {"configmaps"})
         # The objects get an owner, because otherwise they would stay when the job is deleted.
         own(api, job, reversed(manifests.before))
     except KeyboardInterrupt:
@@ -72,6 +73,30 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         _undo(api, made)
         raise
     return job
+
+
+def _create_unless_left(api: ClusterApi, kind: str, item: Object) -> Object | None:
+    """Create an object of a job. Returns None if a killed `submit` has left the same object.
+
+    If the object belongs to a job that was deleted, the cluster is about to delete the object too. So wait until it
+    is gone, and create it then.
+
+    Raises:
+        ConflictError: there is an object of this name with another content.
+    """
+    deadline_s = clock.monotonic_s() + _COLLECTED_WITHIN_S
+    while True:
+        try:
+            return create(api, kind, item)
+        except AlreadyExistsError:
+            found = api.find(kind, name_of(item))
+        if found is not None:
+            _check_content(item, found)
+            owners, job = owners_of(found), api.find("trainjobs", job_of(found))
+            is_collected = bool(owners) and uid_of(job) not in owners
+            if not is_collected or clock.monotonic_s() > deadline_s:
+                return None
+        clock.sleep(_LOOK_S)
 
 
 def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[str, Object] | None = None) -> None:
@@ -177,15 +202,21 @@ def reference_to(owner: Object) -> Object:
     }
 
 
-def _own_left(api: ClusterApi, job: Object) -> None:
-    """Make a TrainJob the owner of the Secrets and runtimes that a killed `submit` has left under other names.
+def own_left(api: ClusterApi, job: Object, *, kinds: Collection[str] = KINDS) -> None:
+    """Make a TrainJob the owner of the objects that were made for it, and that a killed `submit` has left.
 
-    `repair` looks for them only while a config map has no owner. The killed `submit` may have made the config map of
-    this job. This config map is about to get an owner, and after that `repair` would not look for the other objects.
+    `repair` looks for them only while a config map has no owner. A killed `submit` may have made the config map of a
+    job that is submitted again. This config map is about to get an owner, and after that `repair` would not look for
+    the other objects. When a job is deleted, the config map itself may have no owner yet.
+
+    Args:
+        api: the API of the cluster, in the namespace of the jobs.
+        job: the TrainJob.
+        kinds: the kinds of the objects.
     """
     with contextlib.suppress(SafepointError):
-        left = made_for(api, name_of(job))
-        own(api, job, [(kind, item) for kind, item in left if kind != "configmaps"])
+        left = made_for(api, name_of(job), owners={uid_of(job)})
+        own(api, job, [(kind, item) for kind, item in left if kind in kinds])
 
 
 def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
