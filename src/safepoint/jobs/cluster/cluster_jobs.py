@@ -26,6 +26,7 @@ from safepoint.jobs.cluster.changes.submission import create_job, is_gone, own_l
 from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
 from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
+from safepoint.jobs.cluster.checks.values import check_scaled_names
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
 from safepoint.jobs.cluster.helper.job_storage import JobStorage, open_store_of, storage_of
@@ -45,6 +46,7 @@ from safepoint.jobs.cluster.state import (
     node_of,
     own_pods,
 )
+from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
 from safepoint.jobs.cluster.suspension.scaling import Scaling
 from safepoint.jobs.cluster.suspension.stop import stop_job, wait_until
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
@@ -353,7 +355,8 @@ class ClusterJobs:
         A suspended job gets the new number of nodes when it is resumed.
 
         Raises:
-            UsageError: the pods would not share the output location, or the new TrainJob would be too large.
+            UsageError: the pods would not share the output location, their names would be too long, or the new
+                TrainJob would be too large.
             ConflictError: Safepoint did not submit the job, the job has ended, or the claim is not ReadWriteMany.
             AccessDeniedError: you may not stop the job, see `check_may_stop`.
             WaitTimeoutError: the change is not complete; the next command that reads the job continues it.
@@ -371,6 +374,7 @@ class ClusterJobs:
                 hint="suspend the job, and submit it again with another number of nodes",
             )
         check_claim(self._api, job.output, num_nodes)
+        check_scaled_names(seen.trainjob, num_nodes)
         if num_nodes == job.num_nodes:
             return job
         if job.state is JobState.SUSPENDED:
@@ -395,8 +399,17 @@ class ClusterJobs:
             return num_deleted
         own_left(self._api, found)
         self._api.delete("trainjobs", name, uid=uid_of(found))
+        remaining = RemainingPods(self._api, name)
+
+        def is_deleted() -> bool:
+            if is_gone(self._api, name, uid_of(found)):
+                return True
+            with contextlib.suppress(AccessDeniedError):
+                remaining.look()
+            return False
+
         wait_until(
-            lambda: is_gone(self._api, name, uid_of(found)),
+            is_deleted,
             f"job {name} was not deleted",
             timeout_s,
             "`safepoint list` shows the job until it is deleted",

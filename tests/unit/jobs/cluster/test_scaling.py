@@ -81,7 +81,7 @@ def test_no_reader_stops_a_job_that_trains(
 
 
 @pytest.mark.parametrize("read", READS)
-@pytest.mark.parametrize("notes", [lease(60), lease(-60), {LEASE: "{"}, {LEASE: '{"renewed": 1}'}, {}])
+@pytest.mark.parametrize("notes", [lease(60), lease(-6000), {LEASE: "{"}, {LEASE: '{"renewed": 1}'}, {}])
 def test_a_reader_continues_when_the_command_was_killed(
     read: Callable[[ClusterJobs], Any], notes: dict[str, str]
 ) -> None:

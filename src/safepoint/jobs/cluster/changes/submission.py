@@ -222,14 +222,16 @@ def own_left(api: ClusterApi, job: Object, *, kinds: Collection[str] = KINDS) ->
 def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
     """Whether the TrainJob with this uid, its JobSet and its pods are gone.
 
-    If you may not read the JobSet and the pods, only the TrainJob is checked.
+    What you may not read of these is not checked.
     """
     job = api.find("trainjobs", name)
     if job is not None:
         return uid_of(job) != uid
     with contextlib.suppress(AccessDeniedError):
-        pods = api.objects("pods", labels=f"{JOBSET_LABEL}={name}")
-        return api.find("jobsets", name) is None and not own_pods(name, pods)
+        if api.find("jobsets", name) is not None:  # it may still create pods
+            return False
+    with contextlib.suppress(AccessDeniedError):
+        return not own_pods(name, api.objects("pods", labels=f"{JOBSET_LABEL}={name}"))
     return True
 
 

@@ -20,6 +20,7 @@ from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts
 from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, receipt_of
 from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
+from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
 from safepoint.jobs.cluster.suspension.save_request import request_save
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 from safepoint.jobs.model.records import this_user
@@ -43,7 +44,7 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
         The job. Its message says what is saved.
 
     Raises:
-        ConflictError: the job has ended or is being deleted.
+        ConflictError: the job has ended or is being deleted, or another person resumes it meanwhile.
         AccessDeniedError: you may not stop the job, see `check_may_stop`.
         WaitTimeoutError: the pods of the job are not gone yet; the request stays in effect.
     """
@@ -64,10 +65,21 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
             request_stop(api, seen, receipt=requested)
         left_s = None if timeout_s is None else max(0.0, timeout_s - (clock.monotonic_s() - began_s))
 
+        remaining = RemainingPods(api, name)
+
         def has_stopped() -> bool:
             nonlocal job
-            job = describe(look(), place=place)
-            return job.state.is_over or job.state is JobState.SUSPENDED
+            now = look()
+            job = describe(now, place=place)
+            if job.state.is_over or job.state is JobState.SUSPENDED:
+                return True
+            if not _is_requested(now) and job.state is not JobState.DELETING:
+                raise ConflictError(
+                    f"job {name} was resumed while it was being suspended; it is {job.state}",
+                    hint=f"`safepoint suspend {name}` suspends it once more",
+                )
+            remaining.look(now.pods)
+            return False
 
         wait_until(
             has_stopped,
@@ -188,6 +200,13 @@ def _is_stopping(seen: Observed, job: ClusterJob) -> bool:
     """
     is_of_person = seen.workload is None or at(seen.workload, "spec", "active") is False
     return job.state is JobState.SUSPENDING and is_of_person
+
+
+def _is_requested(seen: Observed) -> bool:
+    """Whether a request to stop the job is in effect."""
+    if seen.workload is not None and at(seen.workload, "spec", "active") is False:
+        return True
+    return seen.workload is None and at(seen.trainjob, "spec", "suspend") is True
 
 
 def _by(seen: Observed) -> str:
