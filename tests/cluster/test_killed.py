@@ -14,11 +14,12 @@ import pytest
 
 from tests.support.cluster import killed
 from tests.support.cluster.plans import plan_for
-from tests.support.cluster.workspace import CLAIM, RUNTIME, Workspace, apply
+from tests.support.cluster.workspace import CLAIM, RUNTIME, Workspace, apply, queue_objects
 from tests.support.commands import Outcome, safepoint
 from tests.support.patience import PATIENCE
 
 _SIGKILL = -9
+_KUEUE = "kueue.x-k8s.io/v1beta1"
 
 
 class Command:
@@ -296,6 +297,33 @@ def test_the_plan_of_a_change_is_no_job(team: Workspace, tmp_path: Path) -> None
     until(lambda: Command(team, "list", "--json").run().code == 0 and not plans(team))
     [listed] = json.loads(Command(team, "list", "--json").run().stdout)
     assert (listed["name"], listed["num_nodes"]) == ("a", 2)
+    assert Command(team, "delete", "a").run().code == 0
+    assert team.left_at_last() == []
+
+
+@pytest.mark.timeout(300)
+def test_the_plan_of_a_change_stays_out_of_the_default_queue(team: Workspace, tmp_path: Path) -> None:
+    """Kueue puts TrainJobs without the name of a queue into the queue `default`, and starts them. A helper is put
+    there, too, and runs."""
+    apply(team.cluster, queue_objects(team.namespace, cpu="4"))
+    spec = {"clusterQueue": team.namespace}
+    metadata = {"name": "default", "namespace": team.namespace}
+    apply(team.cluster, [{"apiVersion": _KUEUE, "kind": "LocalQueue", "metadata": metadata, "spec": spec}])
+    submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
+    scale = Command(team, "scale", "a", "--nnodes", "2")
+    assert submit.run().code == 0
+    label = "kueue.x-k8s.io/queue-name"
+    until(lambda: team.get("trainjob", "a")["metadata"]["labels"].get(label) == "default")
+    jobs = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{team.namespace}/trainjobs"
+    assert scale.requests(log, "POST", jobs, "1") == _SIGKILL
+    [plan] = plans(team)
+    time.sleep(10)  # Kueue would have admitted it
+    assert team.get("trainjob", plan)["spec"]["suspend"] is True
+    assert not any(pod["metadata"]["name"].startswith(plan) for pod in team.get("pods")["items"])
+    listed = safepoint("checkpoints", "list", "--on", ".", "--namespace", team.namespace, f"pvc://{CLAIM}/a")
+    assert "in queue" not in listed.stderr
+    until(lambda: scale.run().code == 0 and not plans(team))
+    assert team.get("trainjob", "a")["spec"]["trainer"]["numNodes"] == 2
     assert Command(team, "delete", "a").run().code == 0
     assert team.left_at_last() == []
 
