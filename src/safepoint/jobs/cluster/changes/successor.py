@@ -8,8 +8,8 @@ out the next steps. Each step may be carried out twice without harm. The steps a
 
 1. Write the plan: the uid of the old TrainJob, and the whole successor, which is made from the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.
-3. Record in the plan how the old TrainJob has ended. Make the TrainJob of the plan the owner of the objects that were
-   made for the job (its program, its Secret, its runtime).
+3. Record in the plan how the old TrainJob has ended. Make the TrainJob of the plan a second owner of the objects that
+   were made for the job (its program, its Secret, its runtime).
 4. Delete the old TrainJob.
 5. When the JobSet and the pods of the old TrainJob are gone too, create the successor. Make the successor the owner
    of the objects that were made for the job, and delete the plan.
@@ -85,8 +85,9 @@ class Successions:
                 self._reported.add(name)
                 _log.warning(
                     "someone changed the plan to scale job %s after Safepoint wrote the plan, so the job is not "
-                    "scaled; the plan is stored in TrainJob %s, and `kubectl delete trainjob %s` deletes only the "
-                    "plan; if job %s no longer exists, submit it again with the same --output-dir",
+                    "scaled; the plan is stored in TrainJob %s, and `kubectl delete trainjob %s` deletes the plan; "
+                    "if job %s no longer exists, this also deletes what was made for the job: submit it again with "
+                    "the same --output-dir",
                     job,
                     name,
                     name,
@@ -179,7 +180,9 @@ class Successions:
         """Note in the plan how the old TrainJob has stopped, and delete the old TrainJob."""
         notes = json.dumps(_notes_at_end(old, job, plan.actor, plan.num_nodes))
         self._api.patch("trainjobs", name_of(plan.document), {"metadata": {"annotations": {ENDED: notes}}})
-        own(self._api, plan.document, self._made_for(plan))
+        # The old TrainJob stays an owner until it is deleted: if a person deletes the plan before that, the objects
+        # of the job, which still exists, have to stay.
+        own(self._api, plan.document, self._made_for(plan), beside=old)
         self._api.delete("trainjobs", plan.job, uid=plan.old_uid)
 
     def create(self, plan: Plan) -> None:
