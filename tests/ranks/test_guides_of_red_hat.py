@@ -1,7 +1,7 @@
 """Red Hat's guides in an environment with nothing but Safepoint: their code runs when its imports are changed.
 
-`make test-images` makes the environment, from Safepoint's own wheel. What this machine does not have is in the
-environment of the processes (`tests/programs/guides/machine`), not in the guides' code.
+`make test-openshift-images` makes the environment, from Safepoint's own wheel. What this machine does not have is in
+the environment of the processes (`tests/programs/guides/machine`), not in the guides' code.
 """
 
 import difflib
@@ -61,7 +61,7 @@ def test_the_environment_has_nothing_else(tmp_path: Path) -> None:
         json.loads(subprocess.run([python, *words, *pack], capture_output=True, check=True).stdout)["digest"]
         for python, words in ((sys.executable, ("-P",)), (_ENVIRONMENT.python, ("-I",)))
     )
-    assert ours == theirs, "the environment is older than the source: `make test-images` makes it"
+    assert ours == theirs, "the environment is older than the source: `make test-openshift-images` makes it"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """`safepoint.pyz` in the environments of OpenShift AI's images, without a network: only an object store is there.
 
-`make test-images` makes the environments. A training's reference is the same script in the same environment, started
-by `python` or by torch's own launcher: Safepoint has no part in it.
+`make test-openshift-images` makes the environments. A training's reference is the same script in the same
+environment, started by `python` or by torch's own launcher: Safepoint has no part in it.
 """
 
 import functools

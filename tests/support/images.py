@@ -1,7 +1,7 @@
 """Environments with what OpenShift AI's images have, and nothing else: the pins of a set and what they require.
 
-`make test-images` makes them in `.venv/images`, or in the folder that SAFEPOINT_TEST_IMAGES names. The environments
-of `make test-versions` also have the tools of the tests, and with them boto3.
+`make test-openshift-images` makes them in `.venv/images`, or in the folder that SAFEPOINT_TEST_IMAGES names. The
+environments of `make test-versions` also have the tools of the tests, and with them boto3.
 """
 
 import json
@@ -56,7 +56,7 @@ class Image:
         """Why there is no such environment here, or None."""
         if self.python.exists():
             return None
-        return f"{self.python} is missing: `make test-images` makes it"
+        return f"{self.python} is missing: `make test-openshift-images` makes it"
 
     def distributions(self, *requirements: str) -> dict[str, str]:
         """The releases of all installed packages; an empty string for those that none of the requirements brings."""

@@ -23,13 +23,17 @@ _CONTROL_SIDE = frozenset(
         "safepoint/answers/consequence.py",
         "safepoint/answers/costs.py",
         "safepoint/answers/job_documents.py",
+        "safepoint/answers/receipts.py",
         "safepoint/answers/situation.py",
         "safepoint/cli/commands/dashboard.py",
+        "safepoint/cli/commands/jobs.py",
         "safepoint/cli/commands/plan",
         "safepoint/dashboard",
         "safepoint/doctor",
         "safepoint/jobs",
+        "safepoint/notebook",
         "safepoint/planning",
+        "safepoint/presentation",
         "safepoint/sdk",
     }
 )
