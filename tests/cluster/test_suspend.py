@@ -9,6 +9,7 @@ import pytest
 from safepoint import TrainerClient
 from safepoint.checkpoint.tools.receipt import check_checkpoint
 from safepoint.errors import ExitCode
+from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.sdk.upstream import KubernetesBackendConfig
 from tests.cluster.test_doctor import user
 from tests.cluster.test_life import ON, TRAIN, submit, trains_at, wait
@@ -240,4 +241,27 @@ def test_a_job_of_a_queue_with_kueues_own_role_for_users(
     assert {name: job["spec"].get(name) for name in before} == before
     assert [pod] == [one["metadata"]["uid"] for one in team.get("pods")["items"]]
     assert team.get("trainjobs", "", "-l", "safepoint.dev/successor-of")["items"] == []
+    delete(team, "tiny")
+
+
+@pytest.mark.timeout(400)
+def test_another_person_resumes_the_job_meanwhile(team: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends with a message, and the job trains on."""
+    submit(team, "tiny", *ONE_POD, program=SLOW)
+    wait(team, "tiny", trains_at(4))
+    asked = ClusterApi.patch
+
+    def patch(api: ClusterApi, kind: str, name: str, body: Any) -> Any:
+        done = asked(api, kind, name, body)
+        if body.get("spec") == {"suspend": True}:  # the other person acts before the pods are gone
+            team.kubectl("patch", "trainjob", "tiny", "--type=merge", "-p", '{"spec":{"suspend":false}}')
+        return done
+
+    monkeypatch.setattr(ClusterApi, "patch", patch)
+    done = suspend(team, "tiny")
+    assert done.code == ExitCode.CONFLICT, (done.stdout, done.stderr)
+    assert "job tiny was resumed while it was being suspended" in done.stderr
+    monkeypatch.undo()
+    monkeypatch.setenv("KUBECONFIG", str(team.cluster.kubeconfig))
+    wait(team, "tiny", trains_at(5), 180)
     delete(team, "tiny")
