@@ -31,6 +31,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/jobs",
         "safepoint/planning",
         "safepoint/sdk",
+        "safepoint/transparent",
     }
 )
 """The packages and modules that a pod never imports."""
