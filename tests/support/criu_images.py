@@ -1,7 +1,8 @@
 """Writes what CRIU writes: pagemaps, and streams of pages."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from safepoint.transparent.pages.pagemap import MAGIC, PRESENT
 
@@ -25,3 +26,23 @@ def pagemap(pages_id: int, ranges: Iterable[tuple[int, int]], *, flags: int = PR
     """A pagemap as CRIU 4.2 writes it; `ranges` are addresses and numbers of pages."""
     entries = (message([(1, address), (2, 0), (4, flags), (5, num)]) for address, num in ranges)
     return MAGIC + message([(1, pages_id)]) + b"".join(entries)
+
+
+def dump(folder: Path, processes: Mapping[int, bytes], *, first_address: int = 1 << 20) -> Path:
+    """A folder as CRIU leaves it: for each process number its pages, and files whose content does not matter.
+
+    The pages of a process begin at `first_address`, with a gap after every 16 pages.
+    """
+    folder.mkdir()
+    for pages_id, (pid, pages) in enumerate(processes.items(), start=1):
+        num_pages = len(pages) // 4096
+        ranges = [
+            (first_address + index * 32 * 4096, min(16, num_pages - index * 16))
+            for index in range(-(-num_pages // 16))
+        ]
+        (folder / f"pages-{pages_id}.img").write_bytes(pages)
+        (folder / f"pagemap-{pid}.img").write_bytes(pagemap(pages_id, ranges))
+        (folder / f"core-{pid}.img").write_bytes(b"core of %d" % pid)
+    for name in ("inventory.img", "pstree.img", "tmpfs-dev-72.tar.gz.img", "stats-dump", "dump.log"):
+        (folder / name).write_bytes(name.encode())
+    return folder

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, cast
 
-from safepoint.checkpoint.format.manifest import parse_json_object
+from safepoint.checkpoint.format.sealed_record import parse_json_object
 from safepoint.errors import ManifestError
 
 _MAX_INTEGER = (1 << 63) - 1
