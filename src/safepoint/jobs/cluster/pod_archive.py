@@ -25,6 +25,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/answers/job_documents.py",
         "safepoint/answers/situation.py",
         "safepoint/cli/commands/dashboard.py",
+        "safepoint/cli/commands/images.py",
         "safepoint/cli/commands/plan",
         "safepoint/dashboard",
         "safepoint/doctor",

@@ -117,6 +117,19 @@ class ImageLocation:
                     return chain
         return []
 
+    def control_folder(self) -> Path:
+        """The private folder for temporary files of a restore.
+
+        Raises:
+            StorageError: the folder cannot be written to.
+        """
+        control = self.folder / _CONTROL
+        try:
+            no_links.make_folders(control, _PRIVATE)
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
+        return control
+
     @contextlib.contextmanager
     def writing(self) -> Generator["NewImage"]:
         """Hold the location's lock, and make a working folder for a new image. It is deleted at the end.

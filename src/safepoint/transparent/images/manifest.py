@@ -13,7 +13,7 @@ from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, entry_record, is_digest, read_entry
 from safepoint.checkpoint.format.sealed_record import open_sealed, refusing_malformed, seal
 from safepoint.errors import ImageError, ManifestError
-from safepoint.foundation.field_types import TEXT, Kind, check_fields, whole
+from safepoint.foundation.field_types import FLAG, TEXT, Kind, check_fields, whole
 from safepoint.transparent.pages.layout import MOST_FILES, MOST_PAGES, MOST_PARTS, MOST_SOURCES
 from safepoint.transparent.pages.writer import regions_name, table_name
 
@@ -67,7 +67,7 @@ _PAGE_FILE_KINDS = {
     "num_stored": _PAGES,
 }
 _PID = whole(least=1, most=1 << 22)
-_PART_KINDS = {"root_pid": _PID, "program": _SHORT, "num_processes": _PID}
+_PART_KINDS = {"root_pid": _PID, "program": _SHORT, "num_processes": _PID, "is_in_session_of_other": FLAG}
 _MACHINE_KINDS = {"architecture": _SHORT, "kernel": _SHORT, "criu": _SHORT}
 _IMAGE_KINDS = {
     "number": whole(least=1, most=10**9 - 1),
@@ -108,12 +108,14 @@ class Part:
         root_pid: the number of the root process, as the processes see it.
         program: the name of the root process.
         num_processes: processes of the tree.
+        is_in_session_of_other: whether the leader of the root's session was outside of the tree. CRIU has to know it.
         page_files: its page files, ascending.
     """
 
     root_pid: int
     program: str
     num_processes: int
+    is_in_session_of_other: bool
     page_files: tuple[PageFileFacts, ...]
 
     def __post_init__(self) -> None:

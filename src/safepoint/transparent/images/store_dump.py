@@ -44,11 +44,13 @@ class Dump:
         folder: what CRIU has written.
         root_pid: the number of the root process, as the processes see it.
         program: the name of the root process.
+        is_in_session_of_other: see `Part`.
     """
 
     folder: Path
     root_pid: int
     program: str
+    is_in_session_of_other: bool = False
 
 
 def store_dumps(
@@ -120,6 +122,7 @@ def store_dumps(
                 root_pid=dump.root_pid,
                 program=dump.program,
                 num_processes=sum(_CORE.fullmatch(name) is not None for name in names),
+                is_in_session_of_other=dump.is_in_session_of_other,
                 page_files=tuple(sorted(page_files, key=lambda one: one.file)),
             )
         )
