@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-s3 test-browser test-nfs test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-s3 test-browser test-nfs test-images test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -53,10 +53,10 @@ surface: $(INSTALLED) ## record what users rely on (tests/unit/surface.json), af
 	$(BIN)/python -m tests.support.surface
 
 check: lint ## formatting, lint, types, layers and the unit tests
-	$(LANES) -m 'not ranks and not s3 and not cluster and not browser and not long'
+	$(LANES) -m 'not ranks and not s3 and not cluster and not browser and not images and not long'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
-	$(LANES) -m 'not s3 and not cluster and not browser and not long'
+	$(LANES) -m 'not s3 and not cluster and not browser and not images and not long'
 
 test-s3: $(INSTALLED) ## the storage tests on real S3 servers: Ceph RGW, installed on Debian as root, and MinIO, built with Go
 	if $(BIN)/python -m tests.support.ceph_rgw install; then $(LANES) -m 's3 and not minio and not long'; fi
@@ -68,6 +68,9 @@ test-browser: $(INSTALLED) ## the dashboard in Debian's Chromium, with axe-core;
 
 test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, server and two clients; as root (2 minutes)
 	if $(BIN)/python -m tests.support.nfs install; then $(BIN)/pytest -m long tests/attacks/test_nfs.py; fi
+
+test-images: $(INSTALLED) ## process images of real processes, with CRIU from Debian unstable; as root (5 minutes)
+	if $(BIN)/python -m tests.support.criu install; then $(BIN)/pytest -n 0 -m 'images and not long' tests/images; fi
 
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi
@@ -121,7 +124,7 @@ test-versions: $(SETS:%=test-set-%) ## what meets the frameworks, in each set of
 
 $(SETS:%=test-set-%): test-set-%: $(VERSIONS)/%/.installed
 	$(VERSIONS)/$*/bin/python -m pip freeze | grep -E '^(accelerate|lightning|numpy|peft|torch|transformers|trl)=='
-	$(VERSIONS)/$*/bin/python -m pytest -m 'not s3 and not cluster and not browser and not long' $(MEET_FRAMEWORKS)
+	$(VERSIONS)/$*/bin/python -m pytest -m 'not s3 and not cluster and not browser and not images and not long' $(MEET_FRAMEWORKS)
 
 test-versions-smoke: $(VERSIONS)/oldest/.installed ## of these, a few with the oldest releases: units, two interruptions (4 minutes)
 	$(VERSIONS)/oldest/bin/python -m pytest tests/unit/training/compatibility tests/unit/training/integrations tests/unit/snapshot/images

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation import clock
 from safepoint.transparent.criu import tree_dump
+from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes, send
 from safepoint.transparent.images.location import ImageLocation
@@ -71,6 +72,7 @@ def freeze_tree(
             f"process {pid} has started this command, which cannot freeze itself; nothing was frozen",
             hint="run the command in another session",
         )
+    refuse_obstacles(tree)
     machine = Machine(architecture=platform.machine(), kernel=platform.release(), criu=criu.version)
     program, session = name_of(pid), tree_dump.is_outside_led(pid)
     with (

@@ -7,7 +7,7 @@ import re
 
 _KNOWN = (
     (
-        r"io_uring",
+        r"io_uring|send_fds failed \(-22\)",
         "a process uses io_uring, which CRIU cannot dump",
         "start the program with USE_LIBUV=0, or with a seccomp profile that refuses io_uring",
     ),
@@ -74,6 +74,8 @@ _KNOWN = (
     ),
 )
 _ERROR = re.compile(r"^\S*\s*(?:\d+:\s*)?Error \([^)]*\):\s*(.+)$", re.MULTILINE)
+_HARMLESS = re.compile(r"rlimit: |\s*$")
+"""Lines that CRIU also writes when it succeeds."""
 _MOST_CHARACTERS = 300
 
 
@@ -83,7 +85,7 @@ def explain(log: str) -> tuple[str, str]:
     Args:
         log: CRIU's log.
     """
-    errors = [line for line in _ERROR.findall(log) if line.strip()]
+    errors = [line for line in _ERROR.findall(log) if not _HARMLESS.match(line)]
     for pattern, reason, hint in _KNOWN:
         if any(re.search(pattern, line) for line in errors):
             return reason, hint

@@ -92,7 +92,7 @@ def find_criu(environ: Mapping[str, str] | None = None) -> Criu:
     path = named or shutil.which("criu", path=environ.get("PATH"))
     if path is None:
         raise UnsupportedError("CRIU is not installed; nothing was done", hint=_INSTALL)
-    version = _version_of(path)
+    version = version_of(path)
     if os.geteuid() != 0:
         raise UnsupportedError(
             "freezing and restoring processes needs root; nothing was done", hint="run the command as root"
@@ -100,8 +100,12 @@ def find_criu(environ: Mapping[str, str] | None = None) -> Criu:
     return Criu(path=path, version=version)
 
 
-def _version_of(path: str) -> str:
-    """The version, if it is new enough."""
+def version_of(path: str) -> str:
+    """The version of the CRIU at `path`.
+
+    Raises:
+        UnsupportedError: it does not answer, or is too old.
+    """
     try:
         answer = subprocess.run(
             [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_ANSWER_S
