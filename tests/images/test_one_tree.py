@@ -137,8 +137,8 @@ def test_a_training_that_runs_on_is_restored_beside_itself(trainings: Trainings,
 
 def test_a_chain_of_three_of_adapters(trainings: Trainings, tmp_path: Path) -> None:
     """The second image stores at most 11 % of the pages, and each is restored by stock CRIU to the same end."""
-    expected = reference(trainings, "80", "lora")
-    pid = trainings.start("out", "80", "lora", "0.15")
+    expected = reference(trainings, "200", "lora")
+    pid = trainings.start("out", "200", "lora", "0.15")
     shares: list[float] = []
     for number in range(3):
         trainings.has_reached("out", 5 * (number + 1))

@@ -1,10 +1,15 @@
-"""Writes what CRIU writes: pagemaps, and streams of pages."""
+"""Writes what CRIU writes, and images of it: pagemaps, streams of pages, and a whole dump."""
 
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from safepoint.transparent.images.location import ImageLocation
+from safepoint.transparent.images.manifest import ImageManifest, Machine
+from safepoint.transparent.images.store_dump import Dump, store_dumps
 from safepoint.transparent.pages.pagemap import MAGIC, PRESENT
+
+MACHINE = Machine(architecture="x86_64", kernel="6.18", criu="4.2.1")
 
 
 def varint(value: int) -> bytes:
@@ -43,6 +48,16 @@ def dump(folder: Path, processes: Mapping[int, bytes], *, first_address: int = 1
         (folder / f"pages-{pages_id}.img").write_bytes(pages)
         (folder / f"pagemap-{pid}.img").write_bytes(pagemap(pages_id, ranges))
         (folder / f"core-{pid}.img").write_bytes(b"core of %d" % pid)
+        (folder / f"ids-{pid}.img").write_bytes(b"ids of %d" % pid)
     for name in ("inventory.img", "pstree.img", "tmpfs-dev-72.tar.gz.img", "stats-dump", "dump.log"):
         (folder / name).write_bytes(name.encode())
     return folder
+
+
+def add_image(location: ImageLocation, folder: Path, processes: Mapping[int, bytes]) -> ImageManifest:
+    """Dump the processes to `folder`, and commit an image of them, which continues the newest chain."""
+    dumped = Dump(folder=dump(folder, processes), root_pid=min(processes), program="python")
+    with location.writing() as image:
+        manifest = store_dumps(image, [dumped], MACHINE, parent=location.parent())
+        image.commit(manifest)
+    return manifest

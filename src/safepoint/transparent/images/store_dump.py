@@ -31,7 +31,8 @@ from safepoint.transparent.pages.writer import PageStream, regions_name, table_n
 
 _PAGES = re.compile(r"pages-(0|[1-9][0-9]{0,4})\.img")
 _PAGEMAP = re.compile(r"pagemap-.*\.img")
-_CORE = re.compile(r"core-([0-9]+)\.img")
+_IDS = re.compile(r"ids-[0-9]+\.img")
+"""One for each process; there is a `core-N.img` for each thread."""
 _CHUNK_BYTES = 1 << 20
 _MODE = 0o600
 
@@ -121,7 +122,7 @@ def store_dumps(
             Part(
                 root_pid=dump.root_pid,
                 program=dump.program,
-                num_processes=sum(_CORE.fullmatch(name) is not None for name in names),
+                num_processes=sum(_IDS.fullmatch(name) is not None for name in names),
                 is_in_session_of_other=dump.is_in_session_of_other,
                 page_files=tuple(sorted(page_files, key=lambda one: one.file)),
             )

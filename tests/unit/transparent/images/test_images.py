@@ -3,7 +3,7 @@
 import os
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,28 +14,15 @@ from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError
 from safepoint.transparent.images import materialise as materialise_module
 from safepoint.transparent.images.location import ImageLocation
-from safepoint.transparent.images.manifest import MOST_CHAIN, ImageManifest, Machine, Source
+from safepoint.transparent.images.manifest import MOST_CHAIN, Source
 from safepoint.transparent.images.materialise import materialise, verify
 from safepoint.transparent.images.store_dump import Dump, store_dumps
-from tests.support.criu_images import dump, pagemap
-
-_MACHINE = Machine(architecture="x86_64", kernel="6.18", criu="4.2.1")
+from tests.support.criu_images import MACHINE, dump, pagemap
+from tests.support.criu_images import add_image as add
 
 
 def pages(seed: int, num_pages: int) -> bytes:
     return random.Random(seed).randbytes(num_pages * 4096)
-
-
-def add(
-    location: ImageLocation, folder: Path, processes: Mapping[int, bytes], *, is_whole: bool = False
-) -> ImageManifest:
-    """Dump the processes to `folder`, and commit an image of them."""
-    dumped = Dump(folder=dump(folder, processes), root_pid=min(processes), program="python")
-    with location.writing() as image:
-        parent = [] if is_whole else location.parent()
-        manifest = store_dumps(image, [dumped], _MACHINE, parent=parent)
-        image.commit(manifest)
-    return manifest
 
 
 def same_files(dumped: Path, restored: Path) -> None:
@@ -116,12 +103,12 @@ def test_nothing_is_left_of_an_image_that_fails(location: ImageLocation, tmp_pat
     folder = dump(tmp_path / "dump", {100: pages(1, 4)})
     (folder / "pagemap-100.img").write_bytes(pagemap(1, [(4096, 3)]))
     with pytest.raises(ImageError, match="differ"), location.writing() as image:
-        store_dumps(image, [Dump(folder=folder, root_pid=100, program="python")], _MACHINE)
+        store_dumps(image, [Dump(folder=folder, root_pid=100, program="python")], MACHINE)
     assert location.names() == []
     assert [path.name for path in (location.folder / ".safepoint" / "images").iterdir()] == ["lock"]
     (folder / "pages-1.img").unlink()
     with pytest.raises(ImageError, match="missing"), location.writing() as image:
-        store_dumps(image, [Dump(folder=folder, root_pid=100, program="python")], _MACHINE)
+        store_dumps(image, [Dump(folder=folder, root_pid=100, program="python")], MACHINE)
 
 
 def test_a_full_target_is_refused_first(
