@@ -32,7 +32,7 @@ def environment() -> dict[str, str]:
 def unavailable() -> str | None:
     """Why no CRIU can run here, or None if one can."""
     try:
-        criu = find_criu(environment())
+        criu = find_criu(str(PROGRAM) if PROGRAM.exists() else None)
     except UnsupportedError as error:
         return f"{error.message}; `make test-images` installs CRIU on Debian, as root"
     result = subprocess.run([criu.path, "check"], capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,20 +76,18 @@ def failure(action: str, log: Path, output: str) -> FreezeError:
     return FreezeError(f"CRIU could not {action} the processes: {reason}; {done}", hint=hint)
 
 
-def find_criu(environ: Mapping[str, str] | None = None) -> Criu:
+def find_criu(named: str | None = None) -> Criu:
     """Find a CRIU that this process can use.
 
     Args:
-        environ: the environment variables; None for those of this process.
+        named: its path; None for that in the variable SAFEPOINT_CRIU or, without it, the `criu` in PATH.
 
     Raises:
         UnsupportedError: there is none, it is too old, or this process is not root.
     """
-    environ = os.environ if environ is None else environ
     if platform.system() != "Linux":
         raise UnsupportedError("process images need Linux; nothing was frozen", hint="run the command on Linux")
-    named = environ.get(VARIABLE)
-    path = named or shutil.which("criu", path=environ.get("PATH"))
+    path = named or os.environ.get(VARIABLE) or shutil.which("criu")
     if path is None:
         raise UnsupportedError("CRIU is not installed; nothing was done", hint=_INSTALL)
     version = version_of(path)

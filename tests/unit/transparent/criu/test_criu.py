@@ -14,19 +14,29 @@ from safepoint.transparent.criu.program import find_criu
 from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes
 
 
-def program(folder: Path, body: str) -> dict[str, str]:
-    path = folder / "criu"
+@pytest.fixture(autouse=True)
+def _no_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a CRIU that the test writes is found."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("SAFEPOINT_CRIU", raising=False)
+
+
+def program(folder: Path, body: str) -> Path:
+    path = folder / "bin" / "criu"
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
-    return {"PATH": str(folder)}
+    return path
 
 
 def test_a_new_criu_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In PATH, or where the variable names it."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    environ = program(tmp_path, "echo Version: 4.2.1; echo GitID: v4.2.1")
-    assert find_criu(environ).version == "4.2.1"
-    assert find_criu({"PATH": "", "SAFEPOINT_CRIU": str(tmp_path / "criu")}).path == str(tmp_path / "criu")
+    path = program(tmp_path, "echo Version: 4.2.1; echo GitID: v4.2.1")
+    assert find_criu().version == "4.2.1"
+    other = path.rename(tmp_path / "other")
+    monkeypatch.setenv("SAFEPOINT_CRIU", str(other))
+    assert find_criu().path == str(other)
 
 
 @pytest.mark.parametrize(
@@ -41,19 +51,21 @@ def test_a_new_criu_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_another_criu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, words: str) -> None:
     """With exit code 16, before anything is frozen, and with what to do."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    program(tmp_path, body)
     with pytest.raises(UnsupportedError, match=words) as caught:
-        find_criu(program(tmp_path, body))
+        find_criu()
     assert "4.2" in str(caught.value.hint)
 
 
 def test_without_criu_or_root_nothing_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="not installed"):
-        find_criu({"PATH": str(tmp_path)})
+        find_criu()
     with pytest.raises(UnsupportedError, match="does not work"):
-        find_criu({"SAFEPOINT_CRIU": str(tmp_path / "absent")})
+        find_criu(str(tmp_path / "absent"))
+    program(tmp_path, "echo Version: 4.2.1")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UnsupportedError, match="needs root"):
-        find_criu(program(tmp_path, "echo Version: 4.2.1"))
+        find_criu()
 
 
 _HARMLESS = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
@@ -85,7 +97,7 @@ def test_a_log_without_errors_gives_its_last_line() -> None:
 
 def test_a_tree_is_found_with_its_memory() -> None:
     """The root first. A process that does not exist has no tree."""
-    code = "import subprocess, sys; print(flush=True); subprocess.run(['sleep', '1000'])"
+    code = "import subprocess, sys; print(flush=True); subprocess.run(['/bin/sleep', '1000'])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
