@@ -190,6 +190,28 @@ def test_a_full_folder_lets_the_processes_run_on(trainings: Trainings, tmp_path:
         subprocess.run(["umount", small], check=True)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["dump", "store"])
+def test_a_killed_command_lets_the_processes_run_on(
+    trainings: Trainings, tmp_path: Path, moment: str, number: signal.Signals
+) -> None:
+    """Killed while CRIU runs, or while the pages are stored: the training goes on, and no raw pages are left."""
+    images = tmp_path / "images"
+    pid = trainings.start("out", "2000", "0.02")
+    trainings.has_reached("out", 2)
+    command = [sys.executable, "-m", "safepoint.cli.main", "freeze", "--pid", str(pid), "--to", str(images)]
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
+    name = "criu-dump.log" if moment == "dump" else "work-*/image/part-0/*.regions"
+    wait_for(lambda: any((images / ".safepoint" / "images").glob(name)), moment)
+    process.send_signal(number)
+    process.wait()
+    trainings.has_reached("out", len(trainings.output("out")) + 5)
+    wait_for(lambda: not list(Path("/dev/shm").glob("safepoint-image-*")), "the raw pages are deleted")
+    assert list(images.glob("image-*")) == []
+    safepoint("freeze", "--pid", pid, "--to", images)
+    assert [path.name for path in images.glob("image-*")] == ["image-1"]
+
+
 def test_io_uring_is_named(tmp_path: Path, trainings: Trainings) -> None:
     """CRIU cannot dump it; the message says how to start the program without it."""
     program = (

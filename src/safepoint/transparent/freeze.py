@@ -1,7 +1,7 @@
 """Freezes one process tree into an image.
 
-Promises: either the image is committed, or the processes run on and nothing is left of it. Everything that can be
-known before is checked before a process is stopped.
+Promises: either the image is committed, or the processes run on and nothing is left of it, also if Safepoint is
+killed. Everything that can be known before is checked before a process is stopped.
 """
 
 import os
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation import clock
 from safepoint.transparent.criu import tree_dump
+from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes, send
@@ -78,19 +79,17 @@ def freeze_tree(
     with (
         location.writing() as image,
         staging(resident_bytes(tree), image.working) as stage,
+        Guard([] if is_running_after else tree, stage.folder) as guard,
     ):
         begun_s = clock.monotonic_s()
         log = image.working.parent / LOG_NAME
         log.unlink(missing_ok=True)
-        tree_dump.dump(criu, pid, stage.folder, log=log, is_running_after=is_running_after)
+        tree_dump.dump(criu, pid, stage.folder, log=log, is_running_after=is_running_after, started=guard.started)
         frozen_s = clock.monotonic_s() - begun_s
         stopped = [] if is_running_after else processes_of(pid)
-        try:
-            dumped = Dump(folder=stage.folder, root_pid=pid, program=program, is_in_session_of_other=session)
-            manifest = store_dumps(image, [dumped], machine, parent=location.parent(), progress=progress)
-            image.commit(manifest)
-        except BaseException:
-            send(signal.SIGCONT, stopped)
-            raise
+        dumped = Dump(folder=stage.folder, root_pid=pid, program=program, is_in_session_of_other=session)
+        manifest = store_dumps(image, [dumped], machine, parent=location.parent(), progress=progress)
+        image.commit(manifest)
         send(signal.SIGKILL, stopped)
+        guard.release()
     return Frozen(manifest=manifest, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)

@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,15 @@ class Criu:
     path: str
     version: str
 
-    def run(self, action: str, arguments: Sequence[str], *, folder: Path, log: Path) -> None:
+    def run(
+        self,
+        action: str,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        log: Path,
+        started: Callable[[int], None] | None = None,
+    ) -> None:
         """Run CRIU, and wait for its end.
 
         Args:
@@ -44,14 +52,20 @@ class Criu:
             arguments: its further arguments.
             folder: the folder of its images.
             log: the file for its log.
+            started: called with the number of CRIU's process as soon as it runs.
 
         Raises:
             FreezeError: CRIU failed. After a failed dump, CRIU lets the processes run on.
         """
         command = self.command(action, arguments, folder=folder, log=log)
-        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        if result.returncode != 0:
-            raise failure(action, log, result.stderr.decode(errors="replace"))
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            if started is not None:
+                started(process.pid)
+            _, output = process.communicate()
+        if process.returncode != 0:
+            raise failure(action, log, output.decode(errors="replace"))
 
     def command(self, action: str, arguments: Sequence[str], *, folder: Path, log: Path) -> list[str]:
         """The command that `run` runs."""

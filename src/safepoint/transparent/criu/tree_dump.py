@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,15 @@ class Restored:
     in_namespace: bool
 
 
-def dump(criu: Criu, pid: int, folder: Path, *, log: Path, is_running_after: bool) -> None:
+def dump(
+    criu: Criu,
+    pid: int,
+    folder: Path,
+    *,
+    log: Path,
+    is_running_after: bool,
+    started: Callable[[int], None] | None = None,
+) -> None:
     """Write the images of a process tree to `folder`.
 
     Args:
@@ -46,12 +55,14 @@ def dump(criu: Criu, pid: int, folder: Path, *, log: Path, is_running_after: boo
         log: the file for CRIU's log.
         is_running_after: whether the processes run on as soon as CRIU has written everything; otherwise they stay
             stopped (SIGSTOP), so that the caller can end them, or let them run on (SIGCONT).
+        started: see `Criu.run`.
 
     Raises:
         FreezeError: CRIU failed; the processes run on.
     """
     after = "--leave-running" if is_running_after else "--leave-stopped"
-    criu.run("dump", ["--tree", str(pid), after, *_shell_job(is_outside_led(pid))], folder=folder, log=log)
+    arguments = ["--tree", str(pid), after, *_shell_job(is_outside_led(pid))]
+    criu.run("dump", arguments, folder=folder, log=log, started=started)
 
 
 def restore(criu: Criu, folder: Path, *, log: Path, is_in_session_of_other: bool) -> Restored:
